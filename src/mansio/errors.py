@@ -1,11 +1,11 @@
-"""Every way Mansio says no.
+"""Exception hierarchy with Kafka, gRPC and HTTP codes.
 
-One tree. A class is one kind of failure and carries what each door needs to say it: Kafka's error code,
-the gRPC status, the HTTP status, and whether trying again can help. The message is one line for people.
+A class is one kind of failure with its code in each protocol: Kafka's error code, the gRPC status, the HTTP status, and
+whether a retry can succeed. The message is one line of text; its default is the first line of the class's docstring.
 
-Two families matter to a caller: `RequestError` (the request was wrong; the same request will fail again) and
-`Unavailable` (the broker could not do it now; retry after a refresh). `StorageError` is the third: the disk
-failed us, and the log it happened to takes no more writes.
+Callers distinguish three families: `RequestError` (the request is invalid; the same request fails again), `Unavailable`
+(the broker cannot process it now; retry after a metadata refresh) and `StorageError` (the disk failed, and the affected
+log accepts no more writes).
 
 Codes: https://kafka.apache.org/protocol.html#protocol_error_codes
 """
@@ -16,14 +16,14 @@ from typing import ClassVar
 
 
 class MansioError(Exception):
-    """The root. `str(error)` is one clear line."""
+    """Base class of all errors of Mansio. `str(error)` is one line."""
 
     kafka_code: ClassVar[int] = -1  # UNKNOWN_SERVER_ERROR
     grpc_status: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
     record_errors: tuple[tuple[int, str | None], ...] = ()
-    """Of a batch that was refused: (index of the record in it, why), of those that can be named (KIP-467)."""
+    """Invalid records of a refused batch, as far as they are known: (index in the batch, reason) (KIP-467)."""
 
     def __init__(self, message: str = "") -> None:
         self.message = message or (type(self).__doc__ or type(self).__name__).partition("\n")[0]
@@ -39,15 +39,15 @@ class WireError(MansioError):
 
 
 class FrameTooLarge(WireError):
-    """A frame announces more bytes than this listener accepts."""
+    """The frame is larger than this listener accepts."""
 
 
 class FrameStalled(WireError):
-    """A peer began a large frame and does not go on, while others wait for the memory."""
+    """A large frame stalled while other connections wait for its memory."""
 
 
 class RequestError(MansioError):
-    """The request itself is wrong."""
+    """The request is invalid."""
 
     kafka_code = 42  # INVALID_REQUEST
     grpc_status = "INVALID_ARGUMENT"
@@ -55,11 +55,11 @@ class RequestError(MansioError):
 
 
 class InvalidRequest(RequestError):
-    """The request does not make sense."""
+    """The request is inconsistent or has an invalid field."""
 
 
 class UnsupportedVersion(RequestError):
-    """This API or version is not offered."""
+    """This API or version is not supported."""
 
     kafka_code = 35
     grpc_status = "UNIMPLEMENTED"
@@ -72,7 +72,7 @@ class CorruptMessage(RequestError):
 
 
 class InvalidRecord(RequestError):
-    """A record in the batch breaks a rule; the whole batch was refused."""
+    """A record in the batch is invalid; the whole batch was refused."""
 
     kafka_code = 87
 
@@ -118,7 +118,7 @@ class OffsetOutOfRange(RequestError):
 
 
 class UnknownTopicOrPartition(RequestError):
-    """There is no such topic or partition here."""
+    """This broker has no such topic or partition."""
 
     kafka_code = 3
     grpc_status = "NOT_FOUND"
@@ -133,14 +133,14 @@ class UnknownTopicId(UnknownTopicOrPartition):
 
 
 class InconsistentTopicId(RequestError):
-    """The topic's name and id do not belong together."""
+    """The topic's name and id do not match."""
 
     kafka_code = 103
     retriable = True
 
 
 class TopicAlreadyExists(RequestError):
-    """A topic of this name exists."""
+    """A topic with this name exists already."""
 
     kafka_code = 36
     grpc_status = "ALREADY_EXISTS"
@@ -148,13 +148,13 @@ class TopicAlreadyExists(RequestError):
 
 
 class InvalidTopic(RequestError):
-    """Not a legal topic name, or not one a client may write to."""
+    """The topic name is invalid, or clients may not write to the topic."""
 
     kafka_code = 17
 
 
 class InvalidPartitions(RequestError):
-    """Not a legal number of partitions."""
+    """The number of partitions is invalid."""
 
     kafka_code = 37
 
@@ -172,20 +172,20 @@ class InvalidReplicaAssignment(RequestError):
 
 
 class InvalidConfig(RequestError):
-    """A setting is unknown or its value is not allowed."""
+    """A setting is unknown or its value is invalid."""
 
     kafka_code = 40
 
 
 class PolicyViolation(RequestError):
-    """A policy of this broker forbids it."""
+    """A policy of this broker forbids the request."""
 
     kafka_code = 44
     http_status = 403
 
 
 class TransactionsNotOffered(RequestError):
-    """This broker offers no transactions; use an idempotent producer."""
+    """This broker does not support transactions; use an idempotent producer."""
 
     kafka_code = 53  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one that clients do not try again
     grpc_status = "UNIMPLEMENTED"
@@ -199,13 +199,13 @@ class OutOfOrderSequence(RequestError):
 
 
 class InvalidProducerEpoch(RequestError):
-    """The producer's epoch is older than the one this partition has seen."""
+    """The producer's epoch is older than the current one."""
 
     kafka_code = 47
 
 
 class UnknownProducerId(RequestError):
-    """This partition knows no such producer id and the sequence does not start at 0."""
+    """The producer id is unknown in this partition and the sequence does not start at 0."""
 
     kafka_code = 59
 
@@ -257,7 +257,7 @@ class InvalidSessionTimeout(RequestError):
 
 
 class MemberIdRequired(RequestError):
-    """Join again with the member id given in this answer."""
+    """Join again with the member id in this response."""
 
     kafka_code = 79
 
@@ -269,7 +269,7 @@ class FencedInstanceId(RequestError):
 
 
 class FencedMemberEpoch(RequestError):
-    """The member's epoch is not the one its coordinator knows; it has to join again (KIP-848)."""
+    """The member's epoch differs from the coordinator's; the member has to join again (KIP-848)."""
 
     kafka_code = 110
     grpc_status = "FAILED_PRECONDITION"
@@ -277,7 +277,7 @@ class FencedMemberEpoch(RequestError):
 
 
 class UnreleasedInstanceId(RequestError):
-    """Another member with this group.instance.id is still there (KIP-848)."""
+    """Another member with this group.instance.id has not left yet (KIP-848)."""
 
     kafka_code = 111
     grpc_status = "FAILED_PRECONDITION"
@@ -285,13 +285,13 @@ class UnreleasedInstanceId(RequestError):
 
 
 class UnsupportedAssignor(RequestError):
-    """The coordinator has no assignor of this name (KIP-848)."""
+    """The coordinator has no assignor with this name (KIP-848)."""
 
     kafka_code = 112
 
 
 class StaleMemberEpoch(RequestError):
-    """The request was made in an older epoch of the member; it may try again after its next heartbeat."""
+    """The request has an older epoch of the member; retry after the next heartbeat."""
 
     kafka_code = 113
     grpc_status = "FAILED_PRECONDITION"
@@ -299,13 +299,13 @@ class StaleMemberEpoch(RequestError):
 
 
 class InvalidRegularExpression(RequestError):
-    """The subscription is not a regular expression of RE2 (KIP-848)."""
+    """The subscription is no valid RE2 regular expression (KIP-848)."""
 
     kafka_code = 128
 
 
 class InvalidRecordState(RequestError):
-    """A record is not leased by who settles it: the lease ended, or another has it (KIP-932)."""
+    """A record is not acquired by the acknowledging member: its lock expired, or another member has it (KIP-932)."""
 
     kafka_code = 121
     grpc_status = "FAILED_PRECONDITION"
@@ -313,7 +313,7 @@ class InvalidRecordState(RequestError):
 
 
 class ShareSessionNotFound(RequestError):
-    """The broker knows no such share session (KIP-932)."""
+    """The broker has no such share session (KIP-932)."""
 
     kafka_code = 122
     grpc_status = "FAILED_PRECONDITION"
@@ -321,7 +321,7 @@ class ShareSessionNotFound(RequestError):
 
 
 class InvalidShareSessionEpoch(RequestError):
-    """The request is not the next one of its share session (KIP-932)."""
+    """The share session epoch of the request is not the expected one (KIP-932)."""
 
     kafka_code = 123
     grpc_status = "FAILED_PRECONDITION"
@@ -329,7 +329,7 @@ class InvalidShareSessionEpoch(RequestError):
 
 
 class FencedStateEpoch(RequestError):
-    """The state of the share partition was begun anew since (KIP-932)."""
+    """The state of the share partition has a newer epoch (KIP-932)."""
 
     kafka_code = 124
     grpc_status = "FAILED_PRECONDITION"
@@ -337,7 +337,7 @@ class FencedStateEpoch(RequestError):
 
 
 class GroupMaxSizeReached(RequestError):
-    """The group has as many members as it may have."""
+    """The group has its maximum number of members."""
 
     kafka_code = 81
     http_status = 409
@@ -380,7 +380,7 @@ class FencedLeaderEpoch(RequestError):
 
 
 class Unavailable(MansioError):
-    """The broker cannot do this now; trying again can help."""
+    """The broker cannot process the request now; a retry can succeed."""
 
     kafka_code = 8  # BROKER_NOT_AVAILABLE
     grpc_status = "UNAVAILABLE"
@@ -389,11 +389,11 @@ class Unavailable(MansioError):
 
 
 class ConnectionLost(Unavailable):
-    """The connection to the broker ended before the answer came."""
+    """The connection to the broker ended before the response arrived."""
 
 
 class RequestTimedOut(Unavailable):
-    """The answer did not come in time; the request may or may not have been carried out."""
+    """The request timed out; it may or may not have been processed."""
 
     kafka_code = 7
     grpc_status = "DEADLINE_EXCEEDED"
@@ -401,13 +401,13 @@ class RequestTimedOut(Unavailable):
 
 
 class LeaderNotAvailable(Unavailable):
-    """The partition has no leader now."""
+    """The partition has no leader at present."""
 
     kafka_code = 5
 
 
 class NotLeaderOrFollower(Unavailable):
-    """This broker does not lead the partition."""
+    """This broker is not the leader of the partition."""
 
     kafka_code = 6
 
@@ -419,7 +419,7 @@ class CoordinatorLoadInProgress(Unavailable):
 
 
 class ShareSessionLimitReached(Unavailable):
-    """The broker has as many share sessions as it may have; another may end soon (KIP-932)."""
+    """The broker has its maximum number of share sessions (KIP-932)."""
 
     kafka_code = 133
 
@@ -431,7 +431,7 @@ class CoordinatorNotAvailable(Unavailable):
 
 
 class NotCoordinator(Unavailable):
-    """Another broker coordinates this group."""
+    """Another broker is the coordinator of this group."""
 
     kafka_code = 16
 
@@ -449,7 +449,7 @@ class NotController(Unavailable):
 
 
 class ConcurrentChange(Unavailable):
-    """Someone else changed the same metadata first."""
+    """A concurrent change of the same metadata was first."""
 
     grpc_status = "ABORTED"
     http_status = 409
@@ -462,32 +462,32 @@ class NotEnoughReplicas(Unavailable):
 
 
 class NotEnoughReplicasAfterAppend(Unavailable):
-    """Fewer in-sync replicas than min.insync.replicas, seen after the append: the batch may yet be committed."""
+    """Fewer in-sync replicas than min.insync.replicas after the append: the batch may still be committed."""
 
     kafka_code = 20
 
 
 class OffsetNotAvailable(Unavailable):
-    """The new leader does not know yet how far its partition is committed (KIP-207)."""
+    """The new leader does not know its high watermark yet (KIP-207)."""
 
     kafka_code = 78
 
 
 class StaleBrokerEpoch(Unavailable):
-    """The request comes from a session of its broker that is over (KIP-903)."""
+    """The request has the epoch of an ended session of its broker (KIP-903)."""
 
     kafka_code = 77
 
 
 class QueueFull(Unavailable):
-    """The client's own buffer is full; slow down."""
+    """The client's send buffer is full."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 429
 
 
 class StorageError(MansioError):
-    """The broker's disk is full, has failed, or holds damaged data for this partition; its health says which."""
+    """The broker's disk is full or failed, or the partition's data is damaged; see the broker's health."""
 
     kafka_code = 56
     grpc_status = "INTERNAL"
@@ -495,14 +495,14 @@ class StorageError(MansioError):
 
 
 class DiskFull(StorageError):
-    """The disk is full: nothing was written, and the same request succeeds when there is room."""
+    """The disk is full: nothing was written; the same request succeeds when there is space."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 507
 
 
 class LogFailed(StorageError):
-    """A write or sync of this log failed; it takes no more writes until the broker is restarted."""
+    """A write or sync of this log failed; it accepts no more writes until the broker is restarted."""
 
 
 class CorruptLog(StorageError):
@@ -510,7 +510,7 @@ class CorruptLog(StorageError):
 
 
 class MetadataCorrupt(StorageError):
-    """The metadata file is not as it was written; the broker does not start on it."""
+    """The metadata file is damaged; the broker does not start with it."""
 
 
 class DataDirectoryLocked(StorageError):
@@ -518,7 +518,7 @@ class DataDirectoryLocked(StorageError):
 
 
 class ConfigError(MansioError):
-    """A setting is unknown or has an impossible value."""
+    """A setting is unknown or its value is invalid."""
 
     kafka_code = 40
     grpc_status = "INVALID_ARGUMENT"
@@ -526,19 +526,19 @@ class ConfigError(MansioError):
 
 
 class DataLoss(MansioError):
-    """Records that a query wants to read are no longer there."""
+    """Records that a query reads have been deleted."""
 
     http_status = 410
     next_offset: int | None = None
-    """Where reading can go on in that partition; None: nowhere."""
+    """Offset at which the partition can be read further; None: not at all."""
 
 
 class TopicRecreated(DataLoss):
-    """The topic was deleted and created again: its offsets mean other records now."""
+    """The topic was deleted and created again: its offsets refer to other records now."""
 
 
 class UnreadableRecords(MansioError):
-    """Records that a query wants to read are damaged, or not what a record has to be."""
+    """Records that a query reads are damaged or invalid."""
 
 
 def _codes(root: type[MansioError]) -> dict[int, type[MansioError]]:
@@ -552,7 +552,7 @@ def _codes(root: type[MansioError]) -> dict[int, type[MansioError]]:
 
 
 def error_for_code(code: int, message: str = "") -> MansioError:
-    """The error a Kafka error code stands for; unknown codes become a plain `MansioError` that names them."""
+    """The error of a Kafka error code; for an unknown code a `MansioError` that names it."""
     kind = BY_KAFKA_CODE.get(code)
     if kind is None:
         return MansioError(message or f"the broker answered with error code {code}")

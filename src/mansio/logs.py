@@ -1,4 +1,4 @@
-"""Log lines: one line an event, for people or as JSON, and bounded in what a hostile peer can make of them.
+"""Structured logging: one line per event, as text or JSON, safe and rate-limited against hostile peers.
 
 An event is a stable name and fields:
 
@@ -8,12 +8,14 @@ An event is a stable name and fields:
     {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "broker_ready", "logger": "mansio.node.broker",
      "kafka": "127.0.0.1:9092", "node": 1}
 
-A message with `%s` in it is an event too: its name is the message before anything was put in. uvicorn, asyncio and
-other libraries write through the same handler; their lines carry the name of their logger.
+A message with `%s` is an event, too: its name is the unformatted message. uvicorn, asyncio and other libraries use the
+same handler; their lines contain the name of their logger.
 
-Always true: no text from outside can end a line, begin another or pretend to be a field (control characters are
-escaped, values with blanks are quoted); the lines of a traceback are indented; lines that a peer can cause at will come
-at most once a second per kind, and the next one says how many were held back.
+Invariants:
+* No text from outside can end a line, start another one or look like a field: control characters are escaped, values
+  with blanks are quoted, the lines of a traceback are indented.
+* Lines that a peer can cause at will are written at most once a second per kind; the next one contains the number of
+  suppressed lines (`held_back`).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ PEER_LOGGERS: Final = (
     "mansio.broker.coordinator.group",
     "uvicorn",
 )
-"""What these say is said because of a request or a connection, so a client can have it said a million times."""
+"""Loggers whose lines are caused by requests or connections, so that a client can cause any number of them."""
 
 _UNSAFE: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\\\\\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -52,16 +54,16 @@ _RESERVED: Final = frozenset({"time", "level", "event", "message", "logger", "he
 
 
 def fields(**values: object) -> dict[str, Any]:
-    """The fields of an event: hand this to a logger as `extra`. Values are shown as they print."""
+    """Fields of an event, for the parameter `extra` of a logger. Values are formatted with `str`."""
     return {FIELDS: values}
 
 
 def escaped(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """`text` without anything that could end a line, move a cursor or change the direction of writing."""
-    return _UNSAFE.sub(_escape, _cut(text, characters_max))
+    """`text` with all characters escaped that end a line, move the cursor or change the text direction."""
+    return _UNSAFE.sub(_escape, _truncated(text, characters_max))
 
 
-def _cut(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+def _truncated(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
     return text if len(text) <= characters_max else f"{text[:characters_max]}... ({len(text)} characters)"
 
 
@@ -88,7 +90,7 @@ def _time_of(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The message with its arguments in it; a defect in a logging call must not cost the line."""
+    """The formatted message; a defect in a logging call must not lose the line."""
     try:
         return record.getMessage()
     except (TypeError, ValueError):
@@ -100,7 +102,7 @@ def _ours(record: logging.LogRecord) -> bool:
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: time (UTC), level, event, fields. A traceback follows on indented lines."""
+    """Text lines: time (UTC), level, event, fields. A traceback follows on indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         where = "" if _ours(record) else f"{record.name}: "
@@ -125,33 +127,33 @@ def _shown(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """The same as one JSON object a line, in ASCII. `event` is stable, `message` is what people would read."""
+    """One JSON object per line, in ASCII. `event` is a stable name, `message` the formatted text."""
 
     def format(self, record: logging.LogRecord) -> str:
         known = _fields_of(record)
         shown: dict[str, Any] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
-            "event": _cut(str(record.msg)),
+            "event": _truncated(str(record.msg)),
             "logger": record.name,
         }
         if known is None:
-            shown["message"] = _cut(_message(record), MESSAGE_CHARACTERS_MAX)
+            shown["message"] = _truncated(_message(record), MESSAGE_CHARACTERS_MAX)
         for name, value in (known or {}).items():
             shown[f"{name}_" if name in _RESERVED else name] = _json_value(value)
         if count := _held_back(record):
             shown["held_back"] = count
         if record.exc_info and record.exc_info[0] is not None:
-            shown["exception"] = _cut(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
+            shown["exception"] = _truncated(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
         return json.dumps(shown)
 
 
 def _json_value(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | float) else _cut(str(value))
+    return value if value is None or isinstance(value, bool | int | float) else _truncated(str(value))
 
 
 class LogCounts:
-    """How many lines there were, by level, and how many were held back; `/metrics` shows them."""
+    """Number of log lines by level, and of suppressed lines, for `/metrics`."""
 
     def __init__(self) -> None:
         self.lines: dict[str, int] = dict.fromkeys(("debug", "info", "warning", "error", "critical"), 0)
@@ -159,7 +161,7 @@ class LogCounts:
 
 
 COUNTS: Final = LogCounts()
-"""Of this process: logging itself is one per process."""
+"""Counts of the process; logging is global, too."""
 
 
 class _Kind:
@@ -172,10 +174,10 @@ class _Kind:
 
 
 class Gate(logging.Filter):
-    """Lets lines that a peer can cause through at most once per `interval_s` and kind, and counts the others.
+    """Rate limit: passes lines that a peer can cause once per `interval_s` and kind, and counts the others.
 
-    A kind is a logger and a message before anything was put in, so there are as many as there are places in the source;
-    should a library make them up, those beyond `KINDS_MAX` share one.
+    A kind is a logger and an unformatted message, so their number is that of the logging calls in the source; if a
+    library generates messages, those beyond `KINDS_MAX` share one kind.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class Gate(logging.Filter):
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """True: the line is written. One that speaks for lines held back before says how many."""
+        """Whether the line is written. It gets the number of lines of its kind that were suppressed before."""
         if not record.name.startswith(PEER_LOGGERS) or getattr(record, "released", False):
             return True
         now = self._monotonic()
@@ -214,9 +216,9 @@ class Gate(logging.Filter):
         return found
 
     def release(self, *, at_end: bool = False) -> list[logging.LogRecord]:
-        """The last line of each kind whose second is over, to be written: else nobody learns what was held back.
+        """The last suppressed line of each kind whose interval is over, to be written now.
 
-        `at_end`: there will be no other second.
+        `at_end`: of all kinds, because the process ends.
         """
         now = self._monotonic()
         due = []
@@ -233,7 +235,7 @@ class Gate(logging.Filter):
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream. `release_held` is called about once a second by whoever runs the process."""
+    """Writes lines to a stream. The process calls `release_held` about once a second."""
 
     def __init__(self, stream: TextIO | None = None, gate: Gate | None = None) -> None:
         super().__init__(stream)
@@ -247,7 +249,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         super().emit(record)
 
     def release_held(self, *, at_end: bool = False) -> None:
-        """Write one line for each kind that was held back and is not any more; `at_end`, for all of them."""
+        """Write the last suppressed line of each kind whose interval is over; `at_end`: of all kinds."""
         for record in self._gate.release(at_end=at_end):
             self.handle(record)
 

@@ -1,11 +1,10 @@
-"""What touches the world, as protocols.
+"""Ports: protocols for everything outside the process.
 
-Everything in Mansio that needs a disk, a clock, a timer, a thread, chance or another broker gets it through one of
-these, handed over at construction. `mansio.host.host` and `mansio.net.peer_connections` hold the real ones;
-`mansio.testing` the simulated ones. That is how the tests crash a disk between two writes, and how a simulator can
-run the shipped code on virtual time.
+A component that needs a disk, a clock, a timer, a thread, random numbers or another broker receives one of these in
+its constructor. `mansio.host` and `mansio.net.peer_connections` implement them for production, `mansio.testing` for
+simulation. With them tests crash a disk between two writes, and a simulator runs the production code on virtual time.
 
-Always true: nothing here does anything; no module below `broker` imports `os`, `time`, `random` or `threading` itself.
+Invariant: no module below `broker` imports `os`, `time`, `random` or `threading` itself.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @runtime_checkable
 class DiskFile(Protocol):
-    """An open file. Positions and lengths are bytes. Every method may raise `OSError`, which nobody may swallow."""
+    """An open file. Positions and lengths are bytes. Every method may raise `OSError`, which must not be swallowed."""
 
     @property
     def path(self) -> str: ...
 
     def size(self) -> int:
-        """Length of the file now."""
+        """Current length of the file."""
 
     def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
-        """Write all `buffers`, one after the other, from `position`: one system call, more only after a short write.
+        """Write all `buffers`, one after the other, from `position`, with one system call, more only after a short
+        write.
 
         Returns the number of bytes written, which is always all of them; otherwise it raises.
         """
@@ -49,13 +49,13 @@ class DiskFile(Protocol):
         """The first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
 
     def truncate(self, size: int) -> None:
-        """Cut or extend (with zeros) to `size`."""
+        """Truncate or extend (with zeros) to `size`."""
 
     def sync(self) -> None:
         """fdatasync: the bytes and the length are on stable storage when this returns (F_FULLFSYNC on macOS)."""
 
     def fileno(self) -> int:
-        """The descriptor, for sendfile; -1 where there is none (a simulated disk)."""
+        """The descriptor, for sendfile; -1 if there is none (a simulated disk)."""
 
     def close(self) -> None: ...
 
@@ -70,8 +70,8 @@ class Disk(Protocol):
     """A file system. Paths are plain strings with `/` between the parts."""
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
-        """Open for reading and writing. Without `create` a missing file raises `FileNotFoundError`; a file that is
-        created survives a crash only after `sync_directory` of its parent."""
+        """Open for reading and writing. Without `create` a missing file raises `FileNotFoundError`; a created file
+        survives a crash only after `sync_directory` of its parent."""
 
     def open_readonly(self, path: str) -> DiskFile: ...
 
@@ -81,13 +81,13 @@ class Disk(Protocol):
         """The names in a directory, sorted."""
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
-        """Create it and its missing parents; no error if it is there. Synced to disk (each new parent too); unless
-        `durable`, the caller syncs the parents."""
+        """Create a directory and its missing parents; no error if it exists. With `durable` each is synced to disk;
+        otherwise the caller syncs the parents."""
 
     def exists(self, path: str) -> bool: ...
 
     def rename(self, source: str, target: str) -> None:
-        """Atomic replace. Durable after `sync_directory` of the parent(s)."""
+        """Rename, replacing `target` atomically. Durable after `sync_directory` of the parent(s)."""
 
     def remove(self, path: str) -> None: ...
 
@@ -96,31 +96,30 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def sync_all(self, path: str) -> bool:
-        """Sync everything on the file system that holds `path` (syncfs). False where the system cannot:
-        the caller then syncs file by file. An error of writing back is told once per `path`: two callers that must both
-        hear of it use two paths."""
+        """Sync everything on the file system of `path` (syncfs). False if the platform cannot: the caller then syncs
+        file by file. A write-back error is reported once per `path`: two callers that both need it use two paths."""
 
     def free_bytes(self, path: str) -> int: ...
 
     def modified_ms(self, path: str) -> int:
-        """When a file was last written, in milliseconds since the epoch."""
+        """Time of the last modification of a file, in milliseconds since the epoch."""
 
     def lock(self, path: str) -> DiskLock:
         """Take the exclusive lock file at `path`, or raise `DataDirectoryLocked`."""
 
 
 class Clock(Protocol):
-    """Time. Wall time may jump; monotonic time never goes back and goes on while the machine is suspended."""
+    """Clock. Wall time may jump; monotonic time never goes back and continues while the machine is suspended."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
+        """Seconds since an arbitrary fixed time."""
 
 
 class Random(Protocol):
-    """Chance: ids and jitter."""
+    """Random numbers, for ids and jitter."""
 
     def bytes(self, length: int) -> bytes: ...
 
@@ -128,25 +127,25 @@ class Random(Protocol):
 
 
 class Peers(Protocol):
-    """The other brokers, to be asked by their node id. A simulator carries the same bytes without a network."""
+    """Requests to other brokers by node id. A simulator passes the same bytes without a network."""
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
-        """Ask a broker: a whole request as `mansio.wire` encodes it, its length first; the whole answer, without its
-        length. The correlation id in it is the implementation's to choose.
+        """Send a whole request as `mansio.wire` encodes it, with its length first; returns the whole response without
+        its length. The implementation replaces the correlation id.
 
-        One request at a time and broker is what its caller may count on. Raises `ConnectionLost` when the broker cannot
-        be reached or the connection ended (the request may have been carried out), `RequestTimedOut`.
+        At least one request per broker can be in flight. Raises `ConnectionLost` when the broker cannot be reached or
+        the connection ended (the request may have been processed), `RequestTimedOut`.
         """
 
 
 class Timer(Protocol):
-    """Something that will happen; `cancel` makes it not happen. Cancelling twice, or too late, is harmless."""
+    """A scheduled callback. Cancelling it twice, or after it ran, has no effect."""
 
     def cancel(self) -> None: ...
 
 
 class Promise(Protocol[T]):
-    """A value to come. `await` it, or add a callback; settle it once (checking `done` first)."""
+    """A future. `await` it, or add a callback; complete it once (check `done` first)."""
 
     def done(self) -> bool: ...
 
@@ -162,7 +161,7 @@ class Promise(Protocol[T]):
 
 
 class Scheduler(Protocol):
-    """The loop everything of one broker runs on. All methods but `call_from_thread` belong to that loop's thread."""
+    """The event loop of one broker. All methods except `call_from_thread` belong to that loop's thread."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None: ...
 
@@ -175,7 +174,7 @@ class Scheduler(Protocol):
     async def sleep(self, delay_ms: float) -> None: ...
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
-        """Run a coroutine on its own; an exception in it is logged under `name`, never lost."""
+        """Run a coroutine as a task; an exception in it is logged with `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +203,10 @@ class Backoff:
 
 
 class Background(Protocol):
-    """One worker off the loop, for calls that block (fdatasync). Jobs run one at a time, in order."""
+    """A worker thread for blocking calls (fdatasync). Jobs run one at a time, in order."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        """Run `work()` off the loop, then `done(result, error)` on the loop. Never raises what `work` raised."""
+        """Run `work()` on the thread, then `done(result, error)` on the loop. Never raises what `work` raised."""
 
     def close(self) -> None:
-        """Finish the jobs that were submitted, then end the worker."""
+        """Finish the submitted jobs, then end the thread."""

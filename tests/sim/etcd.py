@@ -157,7 +157,7 @@ class SimulatedDoor(StoreClient):
         def tell(_: object) -> None:
             self._scheduler.call_later(self.delay_ms(), promise.set_result, None)
 
-        self.store.woken().add_done_callback(tell)
+        self.store.next_change().add_done_callback(tell)
         await promise
 
 

@@ -1,7 +1,7 @@
-"""A file of the broker that is replaced as a whole.
+"""Atomic replacement of small files: write under a temporary name, sync, rename, sync the directory.
 
-Always true: after a crash at any moment there is the old file or the new one, never a mixture; what a crash left behind
-is beside it under `TEMPORARY_SUFFIX`, and means nothing.
+It works on the port `Disk`, so every layer may use it. Invariant: after a crash the file has its old or its new
+content, never a mixture; an unfinished file stays under its temporary name and is ignored.
 """
 
 from __future__ import annotations
@@ -9,21 +9,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from mansio.ports import Disk
+    from mansio.ports import Disk, DiskFile
 
 TEMPORARY_SUFFIX: Final = ".new"
 
 
-def write_file_atomically(disk: Disk, path: str, data: bytes) -> None:
-    """Let `path` hold `data`, on stable storage, name and all, on return. Blocks. Raises `OSError`, and then the old
-    file may still be there."""
-    unfinished = path + TEMPORARY_SUFFIX
-    file = disk.open(unfinished, create=True)
+def write_file_atomically(
+    disk: Disk, path: str, data: bytes, *, suffix: str = TEMPORARY_SUFFIX, durable: bool = True
+) -> None:
+    """Replace the content of `path`. With `durable`, content and name are on stable storage on return.
+
+    `suffix`: of the temporary name. Blocks. Raises `OSError`; then the file has its old or its new content.
+    """
+    file = write_temporary_file(disk, path, data, suffix=suffix)
+    try:
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+    disk.rename(path + suffix, path)
+    if durable:
+        disk.sync_directory(path.rpartition("/")[0])
+
+
+def write_temporary_file(disk: Disk, path: str, data: bytes, *, suffix: str) -> DiskFile:
+    """Write the file that will replace `path`, under its temporary name; neither synced nor renamed."""
+    file = disk.open(path + suffix, create=True)
     try:
         file.truncate(0)
         file.write_at([data], 0)
-        file.sync()
-    finally:
+    except BaseException:
         file.close()
-    disk.rename(unfinished, path)
-    disk.sync_directory(path.rpartition("/")[0])
+        raise
+    return file

@@ -10,7 +10,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class HostClock:
-    """Wall time, and a monotonic time that goes on while the machine is suspended."""
+    """Wall time, and a monotonic time that continues while the machine is suspended."""
 
     __slots__ = ()
     _SOURCE = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
@@ -25,7 +25,7 @@ class HostClock:
 
 
 class HostRandom:
-    """The system's randomness."""
+    """Random numbers of the operating system."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class HostRandom:
 
 
 def boot_id() -> str:
-    """Of the machine's last start, as Linux has it; "" elsewhere."""
+    """Id of the machine's current boot on Linux; "" elsewhere."""
     try:
         with open(BOOT_ID, encoding="ascii") as file:
             return file.read().strip()

@@ -1,8 +1,7 @@
-"""The real world behind `mansio.ports`: files, clocks, chance and one worker thread.
+"""File system of the host (port `Disk`): every system call of storage.
 
-Owns every call into the operating system that storage makes. Always true here: a write is either whole or an
-`OSError`; an error of the system is never swallowed; a file's descriptor stays valid for whoever still holds the
-`HostFile`, and is given back when the last holder lets go.
+Invariants: a write is either complete or an `OSError`; a system error is never swallowed; a file's descriptor stays
+valid as long as a `HostFile` is referenced, and is closed with its last reference.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from mansio.errors import DataDirectoryLocked
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # the one platform without it takes the other branches below
+    fcntl = None  # type: ignore[assignment]  # code for Windows does not use it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +47,7 @@ class HostFile:
     """An open file (see `ports.DiskFile`).
 
     Dropping the last reference closes the descriptor: a reader that still holds a slice of a deleted or evicted
-    segment keeps a valid descriptor without anybody counting users.
+    segment keeps a valid descriptor without reference counting of its own.
     """
 
     __slots__ = ("_descriptor", "_path")
@@ -116,7 +115,7 @@ class HostFile:
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # nothing written here is unsynced and still wanted by anybody
+            with contextlib.suppress(OSError):  # nothing that is still needed is unsynced here
                 self.close()
 
     def __repr__(self) -> str:
@@ -166,7 +165,7 @@ def _lock_descriptor(descriptor: int) -> None:
 
 
 class HostDisk:
-    """The file system of this machine (see `ports.Disk`)."""
+    """The file system of the host (see `ports.Disk`)."""
 
     def __init__(self) -> None:
         self._syncfs = _load_syncfs()
@@ -194,7 +193,7 @@ class HostDisk:
         for directory in reversed(missing):
             with contextlib.suppress(
                 FileExistsError
-            ):  # somebody else made it meanwhile; it is synced all the same
+            ):  # another process created it; it is synced nevertheless
                 os.mkdir(directory)
             if durable:
                 self.sync_directory(os.path.dirname(directory) or ".")
@@ -225,7 +224,7 @@ class HostDisk:
             return False
         descriptor = self._sync_roots.get(path)
         if descriptor is None:
-            # Kept open for good: the kernel remembers per open descriptor which write-back errors it has told.
+            # Kept open: the kernel reports each write-back error once per open descriptor.
             descriptor = self._sync_roots[path] = os.open(path, os.O_RDONLY | _BINARY)
         if self._syncfs(descriptor) != 0:
             code = ctypes.get_errno()
@@ -242,7 +241,7 @@ class HostDisk:
         return HostLock(path)
 
     def close(self) -> None:
-        """Give back the descriptors that `sync_all` keeps."""
+        """Close the descriptors that `sync_all` keeps open."""
         while self._sync_roots:
             os.close(self._sync_roots.popitem()[1])
 

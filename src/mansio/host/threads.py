@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundThread:
-    """One daemon thread that runs blocking jobs in order; results go back by `call_from_thread`.
+    """One daemon thread that runs blocking jobs in order; results are passed back with `call_from_thread`.
 
-    No executor: its futures, locks and work items cost about 90 us per job, more than a sync of a good disk.
+    Not a `concurrent.futures` executor: its futures, locks and work items cost about 90 us per job, more than a sync of
+    a fast disk.
     `call_from_thread` is `Scheduler.call_from_thread` (or anything that runs a callback on the loop).
     """
 
@@ -51,7 +52,7 @@ class BackgroundThread:
             result, error = None, None
             try:
                 result = work()
-            except BaseException as caught:  # noqa: BLE001  # handed to `done`, on the loop: the port promises it
+            except BaseException as caught:  # noqa: BLE001  # passed to `done` on the loop, as the port requires
                 error = caught
             self._deliver(done, result, error)
             del job, work, done, result, error  # an idle worker keeps no file and no traceback alive
@@ -59,6 +60,6 @@ class BackgroundThread:
     def _deliver(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
         try:
             self._call_from_thread(done, result, error)
-        except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
+        except RuntimeError as refused:  # the loop is closed
             known = fields(refused=refused, result=error or "ok")
-            logger.warning("background job ended after its loop", extra=known)
+            logger.warning("background_job_outlived_loop", extra=known)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from mansio.host.atomic_file import write_file_atomically, write_temporary_file
+
 if TYPE_CHECKING:
     from mansio.ports import Disk, DiskFile
 
@@ -43,28 +45,14 @@ def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
 
 def write_checksummed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
     """Replace `path` by `data` (from `encode_checksummed`) atomically. `durable`: content and name are on stable
-    storage on return. Raises `OSError`."""
-    file = prepare_checksummed(disk, path, data)
-    try:
-        if durable:
-            file.sync()
-    finally:
-        file.close()
-    disk.rename(path + TEMPORARY_SUFFIX, path)
-    if durable:
-        disk.sync_directory(path.rpartition("/")[0])
+    storage on return. Raises `OSError`.
+    """
+    write_file_atomically(disk, path, data, suffix=TEMPORARY_SUFFIX, durable=durable)
 
 
 def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
     """Write the file that will replace `path`, under its temporary name; neither synced nor renamed."""
-    file = disk.open(path + TEMPORARY_SUFFIX, create=True)
-    try:
-        file.truncate(0)
-        file.write_at([data], 0)
-    except BaseException:
-        file.close()
-        raise
-    return file
+    return write_temporary_file(disk, path, data, suffix=TEMPORARY_SUFFIX)
 
 
 def read_checksummed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:

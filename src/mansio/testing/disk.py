@@ -1,13 +1,13 @@
-"""A disk in memory that crashes, tears, fills up and fails on demand.
+"""Simulated disk (port `Disk`) with crashes, torn writes, a bounded capacity and injected errors.
 
-The fault model. What a program wrote is seen by its own reads at once. It survives a crash for certain only after the
-sync that covers it: `DiskFile.sync` for bytes and length, `sync_directory` for names, `sync_all` for both. Of what was
-not synced, a crash keeps *any* subset, in whole or in sectors: later writes may survive earlier ones, a name may
-survive without its bytes, a removal may be undone. After a failed sync the bytes it was about can still be read, and no
-later sync makes them durable (that is what Linux does).
+The fault model: written data is visible to reads at once. It is guaranteed to survive a crash only after the sync that
+covers it: `DiskFile.sync` for bytes and length, `sync_directory` for names, `sync_all` for both. Of unsynced changes a
+crash keeps *any* subset, complete or in sectors: later writes may survive earlier ones, a name may survive without its
+bytes, a removal may be undone. After a failed sync its bytes can still be read, and no later sync makes them durable
+(the behaviour of Linux).
 
-Always true: `crash` does not change the disk it is called on, so a test may take many crash images of one moment; every
-choice comes from the chance it is given, so a seed names an image.
+Invariants: `crash` does not change the disk it is called on, so a test can take many crash images of one state; every
+choice comes from the given random generator, so a seed determines an image.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class SimulatedFile:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
         self._disk.called("write", self._path)
         growth = position + len(data) - self._inode.occupied
-        room = self._disk.room(growth)
-        if room < growth:
-            part = data[: max(0, len(data) - growth + room)]
+        available = self._disk.available(growth)
+        if available < growth:
+            part = data[: max(0, len(data) - growth + available)]
             if part:
                 self._inode.change(Change(position, part))
                 self._disk.changed()
@@ -91,7 +91,7 @@ class SimulatedFile:
         return -1
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 class SimulatedLock:
@@ -110,10 +110,10 @@ class SimulatedLock:
 class SimulatedDisk:
     """See the module (and `ports.Disk`).
 
-    `modified` is what `modified_ms` says of a path (0 where it has no entry): a test sets it, writing does not.
-    `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides call by call.
-    `on_change` is called after everything that changed the medium or what a crash may leave on it: the moments at which
-    a crash test takes its images. `can_sync_all` False makes a system without syncfs.
+    `modified` holds the result of `modified_ms` for a path (0 without an entry): a test sets it, writing does not.
+    `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides for each call.
+    `on_change` is called after every change of the medium or of what a crash may keep of it: then a crash test takes
+    its images. `can_sync_all` False simulates a system without syncfs.
     """
 
     def __init__(self, *, can_sync_all: bool = True, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -140,7 +140,7 @@ class SimulatedDisk:
         self.fail_when = None
 
     def crash(self, random: Random) -> SimulatedDisk:
-        """The disk as the next start finds it, if the power fails now."""
+        """The disk after a power failure at this time."""
         after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
         for path, directory in self._directories.items():
             kept = {name: Inode(inode.crashed(random)) for name, inode in directory.crashed(random).items()}
@@ -155,20 +155,20 @@ class SimulatedDisk:
         inode.pending.clear()
 
     def truncate_file(self, path: str, size: int) -> None:
-        """Damage: the file on the medium ends at `size`."""
+        """Damage: truncate the file on the medium to `size`."""
         inode = self._inode(path)
         del inode.content[size:]
         inode.durable = bytes(inode.content)
         inode.pending.clear()
 
     def put_file(self, path: str, data: bytes) -> None:
-        """The file on the medium holds `data`, name and all, whatever it held before."""
+        """Set the durable content of a file, including its name."""
         parent, _, name = path.rpartition("/")
         directory = self._directories.setdefault(parent, Directory())
         directory.entries[name] = directory.durable[name] = Inode(data)
 
     def files(self) -> dict[str, bytes]:
-        """Every file, as it is read now."""
+        """The visible content of every file."""
         return {
             f"{path}/{name}": bytes(inode.content)
             for path, directory in self._directories.items()
@@ -176,7 +176,7 @@ class SimulatedDisk:
         }
 
     def called(self, operation: str, path: str) -> None:
-        """Count a call and fail it if it is its turn."""
+        """Count a call and raise the error injected for it, if any."""
         self.calls += 1
         code = self._failures.get(self.calls)
         if code is None and self.fail_when is not None:
@@ -185,12 +185,12 @@ class SimulatedDisk:
             raise OSError(code, os.strerror(code), path)
 
     def changed(self) -> None:
-        """The medium, or what a crash may leave on it, is not what it was."""
+        """Report a change of the medium, or of what a crash may keep of it."""
         if self.on_change is not None:
             self.on_change()
 
-    def room(self, wanted: int) -> int:
-        """How many of `wanted` more bytes there is space for."""
+    def available(self, wanted: int) -> int:
+        """How many of `wanted` additional bytes fit on the disk."""
         if wanted <= 0 or self.capacity_bytes >= CAPACITY_BYTES:
             return wanted  # more than any memory holds
         return min(wanted, self.free_bytes("/"))
@@ -226,7 +226,7 @@ class SimulatedDisk:
         }
         return sorted((below - {""}) | set(directory.entries))
 
-    def make_directory(self, path: str, *, durable: bool = True) -> None:  # noqa: ARG002  # names of directories always survive here
+    def make_directory(self, path: str, *, durable: bool = True) -> None:  # noqa: ARG002  # names of directories always survive a crash
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             current = "/".join(parts[:depth])
@@ -257,7 +257,7 @@ class SimulatedDisk:
         self.changed()
 
     def _rename_directory(self, source: str, target: str) -> None:
-        """With all in it; names of directories always survive here."""
+        """Rename a directory with its content; names of directories always survive a crash."""
         for path in [p for p in self._directories if p == source or p.startswith(source + "/")]:
             self._directories[target + path[len(source) :]] = self._directories.pop(path)
         self.changed()
@@ -298,7 +298,7 @@ class SimulatedDisk:
         self.changed()
         return True
 
-    def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device, one answer
+    def free_bytes(self, path: str) -> int:  # noqa: ARG002  # there is one device
         used = sum(
             inode.occupied for directory in self._directories.values() for inode in directory.entries.values()
         )

@@ -1,9 +1,10 @@
-"""The medium of a simulated disk: bytes and names as they are read, as they are durable, and what a crash may keep.
+"""Storage medium of a simulated disk: visible and durable content of files and names, and the effect of a crash.
 
-Owns the files (`Inode`) and directories (`Directory`) of `disk`, and every choice a crash makes of what was not synced.
+Contains the files (`Inode`) and directories (`Directory`) of `disk`, and every random choice that a crash makes among
+the changes that were not synced.
 
-Always true: what was synced is in every image of a crash, unless changed since; `crashed` itself changes nothing.
-What a failed sync was about stays in doubt until something that covers it has been synced.
+Invariants: synced content is in every crash image, unless changed since; `crashed` itself changes nothing. Changes of a
+failed sync may or may not survive, until a covering change has been synced.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ class Change(NamedTuple):
 
 
 class Inode:
-    """The bytes of one file: as they are on the medium, as they are read, and what happened between."""
+    """One file: its durable bytes, its visible bytes, and the changes between the two."""
 
     __slots__ = ("content", "doomed", "durable", "occupied", "pending")
 
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = durable
         self.content = bytearray(durable)
-        self.occupied = len(durable)  # bytes of the disk: room that was never written takes none
+        self.occupied = len(durable)  # bytes of the disk; holes occupy none
         self.pending: list[Change] = []
         self.doomed: list[Change] = []
 
     def change(self, change: Change) -> None:
-        """It is read from now on, and durable with the next sync."""
+        """Apply a change: visible at once, durable with the next sync."""
         _apply(self.content, change)
         position, data = change
         self.occupied = (
@@ -58,12 +59,12 @@ class Inode:
         self.pending.clear()
 
     def sync_failed(self) -> None:
-        """What was to be synced is doomed: it is read on, and no sync after this one makes it durable."""
+        """Mark the pending changes as doomed: they stay visible, and no later sync makes them durable."""
         self.doomed.extend(self.pending)
         self.pending.clear()
 
     def crashed(self, random: Random) -> bytes:
-        """The bytes that a crash leaves."""
+        """The bytes after a crash."""
         changes = self.doomed + self.pending
         mode = random.random() if changes else 0.0
         if mode < 0.2:
@@ -77,15 +78,15 @@ class Inode:
             for piece in _sectors(change, random) if torn else (change,):
                 _apply(content, piece)
         if changes and mode < 0.5 and keep_first < len(changes) and changes[keep_first].data is not None:
-            for piece in _sectors(changes[keep_first], random):  # the write the power failed in
+            for piece in _sectors(changes[keep_first], random):  # the write that was interrupted
                 _apply(content, piece)
         return bytes(content)
 
 
 def _covers(new: Change, old: Change) -> bool:
-    """Whether nothing of an old change can show any more once a new one is on the medium.
+    """Whether a new change overwrites all effects of an old one.
 
-    A file has one length: the newer counts, and what was written beyond a newer end is gone.
+    A file has one length: the newer one applies, and what was written beyond it is removed.
     """
     if new.data is None:
         return old.data is None or old.position >= new.position
@@ -122,7 +123,7 @@ def _sectors(change: Change, random: Random) -> list[Change]:
 
 
 class Directory:
-    """Names on the medium, names as they are seen, and the changes between (each a dict name -> inode or None)."""
+    """Durable names, visible names, and the changes between the two (each a dict name -> inode or None)."""
 
     __slots__ = ("durable", "entries", "pending")
 
@@ -132,7 +133,7 @@ class Directory:
         self.pending: list[dict[str, Inode | None]] = []
 
     def change(self, names: dict[str, Inode | None]) -> None:
-        """Names come, go or move, all of them at once."""
+        """Add, remove or move names, atomically."""
         _rename(self.entries, names)
         self.pending.append(names)
 
@@ -141,7 +142,7 @@ class Directory:
         self.pending.clear()
 
     def crashed(self, random: Random) -> dict[str, Inode]:
-        """The names that a crash leaves."""
+        """The names after a crash."""
         entries = dict(self.durable)
         mode = random.random()
         for names in self.pending:

@@ -1,10 +1,10 @@
-"""A metadata store in memory, as etcd has it, with leases on a clock that the test moves, and faults.
+"""In-memory metadata store with etcd's semantics, leases on a simulated clock, and faults.
 
-Owns `ModelStore`, which all brokers of a simulated cluster share, and `StoreClient`, one broker's way to it. A
-door is what a broker gets as its `MetadataStore` and `Leases`; faults are set on a door, or on the store for all.
+`ModelStore` is shared by all brokers of a simulated cluster; `StoreClient` is the connection of one broker, which uses
+it as its `MetadataStore` and `Leases`. Faults are set on a client, or on the store for all clients.
 
-Always true: what the store did is in `history`, whatever the doors answered; when the clock has passed a lease's time
-the keys written with it go, all in one revision.
+Invariants: `history` contains every change, whatever the clients returned; when a lease expires, all keys written with
+it are deleted in one revision.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WATCH_BATCH_EVENTS_MAX: Final = 512
 
 
 class ModelStore:
-    """See the module. Everything happens at once and in the order of calls; delays are the doors' business."""
+    """See the module. Every call takes effect immediately, in the order of calls; delays are added by the clients."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, events_kept: int = 1 << 30) -> None:
         self._clock = clock
@@ -54,10 +54,10 @@ class ModelStore:
         self.revision = 0
         self.compacted = 0
         self.history: list[Event] = []
-        """Every change since the beginning (also what watches are not told any more)."""
+        """Every change since the start, including those that watches cannot read any more."""
 
     def store_client(self, scheduler: Scheduler | None = None) -> StoreClient:
-        """One broker's way to the store; answers come on `scheduler`, its own or the store's."""
+        """A connection of one broker; responses arrive on `scheduler`, by default the store's."""
         return StoreClient(self, scheduler or self._scheduler)
 
     def get(self, key: str) -> Entry | None:
@@ -98,23 +98,23 @@ class ModelStore:
         return ttl_s
 
     def lengthen_leases(self) -> None:
-        """What an election among the store's own members does: all leases live for their whole time again."""
+        """Renew all leases, as etcd does after an election among its own members."""
         for lease in tuple(self._leases):
             self.keep_alive(lease)
 
     def end_lease(self, lease: int) -> None:
-        """Revoke it, or let it end before its time."""
+        """Revoke a lease, or let it expire early."""
         if self._leases.pop(lease, None) is not None:
             keys = sorted(key for key, held in self._lease_of.items() if held == lease)
             self._apply([Delete(key) for key in keys])
 
     def end_all_leases(self) -> None:
-        """What a store that stood still for long does."""
+        """End all leases, as a store does that was stopped for a long time."""
         for lease in tuple(self._leases):
             self.end_lease(lease)
 
     def expire_leases(self) -> None:
-        """End those whose time has passed. It is done by a timer, and before anything is read or written."""
+        """End expired leases. Called by a timer, and before every read and write."""
         now = self._clock.monotonic()
         for lease in [lease for lease, (_, ends_at) in self._leases.items() if ends_at <= now]:
             self.end_lease(lease)
@@ -122,21 +122,23 @@ class ModelStore:
     def _watch_expiry(self) -> None:
         if self._leases and self._timer is None:
             left_s = min(ends_at for _, ends_at in self._leases.values()) - self._clock.monotonic()
-            self._timer = self._scheduler.call_later(max(1.0, 1000 * left_s), self._look_at_leases)
+            self._timer = self._scheduler.call_later(max(1.0, 1000 * left_s), self._check_leases)
 
-    def _look_at_leases(self) -> None:
+    def _check_leases(self) -> None:
         self._timer = None
         self.expire_leases()
         self._watch_expiry()
 
     def compact(self) -> None:
-        """Watches from before now must list again."""
+        """Drop the history: watches from an older revision must list again."""
         self.compacted = self.revision
 
     def events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
-        """Whole revisions from `position` on, and where to go on."""
+        """Whole revisions from `position` on, and the position of the next call."""
         if position <= self.compacted:
-            raise Compacted(f"changes up to revision {self.compacted} are not kept; asked for {position}")
+            raise Compacted(
+                f"changes up to revision {self.compacted} are compacted; {position} was requested"
+            )
         found: Events = []
         for event in self.history[self._first_at(position) :]:
             if len(found) >= WATCH_BATCH_EVENTS_MAX and event.mod_revision != found[-1].mod_revision:
@@ -145,14 +147,14 @@ class ModelStore:
                 found.append(event)
         return found, self.revision + 1
 
-    def woken(self) -> Promise[None]:
-        """Ends with the next change or fault."""
+    def next_change(self) -> Promise[None]:
+        """A promise that completes with the next change or fault."""
         promise: Promise[None] = self._scheduler.promise()
         self._waiting.append(promise)
         return promise
 
     def wake(self) -> None:
-        """Let every watch look again."""
+        """Let every watch check for events."""
         waiting, self._waiting = self._waiting, []
         for promise in waiting:
             if not promise.done():
@@ -197,24 +199,24 @@ class ModelStore:
 
 
 class StoreClient:
-    """`MetadataStore` and `Leases` of one broker. Set the faults at any time; they hold from the next call on."""
+    """`MetadataStore` and `Leases` of one broker. Faults may be set at any time, for the following calls."""
 
     def __init__(self, store: ModelStore, scheduler: Scheduler) -> None:
         self.store = store
         self._scheduler = scheduler
         self.delay_ms: Callable[[], float] | None = None
-        """How long a request, and an answer, is under way; None: until the next turn of the loop."""
+        """Delay of a request, and of a response; None: until the next iteration of the loop."""
         self._closed = False
         self.unreachable = False
-        """No call gets there."""
+        """No call reaches the store."""
         self.answers_lost = 0
-        """So many transactions happen, and nobody hears of it."""
+        """Number of transactions that are executed without a response."""
         self.requests_lost = 0
-        """So many transactions do not happen, and nobody hears of that either."""
+        """Number of transactions that are not executed, without a response."""
         self.watch_stalls = False
-        """Changes happen, and are told later."""
+        """Watches return no events until it is reset."""
         self.before_transaction: Callable[[], None] | None = None
-        """Called once, right before the next transaction: what another did in between."""
+        """Called once, right before the next transaction, to simulate a concurrent change."""
 
     @property
     def operations_max(self) -> int:
@@ -248,14 +250,14 @@ class StoreClient:
         position = from_revision
         while not self._closed:
             if self.unreachable or self.watch_stalls or position > self.store.revision:
-                await self.store.woken()
+                await self.store.next_change()
                 continue
             events, position = self.store.events(prefix, position)
             if events:
                 yield events
 
     def heal(self) -> None:
-        """No faults any more."""
+        """Remove all faults."""
         self.unreachable = self.watch_stalls = False
         self.answers_lost = self.requests_lost = 0
         self.store.wake()
@@ -270,18 +272,18 @@ class StoreClient:
         await self._read(lambda: self.store.end_lease(lease))
 
     async def close(self) -> None:
-        """End this door's watches; the store goes on."""
+        """End the watches of this client; the store stays open."""
         self._closed = True
         self.store.wake()
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """A call that does no harm when its answer is lost."""
+        """A call without side effects: its response may be lost."""
         answer = await self._call(read)
         self._check()
         return answer
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """A request is on its way, also when whoever sent it goes away; then its answer."""
+        """Send a request, which arrives even if the caller is cancelled, and wait for the response."""
         self._check()
         promise: Promise[T] = self._scheduler.promise()
 

@@ -1,11 +1,10 @@
-"""Virtual time for one broker or many: schedulers, promises, clocks and workers that one thread drives.
+"""Deterministic simulation of time for one or more brokers: schedulers, promises, clocks and workers on one thread.
 
-A `Simulation` owns the time and the one queue of what happens when. Each broker gets a `SimulatedScheduler` of its own:
-it can be paused (what is due waits, as in a process that is stopped) and stopped (what is due never happens, as in one
-that was killed).
+A `Simulation` owns the time and the event queue. Each broker gets a `SimulatedScheduler` of its own, which can be
+paused (due events wait, as in a stopped process) and stopped (they are dropped, as in a killed process).
 
-Always true: the same seed gives the same history, event by event (`Simulation.trace`); time passes only between events;
-an exception that a callback or a coroutine lets out ends the run, so that nothing fails unseen.
+Invariants: the same seed gives the same history, event by event (`Simulation.trace`); time passes only between events;
+an exception that leaves a callback or a coroutine ends the run.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ WALL_START_MS = 1_700_000_000_000
 EVENTS_MAX = 5_000_000
 
 _unstarted: dict[Task, None] = {}
-"""Tasks that have not taken their first step, in the order they came. Held here, so that the collector of garbage never
-meets their coroutines: Python says of one that was never begun that somebody forgot to await it."""
+"""Tasks that have not run their first step, in order. Referenced here, so that the garbage collector does not delete
+their coroutines: Python would warn that a coroutine was never awaited."""
 
 
 def close_unstarted(scheduler: SimulatedScheduler | None = None) -> None:
-    """End the coroutines that will not begin any more: of a scheduler that was stopped, or, when simulations are over,
-    of all."""
+    """Close the coroutines that will never start: those of a stopped scheduler, or, after all simulations, all of
+    them."""
     for task in [task for task in _unstarted if scheduler is None or task._scheduler is scheduler]:
         task.close()
 
 
 class Cancelled(BaseException):
-    """Thrown into a coroutine whose work was cancelled."""
+    """Thrown into the coroutine of a cancelled task."""
 
 
 class ConditionTimeout(AssertionError):
-    """What a simulation was to run for did not happen in time."""
+    """The condition of `Simulation.run_until` did not become true in time."""
 
 
 class SimulatedTimer:
@@ -63,10 +62,10 @@ class SimulatedTimer:
 
 
 class Simulation:
-    """See the module. Times are milliseconds since the simulation began.
+    """See the module. Times are milliseconds since the start of the simulation.
 
-    What is due at once waits in `ready`, what is due later in `queue`; `count` numbers both in the order they came,
-    which is the order in which what is due at one moment happens. Schedulers put in directly: they do little else.
+    Events that are due at once are in `ready`, later ones in `queue`; `count` numbers both, and events that are due at
+    the same time happen in that order. Schedulers append to both directly, for speed.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -74,17 +73,17 @@ class Simulation:
         self.now_ms = 0.0
         self.events = 0
         self.trace = 0
-        """A hash over all events so far: of numbers, so that it is the same in every process."""
+        """Hash over all events so far; over numbers only, so that it is the same in every process."""
         self.count = 0
         self.ready: deque[tuple[int, SimulatedTimer]] = deque()
         self.queue: list[tuple[float, int, SimulatedTimer]] = []
 
     def scheduler(self, name: str = "") -> SimulatedScheduler:
-        """A loop of its own for one broker."""
+        """Create the event loop of one broker."""
         return SimulatedScheduler(self, name)
 
     def step(self, end_ms: float = inf) -> bool:
-        """Let the next thing happen that is due by then; False when there is none."""
+        """Run the next event that is due by `end_ms`; False if there is none."""
         ready, queue = self.ready, self.queue
         while True:
             if ready and not (queue and queue[0][0] <= self.now_ms and queue[0][1] < ready[0][0]):
@@ -110,21 +109,21 @@ class Simulation:
             return True
 
     def run_for(self, duration_ms: float) -> None:
-        """Let all happen that is due in so long, and be there then."""
+        """Run all events of the next `duration_ms`, and advance the time by it."""
         end_ms = self.now_ms + duration_ms
         while self.step(end_ms):
             pass
         self.now_ms = max(self.now_ms, end_ms)
 
     def run_until(self, condition: Callable[[], object], *, within_ms: float = 60_000) -> None:
-        """Go on until `condition` holds; `ConditionTimeout` when it does not within so long."""
+        """Run until `condition` is true. Raises `ConditionTimeout` after `within_ms`."""
         end_ms = self.now_ms + within_ms
         while not condition():
             if not self.step(end_ms):
                 raise ConditionTimeout(f"not within {within_ms} ms of simulated time")
 
     def run(self, work: Coroutine[Any, Any, T], *, within_ms: float = 60_000) -> T:
-        """Run a coroutine of the test's own to its end; what it returns or raises."""
+        """Run a coroutine of the test to its end; returns its result or raises its exception."""
         task = Task(self.scheduler("test"), work, "test", caught=True)
         self.run_until(lambda: task.done, within_ms=within_ms)
         if task.error is not None:
@@ -134,7 +133,7 @@ class Simulation:
 
 
 class SimulatedClock:
-    """`mansio.ports.Clock`. `wall_offset_ms`: how wrong it goes."""
+    """`mansio.ports.Clock`. `wall_offset_ms`: the error of the wall time."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -189,11 +188,11 @@ class SimulatedScheduler:
         return Task(self, work, name)
 
     def pause(self) -> None:
-        """Nothing happens any more until `resume`, as after SIGSTOP."""
+        """Run no events until `resume`, as after SIGSTOP."""
         self.paused = True
 
     def resume(self) -> None:
-        """What was due meanwhile happens now, in its order."""
+        """Run the events that were due meanwhile, in order."""
         self.paused = False
         held, self.held = self.held, []
         for timer in held:
@@ -201,7 +200,7 @@ class SimulatedScheduler:
             self.simulation.ready.append((self.simulation.count, timer))
 
     def stop(self) -> None:
-        """Nothing happens any more, ever, as after SIGKILL."""
+        """Run no more events, as after SIGKILL."""
         self.stopped = True
         self.held.clear()
         close_unstarted(self)
@@ -213,7 +212,7 @@ def _complete(promise: SimulatedPromise[None]) -> None:
 
 
 class SimulatedPromise(Generic[T]):
-    """`mansio.ports.Promise`: callbacks come in a turn of their own, as on an asyncio loop."""
+    """`mansio.ports.Promise`: callbacks are separate events, as on an asyncio loop."""
 
     __slots__ = ("_callbacks", "_done", "_error", "_result", "_scheduler")
 
@@ -228,20 +227,20 @@ class SimulatedPromise(Generic[T]):
         return self._done
 
     def set_result(self, result: T, /) -> None:
-        self._settle(result, None)
+        self._complete(result, None)
 
     def set_exception(self, exception: BaseException, /) -> None:
-        self._settle(None, exception)
+        self._complete(None, exception)
 
-    def _settle(self, result: Any, error: BaseException | None) -> None:
-        assert not self._done, "a promise is settled once"
+    def _complete(self, result: Any, error: BaseException | None) -> None:
+        assert not self._done, "a promise is completed once"
         self._done, self._result, self._error = True, result, error
         for callback in self._callbacks:
             self._scheduler.call_soon(callback, self)
         self._callbacks.clear()
 
     def result(self) -> T:
-        assert self._done, "not settled yet"
+        assert self._done, "not completed yet"
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[no-any-return]  # what was set
@@ -259,7 +258,7 @@ class SimulatedPromise(Generic[T]):
 
 
 class Task:
-    """A coroutine under way. `caught`: its error is kept for who waits; otherwise it ends the run."""
+    """A running coroutine. `caught`: its error is stored in `error`; otherwise it ends the run."""
 
     def __init__(
         self,
@@ -274,19 +273,19 @@ class Task:
         self.name = name
         self._caught = caught
         self._waits_for: object = self
-        """What it goes on with: a promise, or `Cancelled`, or itself to begin with; None at its end."""
+        """What resumes it: a promise, `Cancelled`, or itself at the start; None after its end."""
         self.result: Any = None
         self.error: BaseException | None = None
         _unstarted[self] = None
-        scheduler.call_soon(self._go_on, self)
+        scheduler.call_soon(self._resume, self)
 
     def __del__(self) -> None:
-        """One that is never heard of again, its broker being dead, is no defect of who wrote the coroutine."""
-        with suppress(ValueError):  # the collector may have begun to end the coroutine itself
+        """Close the coroutine without a warning: its broker is dead."""
+        with suppress(ValueError):  # the garbage collector may be closing the coroutine
             self._work.close()
 
     def close(self) -> None:
-        """End its coroutine where it stands; it goes on no more."""
+        """Close the coroutine; it is not resumed any more."""
         _unstarted.pop(self, None)
         self._waits_for = None
         self._work.close()
@@ -296,22 +295,22 @@ class Task:
         return self._waits_for is None
 
     def cancel(self) -> None:
-        """It goes on with `Cancelled`, in a turn of its own."""
+        """Resume the coroutine with `Cancelled`, as a separate event."""
         if not self.done:
             self._waits_for = Cancelled()
-            self._scheduler.call_soon(self._go_on, self._waits_for)
+            self._scheduler.call_soon(self._resume, self._waits_for)
 
     def ended(self) -> None:
-        """It is done: for those who have to know."""
+        """Called at the end of the coroutine; subclasses override it."""
 
-    def _go_on(self, woken_by: object) -> None:
-        """Take the next step, unless it waits for something else by now."""
-        if woken_by is not self._waits_for:
+    def _resume(self, resumed_by: object) -> None:
+        """Run the next step, unless the task waits for something else by now."""
+        if resumed_by is not self._waits_for:
             return
         _unstarted.pop(self, None)
         try:
             waits_for = (
-                self._work.throw(woken_by) if isinstance(woken_by, Cancelled) else self._work.send(None)
+                self._work.throw(resumed_by) if isinstance(resumed_by, Cancelled) else self._work.send(None)
             )
         except StopIteration as stop:
             self._waits_for, self.result = None, stop.value
@@ -323,16 +322,16 @@ class Task:
                 failure.add_note(f"in {self.name!r} of {self._scheduler.name!r}")
                 raise
         else:
-            if self._waits_for is woken_by:  # it did not cancel itself
+            if self._waits_for is resumed_by:  # it did not cancel itself
                 self._waits_for = waits_for
-                waits_for.add_done_callback(self._go_on)
+                waits_for.add_done_callback(self._resume)
             return
         self.ended()
 
 
 class SimulatedBackground:
-    """`mansio.ports.Background`: one job at a time. What it does is done when it begins; that it is done is told after
-    `latency_ms`, so that nothing which comes meanwhile is covered by it."""
+    """`mansio.ports.Background`: one job at a time. A job takes effect when it starts and completes after `latency_ms`,
+    so that it does not cover changes made meanwhile."""
 
     def __init__(self, scheduler: SimulatedScheduler, latency_ms: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -365,11 +364,11 @@ class SimulatedBackground:
         done(result, error)
 
     def close(self) -> None:
-        """Nothing to end: the jobs that were submitted are in the simulation's queue."""
+        """Nothing to do: the submitted jobs are in the simulation's queue."""
 
 
 class SimulatedRandom:
-    """`mansio.ports.Random` out of the simulation's one source."""
+    """`mansio.ports.Random` with the simulation's random generator."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._random = simulation.random

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.errors import CorruptLog
-from mansio.host.atomic_file import TEMPORARY_SUFFIX
+from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.producers import ProducerTable
 
@@ -178,12 +178,6 @@ class ProducerHook:
 
     def _save(self, end_offset: int, data: bytes) -> None:
         target = self._path(f"{end_offset:020d}{_SUFFIX}")
-        file = self._disk.open(target + TEMPORARY_SUFFIX, create=True)
-        try:
-            file.truncate(0)
-            file.write_at([data], 0)
-        finally:
-            file.close()
-        self._disk.rename(target + TEMPORARY_SUFFIX, target)
+        write_file_atomically(self._disk, target, data, durable=False)
         for name in self._names()[SNAPSHOTS_KEPT:]:
             self._disk.remove(self._path(name))

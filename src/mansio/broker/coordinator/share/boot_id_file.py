@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -55,13 +56,4 @@ class BootIdFile:
             logger.warning("boot mark not written", extra=fields(path=self._path, reason=error))
 
     def _write(self) -> None:
-        partial = f"{self._path}.new"
-        file = self._disk.open(partial, create=True)
-        try:
-            file.truncate(0)
-            file.write_at([self._boot_id.encode()], 0)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.rename(partial, self._path)
-        self._disk.sync_directory(self._directory)
+        write_file_atomically(self._disk, self._path, self._boot_id.encode())
