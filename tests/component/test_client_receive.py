@@ -10,7 +10,7 @@ import pytest
 
 import mansio
 from mansio.client import DelayNotOffered, LeaseLost
-from mansio.client.share import ack_queue
+from mansio.client.share import ack_sender
 from mansio.errors import InvalidRecordState
 from mansio.net.connection import Connection
 from support.client_fixtures import broker_in, connected, run, run_by_the_clock, until
@@ -338,7 +338,7 @@ def test_leases_outlive_a_broker_that_is_killed_and_are_settled_when_it_is_back(
 def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ack_queue, "EXPIRY_S", 0.3)
+    monkeypatch.setattr(ack_sender, "EXPIRY_S", 0.3)
 
     async def scenario() -> None:
         with broker_in(tmp_path) as going:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.client.share import ack_sender, share_requests
-from mansio.client.share.pending_ack import PendingAck, merge_contiguous
+from mansio.client.share import ack_sender, share_fetcher
+from mansio.client.share.ack_sender import PendingAck, merge_contiguous
 from mansio.errors import InvalidRequest
 from support.client_fixtures import broker_in, connected, run, until
 from support.receive_fixtures import group_of, publish, release_behind_its_back, running, start_of, taken
@@ -38,7 +38,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
         return runs
 
     monkeypatch.setattr(ack_sender, "merge_contiguous", noted)
-    monkeypatch.setattr(share_requests, "merge_contiguous", noted)
+    monkeypatch.setattr(share_fetcher, "merge_contiguous", noted)
     return requests
 
 
@@ -108,8 +108,10 @@ def test_of_many_that_were_handled_only_the_one_with_a_lost_lease_is_not_acknowl
             assert await start_of(client, group, "handled") == 7
 
     run(scenario)
-    assert [record.getMessage() for record in caplog.records if "not settled" in record.getMessage()] == [
-        "handled, and not settled: offset 7 of handled-0 is not leased by this member any more: "
+    assert [
+        record.getMessage() for record in caplog.records if "not acknowledged" in record.getMessage()
+    ] == [
+        "handled, but not acknowledged: offset 7 of handled-0 is not leased by this member any more: "
         "offset 7 is not leased by this member"
     ]
 

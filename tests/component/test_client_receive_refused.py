@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.broker.coordinator.share import acknowledgement_conversion, acknowledgements
-from mansio.client.share import ack_sender, share_requests
+from mansio.client.share import ack_sender, share_fetcher
 from mansio.client.share.leased import RELEASE
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
@@ -63,7 +63,7 @@ def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
                 *wrong, right = await taken(receiver, 6)
                 with monkeypatch.context() as planted:
                     planted.setattr(ack_sender, "merge_contiguous", lambda _: 1 // 0)
-                    planted.setattr(share_requests, "merge_contiguous", lambda _: 1 // 0)
+                    planted.setattr(share_fetcher, "merge_contiguous", lambda _: 1 // 0)
                     for message in wrong:  # more than may be under way at a time
                         with pytest.raises(ClientFailed):
                             await message.ack()

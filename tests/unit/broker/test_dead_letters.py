@@ -153,7 +153,7 @@ def test_exactly_one_dead_letter_when_the_state_cannot_be_stored(
 
 
 async def live_reject(share_partition: Any, first: int, last: int) -> None:
-    update = share_partition.state_machine.settle(
+    update = share_partition.state_machine.acknowledge(
         MEMBER, [AcknowledgementBatch(first, last, bytes([REJECT]))], 0.0, share_partition.room.wall_ms(), 0.5
     )
     await share_partition.persist(update)
@@ -325,7 +325,7 @@ TAKES, SIZE = "errors.deadletterqueue.group.enable", "max.message.bytes"
 
 
 @pytest.mark.parametrize(
-    ("configs", "last_error", "mended"),
+    ("configs", "trouble", "mended"),
     [
         ({TAKES: "true", SIZE: "100"}, "max.message.bytes=100", Change(SIZE, Operation.SET, "100000")),
         ({}, "errors.deadletterqueue.group.enable=true", Change(TAKES, Operation.SET, "true")),

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.client import TopicPartition
-from mansio.client.share import acquired_record_reader
-from mansio.client.share.acquired_record_reader import AcquiredRecordReader
+from mansio.client.share import in_flight_records
+from mansio.client.share.in_flight_records import AcquiredRecordReader
 from mansio.client.share.leased import GAP, RELEASE
 from mansio.errors import CorruptMessage, InvalidRecord
 from mansio.wire.batch.compression import Codec
@@ -46,8 +46,8 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
         opened.append(args)
         return read_rows(*args, **more)
 
-    read_rows = acquired_record_reader.read_rows
-    monkeypatch.setattr(acquired_record_reader, "read_rows", counted)
+    read_rows = in_flight_records.read_rows
+    monkeypatch.setattr(in_flight_records, "read_rows", counted)
     reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):
         found, _ = read(reader, data, (first, first + 9, 1))

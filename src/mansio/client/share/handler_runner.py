@@ -1,13 +1,16 @@
-"""Calling a handler for every record: in parallel, in the order of partitions, or in the order of keys.
+"""Handler runner of a receiver: parallel, in partition order ("fifo") or in key order ("by_key").
 
-Records wait in *lanes*, of which one record is worked on at a time, lowest offset first: a lane is a partition
-("fifo"), or a key of a partition ("by_key"); records without a key, and all in mode "parallel", have none. So many
-workers as were asked for take the lanes that have something, and the records without one, in turn. What was handled
-well is acknowledged together, in the loop's next turn, and nobody waits for that but its lanes.
+In the ordered modes records wait in key queues, one per partition, or per key of a partition; records without a
+key, and all in mode "parallel", have no queue. Of each queue one record is handled at a time, lowest offset first.
+The requested number of workers take queues and unqueued records in turn. Handled records are acknowledged together
+in the next iteration of the loop; only their key queues wait for the result.
 
-Always true: the next record of a lane begins when the one before is known to be settled, and the broker has said so. A
-record whose lease is lost takes along those of its lane that come after it: they are given back unbegun, because it
-comes again, maybe elsewhere, and must come first. What is unbegun when it stops is left to be released.
+Invariants:
+* The next record of a key queue starts when the broker has confirmed the acknowledgement of the one before.
+* When the lease of a record is lost, the later records of its key queue are released: the lost record is delivered
+  again, possibly to another member, and must be handled before them.
+* Records that were not started when the runner stops are left to be released.
+* The delivery order of a group that is in use is never changed here, because other members may hold records.
 """
 
 from __future__ import annotations
@@ -19,38 +22,48 @@ from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from mansio.client.share.delivery_order import RetryPolicy
+from mansio.client.admin.shares import ShareAdmin
 from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased, LeaseLost
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import GroupIdNotFound, InvalidConfig, InvalidRequest, MansioError, UnsupportedVersion
+from mansio.net.retry import raise_for
+from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.client.share.ack_sender import AckSender
     from mansio.client.share.in_flight_records import InFlightRecords
+    from mansio.net.cluster import Cluster
+
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["parallel", "fifo", "by_key"]
+
 MODES: Final = ("parallel", "fifo", "by_key")
 
 Handler = Callable[[Leased], Awaitable[object] | object]
-"""What `Receiver.run` calls with each record; what it returns is awaited if it can be."""
+
+"""Called by `Receiver.run` with each record; an awaitable result is awaited."""
 
 DRAIN_MS: Final = 30_000
+
 TURN_S: Final = 0.002
-"""After so long in one turn of the loop, workers let others go on, and what they did is acknowledged."""
+
+"""After this time in one iteration of the loop, workers yield, and their results are acknowledged."""
 
 REASON_CHARACTERS_MAX: Final = 500
+
 REFUSALS_MAX: Final = 20
-"""Refused so often in a row, for another reason than that a lease is over, nothing will ever be settled: all would be
-handled again and again."""
+
+"""After so many refusals in a row for other reasons than lost leases, the runner stops: acknowledgements would never
+succeed, and records would be handled again and again."""
 
 
 class _KeyQueue:
-    """Records that are worked on one after the other. `failures` are those of the first one."""
+    """Records that are handled one after the other."""
 
     __slots__ = ("is_queued", "key", "waiting")
 
@@ -58,11 +71,11 @@ class _KeyQueue:
         self.key = key
         self.waiting: list[Leased] = []
         self.is_queued = False
-        """Whether it waits for a worker, has one, or waits for the broker's word on its last record."""
+        """Whether it waits for a worker, has one, or waits for the acknowledgement of its last record."""
 
 
 class _HandledListener:
-    """Hears what became of records that were handled well; `key_queues` go on then."""
+    """Receives the results of handled records and resumes their key queues."""
 
     __slots__ = ("_key_queues", "_run")
 
@@ -73,7 +86,7 @@ class _HandledListener:
     def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
         """See `leased_types.AckListener`."""
         if error is not None:
-            self._run.not_settled(messages, error)
+            self._run.not_acknowledged(messages, error)
         else:
             self._run.refusals = 0
         if self._key_queues:
@@ -96,9 +109,9 @@ class HandlerRunner:
         drain_ms: float,
     ) -> None:
         if mode not in MODES:
-            raise InvalidRequest(f"there is no mode {mode!r}; there are {', '.join(MODES)}")
+            raise InvalidRequest(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if concurrency < 1:
-            raise InvalidRequest("concurrency is at least 1")
+            raise InvalidRequest("concurrency must be at least 1")
         self._handler = handler
         self._in_flight_records = in_flight_records
         self._ack_sender = ack_sender
@@ -108,27 +121,27 @@ class HandlerRunner:
         self._key_queues: dict[Any, _KeyQueue] = {}
         self._runnable: deque[_KeyQueue | Leased] = deque()
         self._done: list[Leased] = []
-        """Handled well, and to be acknowledged in the loop's next turn."""
+        """Handled records to be acknowledged in the next iteration of the loop."""
         self._done_key_queues: dict[int, _KeyQueue] = {}
-        """By the `id` of such a record."""
+        """Key queues by the `id` of a handled record."""
         self._first_done = 0.0
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         self._stopped = asyncio.Event()
         self.retry_policy = RetryPolicy()
         self.refusals = 0
-        """In a row."""
+        """Refused acknowledgements in a row."""
         self._last_refusal: MansioError | None = None
         self._refused: MansioError | None = None
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start no more records."""
         self._stopped.set()
         self._work.set()
         self._in_flight_records.record_available.set()
 
     async def until_stopped(self, check: Callable[[], None]) -> None:
-        """Work until `stop`, and until what runs then has ended. `check` raises what nothing here can heal."""
+        """Run until `stop`, and until running handlers have ended. `check` raises fatal errors."""
         self._in_flight_records.lost_listeners.append(self._lost)
         workers = [asyncio.ensure_future(self._worker()) for _ in range(self._concurrency)]
         feeding = asyncio.ensure_future(self._feed(check))
@@ -147,10 +160,10 @@ class HandlerRunner:
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
                 raise error
 
-    # -- lanes --------
+    # -- key queues --------
 
     async def _feed(self, check: Callable[[], None]) -> None:
-        """Put what comes into its lane."""
+        """Put new records into their key queues."""
         while not self._stopped.is_set():
             self._in_flight_records.record_available.clear()
             for message in self._in_flight_records.pop_undelivered():
@@ -185,23 +198,23 @@ class HandlerRunner:
             self._key_queues.pop(key_queue.key, None)
 
     def resume(self, key_queue: _KeyQueue) -> None:
-        """What was worked on last is over."""
+        """The last record of the queue is done."""
         key_queue.is_queued = False
         self._offer(key_queue)
 
     def _lost(self, message: Leased) -> None:
-        """The book says so. What comes after it in its lane is given back; it has to be the first again."""
+        """The lease of a message is lost: release the later records of its key queue."""
         key_queue = self._key_queues.get(self._key_of(message))
         if key_queue is not None:
-            self._give_back_after(key_queue, message.offset)
+            self._release_after(key_queue, message.offset)
 
-    def _give_back_after(self, key_queue: _KeyQueue, offset: int) -> None:
+    def _release_after(self, key_queue: _KeyQueue, offset: int) -> None:
         kept: list[Leased] = []
-        given: list[Leased] = []
+        released: list[Leased] = []
         for each in key_queue.waiting:
-            (kept if each.offset <= offset else given).append(each)
+            (kept if each.offset <= offset else released).append(each)
         key_queue.waiting = kept
-        for each in given:
+        for each in released:
             self._ack_sender.release(each)
 
     # -- workers --------
@@ -218,10 +231,10 @@ class HandlerRunner:
             elif not next_one.waiting or not await self._work_on(next_one.waiting.pop(0), next_one):
                 self.resume(next_one)
             if self._done and self._loop.time() - self._first_done > TURN_S:
-                await asyncio.sleep(0)  # a handler that never waits would keep the loop from everything else
+                await asyncio.sleep(0)  # a handler that never waits would block the loop
 
     async def _work_on(self, message: Leased, key_queue: _KeyQueue | None) -> bool:
-        """True if the lane is to go on when the broker has acknowledged the record, False if it may now."""
+        """Whether the key queue resumes once the record is acknowledged (True) or at once (False)."""
         in_flight_records = self._in_flight_records
         if not (
             await in_flight_records.wait_deliverable(message)
@@ -239,21 +252,23 @@ class HandlerRunner:
                 self._done_key_queues[id(message)] = key_queue
             return True
         if key_queue is not None:
-            await in_flight_records.known(message)
-            if _is_given_back(message):
-                self._give_back_after(key_queue, message.offset)
+            await in_flight_records.wait_acknowledged(message)
+            if _was_released(message):
+                self._release_after(key_queue, message.offset)
         return False
 
     async def _handle(self, message: Leased) -> bool:
-        """Until it is settled, or lost, or there is no time left. True if it was handled well and is to be
-        acknowledged."""
+        """Call the handler until the record is acknowledged or lost, or the runner stops.
+
+        Returns whether it succeeded and the record is to be acknowledged.
+        """
         failures = 0
         while message._state == HELD:
             try:
                 outcome = self._handler(message)
                 if outcome is not None and inspect.isawaitable(outcome):
                     await outcome
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is the handler's, and the record's fate
+            except Exception as error:  # noqa: BLE001  # any error of the handler counts as a failed attempt
                 failures += 1
                 if message._state != HELD:
                     return False
@@ -262,46 +277,46 @@ class HandlerRunner:
                     await self._settle(message, RELEASE)
                 elif failures >= self.retry_policy.most:
                     await self._settle(message, REJECT, _reason(error, failures))
-                elif await self._stops_within(self.retry_policy.delay_s(failures)):
+                elif await self._is_stopped_within(self.retry_policy.delay_s(failures)):
                     return False
             else:
                 return message._state == HELD
         return False
 
     def _acknowledge(self) -> None:
-        """Say of what was handled well that it is done."""
+        """Acknowledge the handled records."""
         done, self._done = self._done, []
         key_queues, self._done_key_queues = self._done_key_queues, {}
         if done:
-            done.sort(key=_PLACE)
+            done.sort(key=_POSITION)
             self._ack_sender.acknowledge_handled(done, ACCEPT, _HandledListener(self, key_queues))
 
     async def _settle(self, message: Leased, kind: int, reason: str = "") -> None:
-        """Say it, and wait until the broker has stored it."""
+        """Acknowledge a message and wait for the result."""
         try:
             await self._ack_sender.acknowledge(message, kind, reason=reason)
         except MansioError as error:
-            self.not_settled((message,), error)
+            self.not_acknowledged((message,), error)
         else:
             self.refusals = 0
 
-    def not_settled(self, messages: Sequence[Leased], error: MansioError) -> None:
-        """The broker would not, or nobody knows whether it has."""
+    def not_acknowledged(self, messages: Sequence[Leased], error: MansioError) -> None:
+        """The acknowledgement was refused, or its outcome is unknown."""
         if isinstance(error, LeaseLost):
-            logger.info("handled, and not settled: %s", error)
+            logger.info("handled, but not acknowledged: %s", error)
             return
-        logger.warning("handled, and not settled: %s", error)
+        logger.warning("handled, but not acknowledged: %s", error)
         for message in messages:
-            self._in_flight_records.mark_lost(message)  # it comes again when its lease is over
+            self._in_flight_records.mark_lost(message)  # it is delivered again when its lease ends
         if error is self._last_refusal:
-            return  # one request may have said it of many
+            return  # one request may concern many messages
         self._last_refusal = error
         self.refusals += 1
         if self.refusals >= REFUSALS_MAX and self._refused is None:
             self._refused = error
             self.stop()
 
-    async def _stops_within(self, seconds: float) -> bool:
+    async def _is_stopped_within(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
@@ -311,17 +326,18 @@ class HandlerRunner:
 
 
 _OFFSET: Final = itemgetter(2)
-_PLACE: Final = itemgetter(0, 1, 2)
+
+_POSITION: Final = itemgetter(0, 1, 2)
 
 
-def _is_given_back(message: Leased) -> bool:
-    """Did the handler itself say that it is to come again?"""
+def _was_released(message: Leased) -> bool:
+    """Whether the handler itself released the message."""
     return message._state == ACKNOWLEDGED and message._ack_type == RELEASE
 
 
 def _log_failure(message: Leased, error: Exception, failures: int) -> None:
     logger.warning(
-        "the handler failed for offset %d of %s-%d (delivery %d, try %d): %s: %s",
+        "the handler failed for offset %d of %s-%d (delivery %d, attempt %d): %s: %s",
         message.offset,
         message.topic,
         message.partition,
@@ -334,3 +350,91 @@ def _log_failure(message: Leased, error: Exception, failures: int) -> None:
 
 def _reason(error: Exception, failures: int) -> str:
     return f"{type(error).__name__}: {error} (after {failures} tries)"[:REASON_CHARACTERS_MAX]
+
+
+ORDER: Final = "mansio.share.order"
+
+IN_ORDER: Final = "partition"
+
+TRIES: Final = "share.delivery.count.limit"
+
+BACKOFF: Final = "mansio.retry.backoff.ms"
+
+MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
+
+BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
+
+_GROUP_RESOURCE: Final = 32
+
+_SET: Final = 0
+
+
+class RetryPolicy(NamedTuple):
+    """Attempts to handle a record in place, and the backoff between them in seconds."""
+
+    most: int = 5
+    backoff_s: float = 1.0
+    multiplier: float = 2.0
+    backoff_s_max: float = 60.0
+
+    def delay_s(self, failures: int) -> float:
+        """Backoff after so many failures, from 1."""
+        return float(min(self.backoff_s * self.multiplier ** min(failures - 1, 30), self.backoff_s_max))
+
+
+async def ensure_order(cluster: Cluster, group: str) -> None:
+    """Ensure that records of a partition are held by one member at a time. Raises `InvalidConfig`,
+    `UnsupportedVersion`."""
+    found = await _settings(cluster, group)
+    if ORDER not in found:
+        raise UnsupportedVersion(
+            f"ordered handling needs the group setting {ORDER}, which this broker does not support"
+        )
+    if found[ORDER] == IN_ORDER:
+        return
+    if not await _is_new(cluster, group):
+        raise InvalidConfig(
+            f"group {group} is in use with {ORDER}={found[ORDER]}: set it to {IN_ORDER} for ordered handling"
+        )
+    change = {"name": ORDER, "config_operation": _SET, "value": IN_ORDER}
+    resource = {"resource_type": _GROUP_RESOURCE, "resource_name": group, "configs": [change]}
+    fields = {"resources": [resource], "validate_only": False}
+    await cluster.request_controller(ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check("responses"))
+
+
+async def retry_policy(cluster: Cluster, group: str) -> RetryPolicy:
+    """The effective retry settings of the group."""
+    found = await _settings(cluster, group)
+    default = RetryPolicy()
+    return RetryPolicy(
+        int(found.get(TRIES, default.most)),
+        float(found.get(BACKOFF, default.backoff_s * 1000)) / 1000,
+        float(found.get(MULTIPLIER, default.multiplier)),
+        float(found.get(BACKOFF_MAX, default.backoff_s_max * 1000)) / 1000,
+    )
+
+
+async def _settings(cluster: Cluster, group: str) -> dict[str, str]:
+    resource = {"resource_type": _GROUP_RESOURCE, "resource_name": group, "configuration_keys": None}
+    fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+    answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=_check("results"))
+    return {entry.name: entry.value for entry in answer.results[0].configs if entry.value is not None}
+
+
+async def _is_new(cluster: Cluster, group: str) -> bool:
+    """Whether the group has no member and has read nothing."""
+    admin = ShareAdmin(cluster)
+    try:
+        if (await admin.describe(group)).members:
+            return False
+        return not await admin.offsets(group)
+    except GroupIdNotFound:
+        return True
+
+
+def _check(field_name: str) -> Any:
+    def check(answer: Any) -> None:
+        for item in getattr(answer, field_name):
+            raise_for(item.error_code, item.error_message)
+
+    return check

@@ -1,51 +1,66 @@
-"""What a receiver has on lease: where each record is on its way through the client, and when its lease ends.
+"""In-flight records of a share consumer: the state of each leased record in the client, and the end of its lease.
 
-    fetched ──► ready ──► handed out ──► settled
+    fetched ──► ready ──► delivered ──► acknowledged
                   │            │
-                  └── lost ◄───┘   the lease ended, came anew, or the broker says so
+                  └── lost ◄───┘   the lease ended, the record was leased again, or the broker refused
 
-Owns the messages, their deadlines, and who is told when one is lost; what is said to brokers is `settles`'s business.
-A connection that ends ends the leases that came over it, unless the broker went down with it: such leases are *suspect*
-until the broker has renewed them, and nothing suspect is handed out.
+This is the only owner of a record's state; requests to brokers are sent by `ack_sender` and `share_fetcher`. Leases end
+with the connection over which they were granted, unless the broker itself went down: such leases are *suspect* until
+the broker has renewed them, and suspect records are not delivered.
 
-Always true: a record is here once; it counts as held until it is settled or lost; nothing is handed out whose lease is
-over, as far as is known here; what is fetched ahead is bounded by what the fetcher was allowed to ask for.
+Invariants:
+* A record is in here once. It counts as held until it is acknowledged or lost.
+* No record is delivered whose lease is over, as far as the client knows.
+* The number of records fetched ahead is bounded by what the fetcher may request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left, bisect_right
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.client.share.acquired_record_reader import AcquiredRecordReader
+from mansio.client.consumer.batch_decoder import RECORD_BYTES
 from mansio.client.share.leased import (
     ACKNOWLEDGED,
     ACKNOWLEDGING,
+    GAP,
     HELD,
     LOST,
     NOT_RENEWING,
+    RELEASE,
     RENEWAL_WAITS,
     Lease,
+    Leased,
 )
+from mansio.errors import InvalidRecord
 from mansio.net.earliest_timer import EarliestTimer
+from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.record_reader import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from mansio.client.share.leased import AckTarget, Leased, ReceiveOptions
+    from mansio.client.share.leased import AckTarget, ReceiveOptions
+    from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.topic_partition import TopicPartition
+
+    Acquired = Sequence[tuple[int, int, int]]
+
 
 logger = logging.getLogger(__name__)
 
 _GATHER_PARTS: Final = 20
-"""Leases are looked at in steps of this part of how long they last, so that those due at about the same time are
-renewed by one request."""
+
+"""Leases are checked in steps of this fraction of their duration, so that one request renews those due at about the
+same time."""
 
 
 class InFlightRecords:
-    """Of one receiver. All methods belong to the loop's thread."""
+    """Records of one receiver. All methods run on the event loop."""
 
     def __init__(self, options: ReceiveOptions, on_capacity: Callable[[], None]) -> None:
         self._options = options
@@ -56,27 +71,27 @@ class InFlightRecords:
         self._nodes: dict[TopicPartition, int] = {}
         self._ready: deque[Leased] = deque()
         self._suspects: dict[TopicPartition, int] = {}
-        """Partitions with leases that have to be renewed first -> the broker whose session ended."""
+        """Partitions whose leases have to be verified -> the broker whose session ended."""
         self._earliest_timer = EarliestTimer(self._loop, self._look)
         self.ack_target: AckTarget
         self.renew: Callable[[Leased], None]
         self._is_stopped = False
         self.record_available = asyncio.Event()
-        """Set when there is something to look at for whoever waits for messages."""
+        """Set when records may be available or the receiver failed."""
         self.state_changed = asyncio.Event()
-        """Set when something became of a lease: for whoever waits for the end of what is under way."""
+        """Set when the state of a record changed."""
         self.lost_listeners: list[Callable[[Leased], None]] = []
         self.held = 0
-        """Records that are neither settled nor lost."""
+        """Records that are neither acknowledged nor lost."""
         self.acknowledging = 0
-        """Of these, those that somebody is done with, and the broker has not said so."""
+        """Of these, records whose acknowledgement has no result yet."""
         self.undelivered = 0
-        """Of these, those that the application has not got."""
+        """Of these, records not delivered to the application yet."""
         self.undelivered_bytes = 0.0
         self.lost_count = 0
-        """How many were lost so far: while it stays the same, nothing that was there is lost."""
+        """Number of records lost so far; unchanged means that none was lost meanwhile."""
 
-    # -- what comes --------
+    # -- fetched records --------
 
     def take(
         self,
@@ -96,7 +111,7 @@ class InFlightRecords:
         offsets = [message[2] for message in found]
         if held:
             for offset in [offset for offset in offsets if offset in held]:
-                self.mark_lost(held[offset])  # its lease ended, or it would not come anew
+                self.mark_lost(held[offset])  # its lease ended, otherwise it would not be delivered again
         now = self._loop.time()
         each_bytes = len(records) / len(found)
         extend_until = now + self._options.extend_max_ms / 1000
@@ -112,11 +127,11 @@ class InFlightRecords:
         self.record_available.set()
         return holes
 
-    # -- handing out --------
+    # -- delivery --------
 
     def pop(self, most: int | None = None) -> list[Leased]:
-        """The next messages for the application, at most so many. Their leases are extended from now on for as long as
-        that may last."""
+        """The next messages for the application, at most `most`. Their leases are renewed from now on for up to
+        `extend_max_ms`."""
         ready = self._ready
         if not ready:
             return []
@@ -147,12 +162,12 @@ class InFlightRecords:
         return found
 
     def pop_undelivered(self) -> list[Leased]:
-        """All that is ready, for one who asks `deliver` before each."""
+        """All ready messages, for a caller that calls `deliver` for each."""
         taken, self._ready = list(self._ready), deque()
         return [message for message in taken if message._state == HELD]
 
     def deliver(self, message: Leased) -> bool:
-        """The application gets it now. False when it is not to be had any more."""
+        """Mark the message as delivered. False if it is not available any more."""
         now = self._loop.time()
         if message._state != HELD:
             return False
@@ -167,19 +182,19 @@ class InFlightRecords:
         return True
 
     async def wait_deliverable(self, message: Leased) -> bool:
-        """`deliver`, once it is known whether the lease is still there. False as well when nothing is to begin."""
+        """`deliver`, once a suspect lease is verified. False as well after `stop`."""
         while message._is_suspect and message._state == HELD and not self._is_stopped:
             await self._state_change()
         return not self._is_stopped and self.deliver(message)
 
     def stop(self) -> None:
-        """Nothing is to begin any more."""
+        """Deliver nothing more."""
         self._is_stopped = True
         self.record_available.set()
         self.state_changed.set()
 
-    async def known(self, message: Leased) -> None:
-        """Wait until the broker has said what becomes of a message that is being settled."""
+    async def wait_acknowledged(self, message: Leased) -> None:
+        """Wait for the result of an acknowledgement in flight."""
         while message._state == ACKNOWLEDGING:
             await self._state_change()
 
@@ -187,15 +202,16 @@ class InFlightRecords:
         self.state_changed.clear()
         await self.state_changed.wait()
 
-    # -- what becomes of leases --------
+    # -- acknowledgement and loss --------
 
     @property
     def delivered(self) -> int:
-        """Records that the application has got, and is not done with."""
+        """Records that the application has and did not acknowledge yet."""
         return self.held - self.acknowledging - self.undelivered
 
     def start_acknowledging(self, messages: Sequence[Leased]) -> tuple[list[Leased], list[Leased]]:
-        """Somebody is done with them: with those that are held; the others are not, any more, or were named before."""
+        """Mark the held messages as being acknowledged. Returns them and the others, which are lost or already
+        marked."""
         held: list[Leased] = []
         others: list[Leased] = []
         for message in messages:
@@ -208,7 +224,7 @@ class InFlightRecords:
         return held, others
 
     def acknowledged(self, partition: TopicPartition, messages: Sequence[Leased], kind: int) -> None:
-        """The broker has stored what was said of these."""
+        """The broker has stored the acknowledgement of these messages."""
         held = self._held.get(partition, {})
         for message in messages:
             offset = message[2]
@@ -234,29 +250,33 @@ class InFlightRecords:
                 listener(message)
 
     def restore(self, message: Leased) -> None:
-        """It could not be settled as was asked, and is as it was."""
+        """The acknowledgement was refused; the message is held as before."""
         if message._state == ACKNOWLEDGING:
             message._state = HELD
             self.acknowledging -= 1
             self.state_changed.set()
 
     def renewed(self, message: Leased, lock_s: float) -> None:
-        """The broker has extended the lease just now, by so many seconds (0: as long as it was)."""
+        """The broker has renewed the lease now, for `lock_s` seconds (0: as long as before)."""
         old = message._lease
         lock_s = lock_s or old.lock_s
         deadline = self._loop.time() + lock_s
         message._lease = Lease(old.ack_target, deadline, lock_s, old.extend_until, old.each_bytes)
-        self._believed(message)
+        self._verified(message)
         self._watch(message._lease)
 
     def not_renewed(self, message: Leased) -> None:
-        """It would not. Who has begun with it may still try to settle it; nobody else gets it any more."""
+        """The renewal was refused. A delivered message may still be acknowledged; others are lost."""
         if message._extend_until is None:
             self.mark_lost(message)
         message._extend_until = 0.0
-        self._believed(message)
+        self._verified(message)
 
-    def _believed(self, message: Leased) -> None:
+    def set_renewal(self, message: Leased, renewal: int) -> None:
+        """State of a renewal: `NOT_RENEWING`, `RENEWAL_WAITS` or `RENEWAL_SENT`."""
+        message._renewal = renewal
+
+    def _verified(self, message: Leased) -> None:
         message._renewal = NOT_RENEWING
         if message._is_suspect:
             message._is_suspect = False
@@ -275,7 +295,7 @@ class InFlightRecords:
             if message._extend_until is None:
                 self._count_delivered(message)
         if message._is_suspect:
-            self._believed(message)
+            self._verified(message)
         self.state_changed.set()
         self._on_capacity()
 
@@ -283,10 +303,10 @@ class InFlightRecords:
         self.undelivered -= 1
         self.undelivered_bytes -= message._lease.each_bytes
 
-    # -- sessions that end --------
+    # -- ended sessions --------
 
     def session_ended(self, node: int) -> None:
-        """The leases that this broker gave may be gone."""
+        """The leases granted by this broker may be gone."""
         for partition, held in self._held.items():
             if self._nodes[partition] == node and held:
                 self._suspects[partition] = node
@@ -300,7 +320,7 @@ class InFlightRecords:
         return self._suspects
 
     def verify(self, partition: TopicPartition, *, can_renew: bool) -> None:
-        """The time to do so; without a way to ask, what nobody has begun with is given up."""
+        """Verify suspect leases by renewing them; without renewals, records that were not delivered are lost."""
         del self._suspects[partition]
         for message in list(self._held.get(partition, {}).values()):
             if not message._is_suspect:
@@ -314,16 +334,16 @@ class InFlightRecords:
     # -- time --------
 
     def seconds_left(self, message: Leased) -> float:
-        """Until its lease ends, as far as is known."""
+        """Seconds until the lease ends, as far as known."""
         return message._lease.deadline - self._loop.time()
 
     def all_held(self) -> Iterator[Leased]:
-        """Whatever is neither settled nor lost."""
+        """Records that are neither acknowledged nor lost."""
         for held in self._held.values():
             yield from list(held.values())
 
     def close(self) -> None:
-        """Whatever is held is let go."""
+        """Mark all held records as lost."""
         self._earliest_timer.cancel()
         for message in list(self.all_held()):
             self.mark_lost(message)
@@ -336,9 +356,9 @@ class InFlightRecords:
         self._earliest_timer.set(lease.deadline - lease.lock_s / 2 if extends else lease.deadline)
 
     def _look(self) -> None:
-        """Extend what is due, give up what is over."""
+        """Renew leases that are due, mark records with ended leases as lost."""
         now = self._loop.time()
-        moment, step, over = float("inf"), float("inf"), 0
+        next_time, step, over = float("inf"), float("inf"), 0
         for message in self.all_held():
             if message._state != HELD:
                 continue
@@ -356,15 +376,15 @@ class InFlightRecords:
                     message._renewal = RENEWAL_WAITS
                     self.renew(message)
                     due = lease.deadline
-            moment, step = min(moment, due), min(step, lease.lock_s / _GATHER_PARTS)
+            next_time, step = min(next_time, due), min(step, lease.lock_s / _GATHER_PARTS)
         if over:
-            logger.info("share group %s: %d leases are over", self._options.group, over)
-        if moment < float("inf"):
-            self._earliest_timer.set(max(moment, now + step))
+            logger.info("share group %s: %d leases ended", self._options.group, over)
+        if next_time < float("inf"):
+            self._earliest_timer.set(max(next_time, now + step))
 
 
 def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
-    """Runs of messages in the same delivery of which each is the next in the log."""
+    """Runs of messages with consecutive offsets and equal delivery counts."""
     runs: list[list[Leased]] = []
     run: list[Leased] = []
     topic, partition, expected, count = "", -1, -1, 0
@@ -382,3 +402,122 @@ def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
         run.append(message)
         expected = offset + 1
     return runs
+
+
+KEPT_BYTES_MAX: Final = 8 << 20
+
+
+class _UnreadBatch(NamedTuple):
+    """Ascending decoded records of one batch that were not leased yet. The CRC identifies the batch."""
+
+    base_offset: int
+    crc: int
+    size: int
+    rows: list[Leased]
+
+
+class AcquiredRecordReader:
+    """Decodes the records of share fetches.
+
+    A broker returns whole batches, of which only some records may be leased, and returns the same batch again for the
+    next ones. The decoded, not yet leased records are kept, so that a large batch is decoded once and not per fetch:
+    one batch per partition, and `KEPT_BYTES_MAX` of batches in all.
+    """
+
+    def __init__(self, batch_bytes_max: int) -> None:
+        self._batch_bytes_max = batch_bytes_max
+        self._unread_batches: dict[TopicPartition, _UnreadBatch] = {}
+        self._kept_bytes = 0
+
+    def read(
+        self, partition: TopicPartition, records: memoryview, acquired: Acquired
+    ) -> tuple[list[Leased], list[tuple[int, int, int]]]:
+        """The acquired records (first offset, last, delivery count), and the ranges without record, each with its
+        acknowledgement: `GAP` where the log has no record (after compaction), `RELEASE` where the bytes are missing.
+
+        Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` for records that cannot be decoded.
+        """
+        firsts = [first for first, _, _ in acquired]
+        last_acquired = acquired[-1][1]
+        found: list[Leased] = []
+        end = -1
+        for position, header, is_visible in visible_batches(
+            records, partition, firsts[0], read_committed=False
+        ):
+            end = header.last_offset
+            if not is_visible or header.base_offset > last_acquired:
+                continue
+            rows = self._rows(partition, header, records[position : position + header.size], firsts[0])
+            if rows:
+                begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
+                _pick(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
+            self._keep(partition, header, rows, last_acquired)
+        if len(found) == sum(last - first + 1 for first, last, _ in acquired):
+            return found, []
+        return found, _holes([message.offset for message in found], acquired, end)
+
+    def _rows(
+        self, partition: TopicPartition, header: BatchHeader, batch: memoryview, first: int
+    ) -> list[Leased]:
+        """Ascending records of a batch from `first` on; earlier ones may be included."""
+        unread = self._unread_batches.get(partition)
+        is_kept = unread is not None and (unread.base_offset, unread.crc) == (header.base_offset, header.crc)
+        if unread is not None and is_kept and unread.rows[0].offset <= first:
+            return unread.rows[bisect_left(unread.rows, first, key=_offset) :]
+        if header.codec and header.record_count * RECORD_BYTES > self._batch_bytes_max:
+            raise InvalidRecord(
+                f"{partition.topic}-{partition.partition} at offset {header.base_offset}: {header.record_count} records"
+                f" in one batch are more than batch_bytes_max ({self._batch_bytes_max}) allows"
+            )
+        limit = max(header.size, self._batch_bytes_max)
+        return read_rows(batch, Leased, *partition, max_output_bytes=limit)
+
+    def _keep(
+        self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired: int
+    ) -> None:
+        old = self._unread_batches.pop(partition, None)
+        if old is not None:
+            self._kept_bytes -= old.size
+        unread = rows[bisect_right(rows, last_acquired, key=_offset) :]
+        if not unread or header.size > KEPT_BYTES_MAX:
+            return
+        if self._kept_bytes + header.size > KEPT_BYTES_MAX:
+            self._unread_batches.clear()
+            self._kept_bytes = 0
+        self._unread_batches[partition] = _UnreadBatch(header.base_offset, header.crc, header.size, unread)
+        self._kept_bytes += header.size
+
+
+_offset = itemgetter(2)
+
+
+def _pick(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
+    """Add the acquired rows, each with the delivery count of its range."""
+    at = 0
+    for first, last, count in acquired:
+        at = bisect_left(rows, first, at, key=_offset)
+        end = bisect_right(rows, last, at, key=_offset)
+        picked = rows[at:end]
+        if count != 1:
+            for message in picked:
+                message.delivery_count = count
+        found += picked
+        at = end
+
+
+def _holes(offsets: Sequence[int], acquired: Acquired, end: int) -> list[tuple[int, int, int]]:
+    """The acquired ranges without records. `end`: the last offset read."""
+    holes: list[tuple[int, int, int]] = []
+    at = 0
+    for first, last, _ in acquired:
+        expected = first
+        while at < len(offsets) and offsets[at] <= last:
+            if offsets[at] > expected:
+                holes.append((expected, offsets[at] - 1, GAP))
+            expected = offsets[at] + 1
+            at += 1
+        if expected <= min(last, end):
+            holes.append((expected, min(last, end), GAP))
+        if (missing := max(expected, end + 1)) <= last:
+            holes.append((missing, last, RELEASE))
+    return holes

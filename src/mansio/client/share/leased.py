@@ -1,7 +1,7 @@
-"""What a receiver hands out, what it was asked for, and what can go wrong with a lease.
+"""Leased messages, options of a receiver, and errors of leases.
 
-A `Leased` is a `Message` that belongs to this member for a while. Always true: it is settled at most once; what this
-client knows to be lost is not settled any more, and what it does not know the broker refuses.
+A `Leased` is a `Message` that is leased to this member. Invariants: it is acknowledged at most once; a message that
+the client knows to be lost is not acknowledged any more, and the broker refuses an acknowledgement of any other.
 
 Source: KIP-932 (share groups), KIP-1222 (renewal). Delays and reasons are Mansio's own (`wire.apis.mansio_apis`).
 """
@@ -27,7 +27,7 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """Types of acknowledgement, as the protocol numbers them."""
 
 HELD, ACKNOWLEDGING, ACKNOWLEDGED, LOST = range(4)
-"""What this client knows of a lease."""
+"""State of a lease as known to the client."""
 
 NOT_RENEWING, RENEWAL_WAITS, RENEWAL_SENT = range(3)
 
@@ -35,17 +35,17 @@ MILLISECONDS_PER_SECOND: Final = 1000
 
 
 class LeaseLost(InvalidRecordState):
-    """The record is not leased by this member any more: its lease ended, or the connection that it belonged to. It
-    comes again, to whichever member. Where an answer was lost on the way it may have been settled all the same."""
+    """The record is not leased by this member any more: its lease or the connection of the lease ended. It is delivered
+    again, to any member. If a response was lost, the acknowledgement may have been stored nevertheless."""
 
 
 class DelayNotOffered(UnsupportedVersion):
-    """The broker knows no delay of its own for a retry (Apache Kafka does not): leave `after` out."""
+    """The broker does not support retry delays (Apache Kafka does not): omit `after`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOptions:
-    """How to receive; see `Client.receive` for the meaning."""
+    """Options of a receiver; `Client.receive` describes them."""
 
     group: str
     max_records: int = 500
@@ -56,34 +56,33 @@ class ReceiveOptions:
     prefetch_bytes_max: int = 32 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
     close_ms_max: float = 5_000
-    """How long closing may wait for brokers that do not answer."""
+    """Maximum time that closing waits for brokers."""
     backoff: Backoff = DEFAULT_BACKOFF
 
     def __post_init__(self) -> None:
         if not self.group:
-            raise InvalidRequest("receiving needs a group")
+            raise InvalidRequest("a receiver needs a group")
         if not 0 < self.max_records <= 100_000:
-            raise InvalidRequest(f"max_records is from 1 to 100000, not {self.max_records}")
+            raise InvalidRequest(f"max_records must be from 1 to 100000, not {self.max_records}")
         if self.extend_max_ms < 0:
             raise InvalidRequest("extend_max_ms must not be negative")
 
 
 class AckTarget(Protocol):
-    """Who settles leases: a receiver's `settles.AckSender`."""
+    """Acknowledges leased messages: `ack_sender.AckSender`."""
 
     async def acknowledge(self, message: Leased, kind: int, *, delay_ms: int = -1, reason: str = "") -> None:
-        """Returns when it is so; `LeaseLost`, or what the broker refused."""
+        """Returns when it is stored. Raises `LeaseLost`, or the error of the broker."""
 
     def seconds_left(self, message: Leased) -> float:
-        """Until the lease ends; below 0 when it has."""
+        """Seconds until the lease ends, negative after that."""
 
 
 class Lease:
-    """What records have in common that came in one answer, or whose leases were extended together.
+    """Shared data of records leased by one response, or renewed together.
 
-    Times are the loop's, in seconds. `extend_until`: up to when it is extended while the application has not got
-    the record;
-    `each_bytes`: what one of the records takes, about.
+    Times are those of the loop, in seconds. `extend_until`: time up to which the lease is renewed before delivery;
+    `each_bytes`: approximate size of one record.
     """
 
     __slots__ = ("ack_target", "deadline", "each_bytes", "extend_until", "lock_s")
@@ -99,70 +98,71 @@ class Lease:
 
 
 class Leased(Message):
-    """A record that this member has for a while, and that nobody else in the group gets meanwhile.
+    """A record leased to this member; no other member of the group receives it during the lease.
 
-    Say what became of it: `ack`, `retry` or `reject`; what is not settled comes again when its lease ends.
+    Call `ack`, `retry` or `reject`. A record without acknowledgement is delivered again when its lease ends.
     """
 
-    # What changes is kept beside the tuple, in the instance's dict: `wire.batch.record_reader` makes them as rows.
+    # Mutable state is kept in the instance's dict: `wire.batch.record_reader` makes them as rows.
     delivery_count: int = 1
-    """Which delivery of the record in this group this is, from 1."""
+    """Delivery count of the record in this group, from 1."""
     _lease: Lease
     _state: int = HELD
     _ack_type: int = GAP
     _extend_until: float | None = None
-    """Up to when its lease is extended; None: the application has not got it yet."""
+    """Time up to which the lease is renewed; None before delivery to the application."""
     _is_suspect: bool = False
     _renewal: int = NOT_RENEWING
 
     @property
     def lease_until(self) -> datetime:
-        """When the lease ends if nobody extends it, by this machine's clock, in UTC."""
+        """End of the lease if it is not renewed, by the local clock, in UTC."""
         return datetime.now(UTC) + timedelta(seconds=self._lease.ack_target.seconds_left(self))
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether it was acknowledged, given back or rejected, and the broker has said yes."""
+        """Whether the broker has confirmed an `ack`, `retry` or `reject`."""
         return self._state == ACKNOWLEDGED
 
     @property
     def is_lost(self) -> bool:
-        """Whether this client knows that the lease is over without having been settled."""
+        """Whether the client knows that the lease ended without acknowledgement."""
         return self._state == LOST
 
     async def ack(self) -> None:
-        """It is done with; returns when that is stored. `LeaseLost`."""
+        """Accept the record; returns when that is stored. Raises `LeaseLost`."""
         await self._lease.ack_target.acknowledge(self, ACCEPT)
 
     async def retry(self, after: float | None = None) -> None:
-        """Give it back, to be tried again by any member `after` so many seconds; None: after the group's backoff
-        (`mansio.retry.backoff.ms`, growing with each try). At the group's `share.delivery.count.limit` it goes to the
-        dead letters instead. `LeaseLost`; `DelayNotOffered` for a delay where the broker knows none."""
+        """Release the record for delivery to any member `after` so many seconds; None for the group's backoff
+        (`mansio.retry.backoff.ms`, growing with each attempt). At the group's `share.delivery.count.limit` it is
+        dead-lettered instead. Raises `LeaseLost`; `DelayNotOffered` if the broker does not support delays."""
         if after is not None and not 0 <= after < 1e9:
-            raise InvalidRequest(f"a record cannot be tried again after {after} seconds")
+            raise InvalidRequest(f"`after` must be at least 0 and below 1e9 seconds, not {after}")
         delay_ms = -1 if after is None else round(after * MILLISECONDS_PER_SECOND)
         await self._lease.ack_target.acknowledge(self, RELEASE, delay_ms=delay_ms)
 
     async def reject(self, reason: str = "") -> None:
-        """No member is to try it again: it goes to the group's dead-letter topic, with `reason` in its headers where
-        the broker is Mansio (Apache Kafka keeps none). `LeaseLost`."""
+        """Reject the record: it is copied to the group's dead-letter topic with `reason` in its headers (Apache Kafka
+        drops the reason) and not delivered again. Raises `LeaseLost`."""
         await self._lease.ack_target.acknowledge(self, REJECT, reason=reason)
 
     async def extend(self) -> None:
-        """The lease lasts the group's `share.record.lock.duration.ms` from now (KIP-1222). `LeaseLost`;
-        `UnsupportedVersion` where the broker cannot do that."""
+        """Renew the lease: it lasts the group's `share.record.lock.duration.ms` from now (KIP-1222). Raises
+        `LeaseLost`;
+        `UnsupportedVersion` if the broker does not renew leases."""
         await self._lease.ack_target.acknowledge(self, RENEW)
 
 
 class AckListener(Protocol):
-    """Who is told what becomes of what was said."""
+    """Receives results of acknowledgements."""
 
     def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
-        """It is known of these; called on the loop's thread, and raises nothing."""
+        """The result of these messages; called on the event loop, must not raise."""
 
 
 class AckFuture:
-    """What one or more settles that somebody waits for together came to. The first error counts."""
+    """Result of acknowledgements awaited together; the first error is raised."""
 
     __slots__ = ("_error", "_future", "_left")
 
@@ -172,7 +172,7 @@ class AckFuture:
         self._error: MansioError | None = None
 
     def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
-        """It is known what became of these."""
+        """The result of these messages."""
         self._left -= len(messages)
         self._error = self._error or error
         if self._left or self._future.done():

@@ -1,4 +1,4 @@
-"""Receiving: records on lease, each settled by itself, shared among all members of a group (KIP-932).
+"""Receiver: leased records, acknowledged one by one and shared among the members of a group (KIP-932).
 
     async with client.receive("orders", group="billing") as receiver:
         async for message in receiver:
@@ -8,13 +8,14 @@
             except Busy:
                 await message.retry(after=30)
 
-or, with workers, tries and order kept by the receiver: `await receiver.run(handle, mode="by_key", concurrency=8)`.
+or, with workers, retries and ordering by the receiver: `await receiver.run(handle, mode="by_key", concurrency=8)`.
 
-Owns the course of a receiver: joining, handing out, the end. What is on lease is `lease_book`'s business, fetching
-`lease_fetcher`'s, settling `settles`'s, the group `share_member`'s.
+Owns the life cycle of a receiver: joining, delivery, closing. `in_flight_records` keeps the leased records,
+`share_fetcher` fetches, `ack_sender` acknowledges, `share_member` takes part in the group.
 
-Always true: a message is handed out while its lease lasts, as far as is known here, and once for each delivery; closing
-says what was settled, and releases the rest at once, which counts for no try; nothing here waits for ever for a broker.
+Invariants: a message is delivered while its lease lasts, as far as the client knows, and once per delivery. Closing
+sends pending acknowledgements and releases other records at once, which does not count as an attempt. Nothing here
+waits for a broker without a time limit.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.client.share.ack_sender import AckSender
-from mansio.client.share.delivery_order import keep_order, retry_policy
-from mansio.client.share.handler_runner import DRAIN_MS, HandlerRunner
+from mansio.client.share.handler_runner import DRAIN_MS, HandlerRunner, ensure_order, retry_policy
 from mansio.client.share.in_flight_records import InFlightRecords
 from mansio.client.share.leased import ACCEPT
 from mansio.client.share.share_fetcher import ShareFetcher
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Made by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `async with` or `close()`."""
+    """Created by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `async with` or `close()`."""
 
     def __init__(self, cluster: Cluster, topics: str | Iterable[str], options: ReceiveOptions) -> None:
         self._topics = [topics] if isinstance(topics, str) else list(topics)
@@ -73,7 +73,7 @@ class Receiver:
         self._membership: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._failure: MansioError | None = None
-        self._is_over_for_good = False
+        self._is_fatal = False
         self._is_stopped = False
         self._run: HandlerRunner | None = None
 
@@ -89,7 +89,7 @@ class Receiver:
     ) -> None:
         await self.close()
 
-    # -- handing out --------
+    # -- delivery --------
 
     def __aiter__(self) -> Self:
         return self
@@ -101,27 +101,29 @@ class Receiver:
         return found[0]
 
     async def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
-        """What there is, at most `max_records` (None: all); waits for one record. Nothing when none came within the
-        time, or when the receiver is stopped. Raises what is wrong with the group or with records that cannot be read
-        (such are given back), and `InvalidRequest` for less than one record."""
+        """Available messages, at most `max_records` (None: all); waits for one record.
+
+        Returns an empty list after `timeout_ms` or when the receiver is stopped. Raises errors of the group and of
+        records that cannot be decoded (these are released), and `InvalidRequest` if `max_records` is below 1.
+        """
         return await self._next(max_records, timeout_ms)
 
     async def batches(self, max_records: int | None = None) -> AsyncIterator[list[Leased]]:
-        """What there is, at most `max_records` (None: all) at a time, until `stop()`. With `ack` of each batch this is
-        the cheapest way to receive much."""
+        """Lists of available messages, at most `max_records` (None: all) each, until `stop()`. With one `ack` per list
+        this is the most efficient form of receiving."""
         while found := await self._next(max_records, None):
             yield found
 
     async def ack(self, messages: Sequence[Leased]) -> None:
-        """Acknowledge many at once; returns when all is known. Raises the first error, `LeaseLost` most likely; the
-        others are acknowledged all the same, `is_settled` says which."""
+        """Acknowledge many messages; returns when all results are known. Raises the first error, usually
+        `LeaseLost`; the other messages are acknowledged nevertheless (see `is_acknowledged`)."""
         await self._ack_sender.acknowledge_all(messages, ACCEPT)
 
     async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
         if self._run is not None:
             raise InvalidRequest("the receiver is running a handler")
         if most is not None and most < 1:
-            raise InvalidRequest(f"max_records is {most}: at least one record is asked for")
+            raise InvalidRequest(f"max_records is {most}: it must be at least 1")
         if (
             self._membership is not None
             and not self._is_stopped
@@ -147,12 +149,12 @@ class Receiver:
     def _raise_failure(self) -> None:
         failure = self._failure
         if failure is not None:
-            if not self._is_over_for_good:
+            if not self._is_fatal:
                 self._failure = None
             raise failure
 
-    def _raise_for_good(self) -> None:
-        if self._is_over_for_good:
+    def _raise_if_fatal(self) -> None:
+        if self._is_fatal:
             self._raise_failure()
         elif self._failure is not None:
             logger.warning("share group %s: %s", self._options.group, self._failure)
@@ -165,15 +167,15 @@ class Receiver:
 
     @property
     def member_id(self) -> str:
-        """This member's name in the group, as `admin.shares` shows it."""
+        """Id of this member in the group, as shown by `admin.shares`."""
         return self._member.member_id
 
     @property
     def held(self) -> int:
-        """Records that are leased by this member and not settled."""
+        """Number of records leased by this member and not acknowledged yet."""
         return self._in_flight_records.held
 
-    # -- a handler --------
+    # -- handler --------
 
     async def run(
         self,
@@ -185,23 +187,24 @@ class Receiver:
     ) -> None:
         """Call `handler(message)` for every record, `concurrency` at a time, until `stop()`; then close.
 
-        What the handler returns is awaited if it can be. A message that it has not settled itself is acknowledged when
-        it returns, together with others, and nothing but what has to come after it waits for that. When it raises, by
-        mode:
-        * "parallel": the record is given back, and tried again after the group's backoff, by whichever member.
-        * "fifo": one record of a partition at a time, in order; "by_key": one of a key in a partition at a time, in
-          order (records without a key have none). The record is tried again in place, after the group's backoff; after
-          `share.delivery.count.limit` tries it is rejected, with the error as the reason. Nothing of its partition, or
-          key, passes it, here or at another member: that takes the group setting `mansio.share.order=partition`, with
-          which a partition's records are in the hands of one member at a time, and which is set for a group that is
-          new. `InvalidConfig` where the group is not new and has it not, `UnsupportedVersion` where the broker does not
-          know it. A handler that gives a record back itself (`retry`) gives back those behind it, too.
+        An awaitable result of the handler is awaited. A message that the handler did not acknowledge itself is
+        acknowledged when it returns, together with others; only records that must follow it wait for that. If the
+        handler raises, the mode decides:
+        * "parallel": the record is released and delivered again after the group's backoff, to any member.
+        * "fifo": records of a partition are handled one at a time, in order; "by_key": records of one key in a
+          partition are (records without a key have no order). A failed record is handled again in place after the
+          group's backoff; after `share.delivery.count.limit` attempts it is rejected with the error as the reason. No
+          record of its partition, or key, overtakes it, in this member or another one. This needs the group setting
+          `mansio.share.order=partition`, with which only one member at a time holds records of a partition, and which
+          is set automatically for a new group. Raises `InvalidConfig` if the group is in use without it,
+          `UnsupportedVersion` if the broker does not support it. A handler that releases a record itself (`retry`)
+          releases the ones behind it, too.
 
-        After `stop()` nothing is begun, and what runs may go on for `drain_ms`; what is done by then is acknowledged,
-        the rest cancelled and given back at once, which counts for no try.
+        After `stop()` no handler is started. Running ones may continue for `drain_ms`; messages done by then are
+        acknowledged, the others are cancelled and released at once, which does not count as an attempt.
 
-        Raises what is wrong with the group, and what the broker says to whatever is settled, again and again, if that
-        is no passing trouble; the handler's own errors go to the log.
+        Raises errors of the group, and a non-transient error with which the broker repeatedly refuses
+        acknowledgements. Errors of the handler are logged.
         """
         if self._run is not None or self._membership is not None:
             raise InvalidRequest("the receiver is in use")
@@ -217,16 +220,16 @@ class Receiver:
             run.stop()
         try:
             if mode != "parallel":
-                await keep_order(self._cluster, self._options.group)
+                await ensure_order(self._cluster, self._options.group)
                 run.retry_policy = await retry_policy(self._cluster, self._options.group)
             await self.start()
-            await run.until_stopped(self._raise_for_good)
+            await run.until_stopped(self._raise_if_fatal)
         finally:
             await self.close()
 
     def stop(self) -> None:
-        """Hand out and begin nothing more. `run` returns when what runs has ended, an iteration at once. May be called
-        from a signal handler of the loop."""
+        """Deliver nothing more. `run` returns when running handlers have ended, an iteration returns at once. May
+        be called from a signal handler of the loop."""
         self._is_stopped = True
         self._fetcher.pause()
         self._in_flight_records.stop()
@@ -236,7 +239,7 @@ class Receiver:
     # -- starting and ending --------
 
     async def start(self) -> None:
-        """Join the group and begin to fetch. `poll`, `run` and iterating do this too."""
+        """Join the group and start fetching. `poll`, `run` and iteration do so, too."""
         async with self._starting:
             if self._membership is not None or self._is_stopped:
                 return
@@ -245,7 +248,7 @@ class Receiver:
             self._membership = self._loop.create_task(self._be_member())
 
     async def close(self) -> None:
-        """Say what was settled, release what is held, leave the group. Closing twice is harmless."""
+        """Send pending acknowledgements, release held records, leave the group. May be called twice."""
         if self._closing is None:
             self.stop()
             self._closing = self._loop.create_task(self._end())
@@ -260,7 +263,7 @@ class Receiver:
                 await self._ack_sender.idle.wait()
                 await self._fetcher.end_sessions()
         except TimeoutError:
-            logger.warning("share group %s: not all was said before closing", self._options.group)
+            logger.warning("share group %s: closed with unsent acknowledgements", self._options.group)
         finally:
             await self._fetcher.close()
             await self._tasks.end()
@@ -272,7 +275,7 @@ class Receiver:
         try:
             await self._member.run()
         except MansioError as error:
-            self._is_over_for_good = True
+            self._is_fatal = True
             self._failure = error
             self._in_flight_records.record_available.set()
 
@@ -280,7 +283,7 @@ class Receiver:
         self._fetcher.assign(partitions)
 
     def _failed(self, error: MansioError) -> None:
-        if not self._is_over_for_good:
+        if not self._is_fatal:
             self._failure = self._failure or error
         self._in_flight_records.record_available.set()
 

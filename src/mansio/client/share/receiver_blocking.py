@@ -1,7 +1,7 @@
-"""Receiving without asyncio: the twins of `receive.Receiver` and of the messages it hands out.
+"""Blocking proxies of `receiver.Receiver` and of its messages.
 
-Handlers given to `run` are called on threads of their own, one for each record that is being worked on. Always true: a
-public name here means what it means there; messages and receivers may be shared between threads.
+Handlers passed to `run` are called in threads, one for each record being handled. Public names have the same meaning as
+in the asyncio classes. Messages and receivers may be shared between threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Leased(Message):
 
     @classmethod
     def of(cls, thread: LoopThread, original: leased.Leased) -> Self:
-        """The twin of a message."""
+        """The blocking proxy of a message."""
         made = tuple.__new__(cls, original)
         made._thread, made._original = thread, original
         return made
@@ -45,22 +45,22 @@ class Leased(Message):
 
     @property
     def delivery_count(self) -> int:
-        """Which delivery of the record in this group this is, from 1."""
+        """Delivery count of the record in this group, from 1."""
         return self._original.delivery_count
 
     @property
     def lease_until(self) -> datetime:
-        """When the lease ends if nobody extends it, by this machine's clock, in UTC."""
+        """End of the lease if it is not renewed, by the local clock, in UTC."""
         return self._original.lease_until
 
     @property
     def is_acknowledged(self) -> bool:
-        """Whether it was acknowledged, given back or rejected, and the broker has said yes."""
+        """Whether the broker has confirmed an `ack`, `retry` or `reject`."""
         return self._original.is_acknowledged
 
     @property
     def is_lost(self) -> bool:
-        """Whether this client knows that the lease is over without having been settled."""
+        """Whether the client knows that the lease ended without acknowledgement."""
         return self._original.is_lost
 
 
@@ -69,7 +69,7 @@ Handler = Callable[[Leased], object]
 
 
 class Receiver(BlockingProxy[receiver.Receiver]):
-    """Made by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `with` or `close()`."""
+    """Created by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `with` or `close()`."""
 
     def __init__(self, thread: LoopThread, original: receiver.Receiver) -> None:
         super().__init__(thread, original)
@@ -86,7 +86,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
 
     @property
     def member_id(self) -> str:
-        """This member's name in the group, as `admin.shares` shows it."""
+        """Id of this member in the group, as shown by `admin.shares`."""
         return self._original.member_id
 
     @property
@@ -108,23 +108,23 @@ class Receiver(BlockingProxy[receiver.Receiver]):
                 raise StopIteration
 
     def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
-        """What there is; see the asyncio twin."""
+        """Available messages; see the asyncio class."""
         found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
         return [Leased.of(self._thread, message) for message in found]
 
     def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
-        """What there is, at most so many at a time, until `stop()`; see the asyncio twin."""
+        """Lists of available messages until `stop()`; see the asyncio class."""
         while found := self.poll(max_records=max_records):
             yield found
 
     def ack(self, messages: Sequence[Leased]) -> None:
-        """Acknowledge many at once; see the asyncio twin."""
+        """Acknowledge many messages; see the asyncio class."""
         self._thread.run(self._original.ack([message._original for message in messages]))
 
     def run(
         self, handler: Handler, *, mode: Mode = "parallel", concurrency: int = 10, drain_ms: float = DRAIN_MS
     ) -> None:
-        """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio twin. A
+        """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio class. A
         handler that goes on after `drain_ms` is not waited for; its record was given back."""
         with_threads = ThreadPoolExecutor(concurrency, thread_name_prefix="mansio-handler")
 

@@ -1,8 +1,8 @@
-"""One member of a share group (KIP-932): it says that it is alive, and is told which partitions to fetch.
+"""Member of a share group (KIP-932): sends heartbeats and receives its assignment.
 
-Owns the member's id, which it chooses itself, and its epoch. Always true: `on_assigned` hears of every assignment,
-once, and with the ids and names of its topics; a member that was put out joins again with its id, and keeps what it
-fetches until it is told otherwise: partitions are shared, so nobody else has to wait for them.
+Owns the member id, which it generates, and the member epoch. Invariants: `on_assigned` receives each assignment once,
+with ids and names of its topics. A fenced member joins again with its id and keeps its partitions until it gets another
+assignment: partitions are shared, so no other member waits for them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ShareMember:
         self.epoch = JOIN_EPOCH
 
     async def run(self) -> None:
-        """Be a member. Raises what no retry can heal (`InvalidGroupId`, `GroupMaxSizeReached`,
+        """Take part in the group. Raises errors that a retry cannot resolve (`InvalidGroupId`, `GroupMaxSizeReached`,
         `InconsistentGroupProtocol`, `UnsupportedVersion`, ...)."""
         failures = 0
         while True:
@@ -61,7 +61,7 @@ class ShareMember:
                 interval_ms = await self._beat()
                 failures = 0
             except (UnknownMember, FencedMemberEpoch) as error:
-                logger.info("member %s was put out of share group %s: %s", self.member_id, self.group, error)
+                logger.info("member %s was fenced from share group %s: %s", self.member_id, self.group, error)
                 self.epoch = JOIN_EPOCH
                 interval_ms = 0.0
                 failures += 1
@@ -76,7 +76,7 @@ class ShareMember:
             await asyncio.sleep(interval_ms / 1000)
 
     async def leave(self, *, timeout_ms: float) -> None:
-        """Tell the group that this member is going."""
+        """Leave the group."""
         if self.epoch > JOIN_EPOCH:
             self.epoch = LEAVE_EPOCH
             try:
@@ -86,7 +86,7 @@ class ShareMember:
         await self._cluster.close_channel(self._channel)
 
     async def _beat(self) -> float:
-        """One heartbeat; in how many milliseconds the next one is due."""
+        """Send one heartbeat; returns the time until the next one in milliseconds."""
         topics = self._topics if self.epoch == JOIN_EPOCH else None
         answer = await self._ask(topics, retry_timeout_ms=self._cluster.retry_timeout_ms)
         self.epoch = answer.member_epoch
@@ -114,7 +114,7 @@ class ShareMember:
         )
 
     async def _resolve(self, on_result: list[Any]) -> None:
-        """Find the names of what was assigned. What has none yet is looked for at every heartbeat."""
+        """Resolve the names of assigned topics. Unresolved ones are looked up again with every heartbeat."""
         names = self._names()
         if any(bytes(topic.topic_id) not in names for topic in on_result):
             await self._cluster.refresh(self._topics)
