@@ -44,7 +44,7 @@ class World:
         """Lease these and reject them, and wait for their letters."""
 
         async def lease() -> bool:
-            from mansio.config.topic_config import Change, Operation
+            from mansio.config.config_def import Change, Operation
 
             configs = self.service.group_configs
             assert configs is not None

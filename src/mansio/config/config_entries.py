@@ -19,7 +19,7 @@ from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.config.config_def import TopicConfigKey
+    from mansio.config.config_def import ConfigKey
     from mansio.config.settings import Specification
 
 
@@ -84,13 +84,13 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
     return entries
 
 
-def documentation(row: TopicConfigKey) -> str:
+def documentation(row: ConfigKey) -> str:
     """What a topic setting means, and from when on it works."""
     return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
 
 
 def _topic_entry(
-    row: TopicConfigKey, configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+    row: ConfigKey, configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> ConfigEntry:
     synonyms = _default_synonyms(row, defaults, replication_factor)
     if row.name in configs:
@@ -99,7 +99,7 @@ def _topic_entry(
 
 
 def _default_synonyms(
-    row: TopicConfigKey, defaults: Mapping[str, str], replication_factor: int
+    row: ConfigKey, defaults: Mapping[str, str], replication_factor: int
 ) -> tuple[Synonym, ...]:
     built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
     default = Synonym(row.broker_name, built_in, Source.DEFAULT)

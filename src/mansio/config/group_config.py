@@ -17,42 +17,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.config import share_group_config
-from mansio.config.config_def import ConfigType
-from mansio.config.group_config_key import GroupConfigKey, milliseconds
-from mansio.config.topic_config import Operation
-from mansio.errors import InvalidConfig, InvalidRequest
+from mansio.config.config_def import ConfigDef, ConfigKey, ConfigType, integer
+from mansio.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from mansio.config.topic_config import Change
+    from collections.abc import Mapping
 
 CONSUMER_SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 CONSUMER_HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
 
 
 _KEYS: Final = (
-    GroupConfigKey(
+    ConfigKey(
         CONSUMER_SESSION_TIMEOUT,
         ConfigType.INT,
-        "group_consumer_session_timeout_ms",
-        "group.consumer.session.timeout.ms",
         "45000",
+        "group.consumer.session.timeout.ms",
         "After this long without a heartbeat a member is removed (groups of the new protocol).",
-        milliseconds(6_000, 60_000),
+        integer(6_000, 60_000),
+        broker_setting="group_consumer_session_timeout_ms",
     ),
-    GroupConfigKey(
+    ConfigKey(
         CONSUMER_HEARTBEAT_INTERVAL,
         ConfigType.INT,
-        "group_consumer_heartbeat_interval_ms",
-        "group.consumer.heartbeat.interval.ms",
         "500",
+        "group.consumer.heartbeat.interval.ms",
         "How often members are to be heard of (groups of the new protocol).",
-        milliseconds(100, 15_000),
+        integer(100, 15_000),
+        broker_setting="group_consumer_heartbeat_interval_ms",
     ),
 )
-
-SETTINGS: Final[dict[str, GroupConfigKey]] = {row.name: row for row in (*_KEYS, *share_group_config.KEYS)}
 
 NOT_OFFERED: Final[dict[str, str]] = {
     "consumer.assignment.interval.ms": "a target is computed at once, whenever it has to be",
@@ -62,14 +56,8 @@ NOT_OFFERED: Final[dict[str, str]] = {
     "streams.num.standby.replicas": "there are no streams groups",
 }
 
-
-def setting(name: str) -> GroupConfigKey:
-    """The row of a setting. Raises `InvalidConfig`."""
-    row = SETTINGS.get(name)
-    if row is None:
-        why = NOT_OFFERED.get(name)
-        raise InvalidConfig(f"{name} is not offered: {why}" if why else f"{name}: no such group setting")
-    return row
+GROUP_CONFIG: Final = ConfigDef("group", (*_KEYS, *share_group_config.KEYS), not_offered=NOT_OFFERED)
+SETTINGS: Final = GROUP_CONFIG.keys
 
 
 def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
@@ -81,31 +69,6 @@ def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
         return int(SETTINGS[name].parse(text))
     except (KeyError, ValueError):
         return default
-
-
-def apply_changes(configs: Mapping[str, str], changes: Iterable[Change]) -> dict[str, str]:
-    """The settings of a group after incremental changes (KIP-339). Raises `InvalidConfig` for a bad setting or value,
-    `InvalidRequest` for a request that makes no sense."""
-    result = dict(configs)
-    seen: set[str] = set()
-    for name, operation, value in changes:
-        if name in seen:
-            raise InvalidRequest(f"{name} is changed twice in one request")
-        seen.add(name)
-        if operation == Operation.DELETE:
-            if name not in result:
-                setting(name)
-            result.pop(name, None)
-            continue
-        if operation in (Operation.APPEND, Operation.SUBTRACT):
-            raise InvalidConfig(f"{name}: append and subtract are for lists, and this is not one")
-        if operation != Operation.SET or value is None:
-            raise InvalidRequest(f"{name}: a value is needed")
-        try:
-            result[name] = str(setting(name).parse(value))
-        except ValueError as error:
-            raise InvalidConfig(f"{name}: {error}") from error
-    return result
 
 
 def check_together(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:

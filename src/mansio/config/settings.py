@@ -703,7 +703,7 @@ def _checked_topic_defaults(values: Any) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in values.items():
         try:
-            checked[name] = topic_config.normalised(name, _as_text(value))
+            checked[name] = topic_config.TOPIC_CONFIG.normalized(name, _as_text(value))
         except InvalidConfig as error:
             raise ConfigError(f"topic_defaults: {error}") from error
     try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.config_def import ConfigType
-from mansio.config.group_config_key import GroupConfigKey, count, milliseconds, number, one_of
+from mansio.config.config_def import ConfigKey, ConfigType, decimal, integer, one_of
 from mansio.state.share_partition.types import Backoff, ShareSettings
 
 if TYPE_CHECKING:
@@ -68,49 +67,49 @@ def _topic_name(text: str) -> str:
     return name
 
 
-def _share_key(name: str, kind: ConfigType, default: str, meaning: str, parse: Any) -> GroupConfigKey:
-    return GroupConfigKey(name, kind, "", "", default, meaning, parse)
+def _share_key(name: str, kind: ConfigType, default: str, meaning: str, parse: Any) -> ConfigKey:
+    return ConfigKey(name, kind, default, "", meaning, parse)
 
 
 KEYS: Final = (
-    GroupConfigKey(
+    ConfigKey(
         SESSION_TIMEOUT,
         ConfigType.INT,
-        "group_share_session_timeout_ms",
-        "group.share.session.timeout.ms",
         "45000",
+        "group.share.session.timeout.ms",
         "After this long without a heartbeat a member of a share group is removed.",
-        milliseconds(6_000, 60_000),
+        integer(6_000, 60_000),
+        broker_setting="group_share_session_timeout_ms",
     ),
-    GroupConfigKey(
+    ConfigKey(
         HEARTBEAT_INTERVAL,
         ConfigType.INT,
-        "group_share_heartbeat_interval_ms",
-        "group.share.heartbeat.interval.ms",
         "5000",
+        "group.share.heartbeat.interval.ms",
         "How often members of a share group are to be heard of.",
-        milliseconds(100, 15_000),
+        integer(100, 15_000),
+        broker_setting="group_share_heartbeat_interval_ms",
     ),
     _share_key(
         LOCK_DURATION,
         ConfigType.INT,
         "30000",
         "How long a member of a share group has a record before others may get it.",
-        milliseconds(1_000, 60_000),
+        integer(1_000, 60_000),
     ),
     _share_key(
         DELIVERY_LIMIT,
         ConfigType.INT,
         "5",
         "How often a record is tried by a share group before it goes to the dead letters.",
-        count(2, 10),
+        integer(2, 10),
     ),
     _share_key(
         LOCKS_MAX,
         ConfigType.INT,
         "2000",
         "How many records of one partition a share group may have leased at a time.",
-        count(100, 4_000),
+        integer(100, 4_000),
     ),
     _share_key(
         OFFSET_RESET,
@@ -124,28 +123,28 @@ KEYS: Final = (
         ConfigType.STRING,
         "read_uncommitted",
         "Which records a share group gets. There are no transactions, so both values mean the same.",
-        one_of("read_uncommitted", "read_committed"),
+        one_of("read_uncommitted", "read_committed", ignore_case=True),
     ),
     _share_key(
         RENEW,
         ConfigType.BOOLEAN,
         "true",
         "Whether members of a share group may make a lease last longer (KIP-1222).",
-        one_of("true", "false"),
+        one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         ORDER,
         ConfigType.STRING,
         "none",
         "partition: no record is given out while a lower one of its partition is open, unless to the same member.",
-        one_of("none", "partition"),
+        one_of("none", "partition", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTERS,
         ConfigType.BOOLEAN,
         "true",
         "Whether what a share group rejects, or tried too often, is kept in a dead-letter topic.",
-        one_of("true", "false"),
+        one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTER_TOPIC,
@@ -159,31 +158,31 @@ KEYS: Final = (
         ConfigType.BOOLEAN,
         "true",
         "Whether a dead letter has key, value and headers of the record (KIP-1191).",
-        one_of("true", "false"),
+        one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         BACKOFF,
         ConfigType.INT,
         "1000",
         "How long a record rests before it is tried a second time; 0: not at all.",
-        milliseconds(0, _DAY_MS),
+        integer(0, _DAY_MS),
     ),
     _share_key(
         BACKOFF_MULTIPLIER,
         ConfigType.DOUBLE,
         "2.0",
         "By how much a rest is longer than the one before.",
-        number(1.0, 100.0),
+        decimal(1.0, 100.0),
     ),
     _share_key(
-        BACKOFF_MAX, ConfigType.INT, "60000", "How long a record rests at most.", milliseconds(0, 7 * _DAY_MS)
+        BACKOFF_MAX, ConfigType.INT, "60000", "How long a record rests at most.", integer(0, 7 * _DAY_MS)
     ),
     _share_key(
         JITTER,
         ConfigType.DOUBLE,
         "0.1",
         "By which part of itself a rest may be longer or shorter, by chance.",
-        number(0.0, 1.0),
+        decimal(0.0, 1.0),
     ),
 )
 KEYS_BY_NAME: Final = {row.name: row for row in KEYS}

@@ -11,19 +11,17 @@ or a value its validator does not allow, with the reason), or its `effect` says 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.config_def import (
-    COMPACT,
-    DELETE,
     INT32_MAX,
     INT64_MAX,
+    Change,
+    ConfigDef,
+    ConfigKey,
     ConfigType,
-    TopicConfigKey,
-    cleanup_policy,
-    fraction,
-    integer_between,
+    decimal,
+    integer,
     one_of,
 )
 from mansio.errors import InvalidConfig, InvalidRequest
@@ -31,24 +29,20 @@ from mansio.errors import InvalidConfig, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+DELETE: Final = "delete"
+COMPACT: Final = "compact"
 TAKES_DEAD_LETTERS: Final = "errors.deadletterqueue.group.enable"
 
 
-class Operation(IntEnum):
-    """What IncrementalAlterConfigs does to one setting (KIP-339)."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-class Change(NamedTuple):
-    """One incremental change; `value` is None only for DELETE."""
-
-    name: str
-    operation: int
-    value: str | None
+def _cleanup_policy(text: str) -> tuple[str, ...]:
+    """One policy or both, without duplicates, in the given order."""
+    policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for policy in policies:
+        if policy not in (COMPACT, DELETE):
+            raise ValueError(f"{policy!r} is not a cleanup policy: delete, compact or compact,delete")
+    if not policies:
+        raise ValueError("at least one policy is required")
+    return policies
 
 
 _NO_RECOMPRESSION: Final = dict.fromkeys(
@@ -57,120 +51,118 @@ _NO_RECOMPRESSION: Final = dict.fromkeys(
 )
 
 _KEYS: Final = (
-    TopicConfigKey(
+    ConfigKey(
         "cleanup.policy", ConfigType.LIST, "delete", "log.cleanup.policy",
         "What happens to old records. delete: whole segments are removed by time and size. compact: of each key"
         " the latest record is kept. compact,delete: both.",
-        cleanup_policy,
+        _cleanup_policy,
     ),
-    TopicConfigKey(
+    ConfigKey(
         "compression.type", ConfigType.STRING, "producer", "compression.type",
         "Batches are kept as the producer compressed them (none, gzip, snappy, lz4, zstd). Only 'producer'.",
         one_of("producer", refused=_NO_RECOMPRESSION),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "delete.retention.ms", ConfigType.LONG, "86400000", "log.cleaner.delete.retention.ms",
         "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
-        integer_between(0, INT64_MAX),
+        integer(0, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         TAKES_DEAD_LETTERS, ConfigType.BOOLEAN, "false", TAKES_DEAD_LETTERS,
         "Whether share groups may put dead letters here (KIP-1191). Records of such a topic have no dead letters of"
         " their own: rejected or tried too often, they are only marked as done.",
         one_of("true", "false"),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "index.interval.bytes", ConfigType.INT, "4096", "log.index.interval.bytes",
         "Bytes of log between two entries of the offset index.",
-        integer_between(0, INT32_MAX),
+        integer(0, INT32_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
         "Pipelines hold back from deletion and compaction no more than the newest segments of a partition that fit into"
         " so many bytes. -1: no limit.",
-        integer_between(-1, INT64_MAX),
+        integer(-1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "mansio.hold.enable", ConfigType.BOOLEAN, "true", "mansio.hold.enable",
         "Whether what a named pipeline has not read yet is kept from deletion and compaction.",
         one_of("true", "false"),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "mansio.hold.ms.max", ConfigType.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
         "A pipeline that has not committed for so many ms holds back only records that are younger than that."
         " -1: no limit.",
-        integer_between(-1, INT64_MAX),
+        integer(-1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "max.compaction.lag.ms", ConfigType.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
         "Age in ms at which a record is compacted even if little else is to be cleaned.",
-        integer_between(1, INT64_MAX),
+        integer(1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "max.message.bytes", ConfigType.INT, "1048588", "message.max.bytes",
         "Largest record batch accepted, as sent (after compression), in bytes.",
-        integer_between(0, INT32_MAX),
+        integer(0, INT32_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "message.timestamp.after.max.ms", ConfigType.LONG, "3600000", "log.message.timestamp.after.max.ms",
         "How far in the future a record's create time may lie before the batch is refused.",
-        integer_between(0, INT64_MAX),
+        integer(0, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "message.timestamp.before.max.ms", ConfigType.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
         "How far in the past a record's create time may lie before the batch is refused.",
-        integer_between(0, INT64_MAX),
+        integer(0, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "message.timestamp.type", ConfigType.STRING, "CreateTime", "log.message.timestamp.type",
         "Whose clock stamps records: the producer's (CreateTime) or the broker's on append (LogAppendTime).",
         one_of("CreateTime", "LogAppendTime"),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "min.cleanable.dirty.ratio", ConfigType.DOUBLE, "0.5", "log.cleaner.min.cleanable.ratio",
         "Part of the log (0 to 1) that must be new since the last compaction before the next one.",
-        fraction,
+        decimal(0, 1),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "min.compaction.lag.ms", ConfigType.LONG, "0", "log.cleaner.min.compaction.lag.ms",
         "Age in ms before which a record is not compacted away.",
-        integer_between(0, INT64_MAX),
+        integer(0, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "min.insync.replicas", ConfigType.INT, "", "min.insync.replicas",
         "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
-        integer_between(1, INT32_MAX),
+        integer(1, INT32_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "retention.bytes", ConfigType.LONG, "-1", "log.retention.bytes",
         "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit."
         " Whole segments go, so up to one segment.bytes more stays.",
-        integer_between(-1, INT64_MAX),
+        integer(-1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "retention.ms", ConfigType.LONG, "604800000", "log.retention.ms",
         "Age in ms after which records are deleted. -1: kept for ever. A segment goes when its newest record"
         " is that old.",
-        integer_between(-1, INT64_MAX),
+        integer(-1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "segment.bytes", ConfigType.INT, "1073741824", "log.segment.bytes",
         "Size in bytes at which a new segment file is begun.",
-        integer_between(1024, INT32_MAX),
+        integer(1024, INT32_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "segment.ms", ConfigType.LONG, "604800000", "log.roll.ms",
         "Age in ms at which a new segment file is begun even if the last one is not full.",
-        integer_between(1, INT64_MAX),
+        integer(1, INT64_MAX),
     ),
-    TopicConfigKey(
+    ConfigKey(
         "unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "unclean.leader.election.enable",
         "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
         one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
     ),
 )  # fmt: skip
-SETTINGS: Final[dict[str, TopicConfigKey]] = {row.name: row for row in _KEYS}
-
 _ALWAYS_SYNCED: Final = "acks=all is synced before the answer; log_flush_interval_ms covers the rest"
 NOT_OFFERED: Final[dict[str, str]] = {
     "compression.gzip.level": "the broker does not compress",
@@ -191,6 +183,10 @@ NOT_OFFERED: Final[dict[str, str]] = {
     "segment.index.bytes": "indexes grow with their segment",
     "segment.jitter.ms": "segments roll without jitter",
 }
+
+
+TOPIC_CONFIG: Final = ConfigDef("topic", _KEYS, not_offered=NOT_OFFERED)
+SETTINGS: Final = TOPIC_CONFIG.keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,36 +229,6 @@ class TopicSettings:
         return self.timestamp_type == "LogAppendTime"
 
 
-def setting(name: str) -> TopicConfigKey:
-    """The row of a setting. Raises `InvalidConfig`, with the reason or a near miss."""
-    row = SETTINGS.get(name)
-    if row is not None:
-        return row
-    if name in NOT_OFFERED:
-        raise InvalidConfig(f"{name} is not offered: {NOT_OFFERED[name]}")
-    import difflib  # only for an error: it costs a tenth of an embedded broker's start
-
-    near = difflib.get_close_matches(str(name), list(SETTINGS), n=1, cutoff=0.6)
-    raise InvalidConfig(f"{name}: no such topic setting" + (f"; did you mean {near[0]}?" if near else ""))
-
-
-def parse(name: str, text: str | None) -> Any:
-    """The value of a setting from its text. Raises `InvalidConfig`, one line that names the setting."""
-    row = setting(name)
-    if text is None:
-        raise InvalidConfig(f"{name}: a value is needed")
-    try:
-        return row.parse(text)
-    except ValueError as error:
-        raise InvalidConfig(f"{name}: {error}") from error
-
-
-def normalised(name: str, text: str | None) -> str:
-    """The text of a value without stray blanks. Raises `InvalidConfig`."""
-    value = parse(name, text)
-    return ",".join(value) if isinstance(value, tuple) else str(value)
-
-
 def checked(
     configs: Iterable[tuple[str, str | None]],
     replication_factor: int,
@@ -279,9 +245,9 @@ def checked(
         if name in seen:
             raise InvalidRequest(f"{name} is set twice")
         seen.add(name)
-        setting(name)
+        TOPIC_CONFIG.key(name)
         if text is not None:
-            result[name] = normalised(name, text)
+            result[name] = TOPIC_CONFIG.normalized(name, text)
     check_together(result, replication_factor, defaults)
     return result
 
@@ -309,47 +275,11 @@ def check_together(
 def apply_changes(
     overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
 ) -> dict[str, str]:
-    """The overrides of a topic after incremental changes (KIP-339); `defaults` are the broker's topic
-    defaults.
-
-    DELETE of a setting that exists only as a leftover of another version is allowed, so that it can be
-    cleaned away. Raises `InvalidConfig` for a bad setting or value, `InvalidRequest` for a request that makes
-    no sense.
-    """
-    result = dict(overrides)
-    seen: set[str] = set()
-    for name, operation, value in changes:
-        if name in seen:
-            raise InvalidRequest(f"{name} is changed twice in one request")
-        seen.add(name)
-        if operation == Operation.DELETE:
-            if name not in result:
-                setting(name)
-            result.pop(name, None)
-            continue
-        if operation not in (Operation.SET, Operation.APPEND, Operation.SUBTRACT):
-            raise InvalidRequest(f"{name}: unknown operation {operation}")
-        if value is None:
-            raise InvalidRequest(f"{name}: a value is needed")
-        if operation != Operation.SET:
-            value = _list_change(
-                name, result.get(name, _default_text(setting(name), defaults)), operation, value
-            )
-        result[name] = normalised(name, value)
-    return result
+    """The overrides of a topic after incremental changes; see `ConfigDef.apply_changes`. `defaults`: the broker's."""
+    return TOPIC_CONFIG.apply_changes(overrides, changes, lambda key: _default_text(key, defaults))
 
 
-def _list_change(name: str, current: str, operation: int, value: str) -> str:
-    if setting(name).kind is not ConfigType.LIST:
-        raise InvalidConfig(f"{name}: append and subtract are for lists, and this is not one")
-    now = [part for part in current.split(",") if part]
-    wanted = [part.strip() for part in value.split(",") if part.strip()]
-    if operation == Operation.APPEND:
-        return ",".join(now + [part for part in wanted if part not in now])
-    return ",".join(part for part in now if part not in wanted)
-
-
-def _default_text(row: TopicConfigKey, defaults: Mapping[str, str], replication_factor: int = 1) -> str:
+def _default_text(row: ConfigKey, defaults: Mapping[str, str], replication_factor: int = 1) -> str:
     if row.name in defaults:
         return defaults[row.name]
     return row.default if row.name != "min.insync.replicas" else str(replication_factor // 2 + 1)

@@ -10,7 +10,7 @@ import pytest
 
 from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.config.topic_config import Change, Operation
+from mansio.config.config_def import Change, Operation
 from mansio.errors import (
     ConnectionLost,
     CoordinatorNotAvailable,

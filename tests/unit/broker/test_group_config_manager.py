@@ -13,9 +13,9 @@ from mansio.api.kafka.handlers import configs as handlers
 from mansio.api.kafka.server.request_context import RequestContext
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.config import group_config
+from mansio.config.config_def import Change, Operation
 from mansio.config.config_entries import Source
 from mansio.config.settings import Settings
-from mansio.config.topic_config import Change, Operation
 from mansio.errors import InvalidConfig, InvalidGroupId, InvalidRequest, PolicyViolation
 from mansio.host.clock import HostRandom
 from mansio.metadata import metadata_store
@@ -101,9 +101,9 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "error", "said"),
     [
-        (SESSION, "5999", InvalidConfig, "not within"),
-        (INTERVAL, "soon", InvalidConfig, "not a number"),
-        (INTERVAL, "50", InvalidConfig, "not within"),
+        (SESSION, "5999", InvalidConfig, "below the minimum of 6000"),
+        (INTERVAL, "soon", InvalidConfig, "not a whole number"),
+        (INTERVAL, "50", InvalidConfig, "below the minimum of 100"),
         ("consumer.assignment.interval.ms", "1", InvalidConfig, "not offered"),
         ("retention.ms", "1", InvalidConfig, "no such group setting"),
         ("group.consumer.assignors", None, InvalidConfig, "no such group setting"),

@@ -14,8 +14,8 @@ from mansio.api.http import metrics_share
 from mansio.broker.coordinator.share import share_partition_manager
 from mansio.client import connect
 from mansio.client.types import TopicPartition
+from mansio.config.config_def import Change, Operation
 from mansio.config.settings import Settings
-from mansio.config.topic_config import Change, Operation
 from mansio.errors import (
     FencedLeaderEpoch,
     FencedStateEpoch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.config.topic_config import Change, Operation
+from mansio.config.config_def import Change, Operation
 from mansio.errors import (
     FencedMemberEpoch,
     GroupIdNotFound,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.config.config_def import Change
 from mansio.config.settings import Settings
-from mansio.config.topic_config import Change
 from mansio.errors import (
     ConfigError,
     InvalidConfig,

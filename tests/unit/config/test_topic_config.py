@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.config import topic_config
-from mansio.config.config_def import ConfigType
+from mansio.config.config_def import Change, ConfigType, Operation
 from mansio.config.config_entries import Source, broker_entries, topic_entries
 from mansio.config.settings import Settings
-from mansio.config.topic_config import NOT_OFFERED, SETTINGS, Change, Operation
+from mansio.config.topic_config import NOT_OFFERED, SETTINGS
 from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 
 
@@ -18,7 +18,7 @@ from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 def test_defaults_obey_their_own_rules(name: str) -> None:
     row = SETTINGS[name]
     text = topic_config.in_force(name, {}, {}, 1)
-    assert topic_config.normalised(name, text) == (
+    assert topic_config.TOPIC_CONFIG.normalized(name, text) == (
         text if row.kind is not ConfigType.BOOLEAN else text.lower()
     )
 
@@ -28,29 +28,29 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
     [
         ("cleanup.policy", "", "at least one"),
         ("cleanup.policy", "delete,shred", "not a cleanup policy"),
-        ("min.cleanable.dirty.ratio", "1.01", "not between 0 and 1"),
-        ("min.cleanable.dirty.ratio", "-0.1", "not between 0 and 1"),
-        ("min.cleanable.dirty.ratio", "1e999", "not between 0 and 1"),
+        ("min.cleanable.dirty.ratio", "1.01", "above the maximum of 1"),
+        ("min.cleanable.dirty.ratio", "-0.1", "below the minimum of 0"),
+        ("min.cleanable.dirty.ratio", "1e999", "above the maximum of 1"),
         ("min.cleanable.dirty.ratio", "nan", "not a number"),
         ("min.cleanable.dirty.ratio", "half", "not a number"),
-        ("min.compaction.lag.ms", "-1", "below the least"),
-        ("max.compaction.lag.ms", "0", "below the least, 1"),
+        ("min.compaction.lag.ms", "-1", "below the minimum"),
+        ("max.compaction.lag.ms", "0", "below the minimum of 1"),
         ("segment.jitter.ms", "5", "not offered: segments roll without jitter"),
         ("cleanup.policy", "shred", "not a cleanup policy"),
         ("compression.type", "zstd", "does not compress again"),
         ("compression.type", "none", "not one of"),
         ("unclean.leader.election.enable", "true", "could be lost"),
         ("message.timestamp.type", "createtime", "not one of CreateTime"),
-        ("retention.ms", "-2", "below the least, -1"),
-        ("retention.ms", str(1 << 63), "above the most"),
+        ("retention.ms", "-2", "below the minimum of -1"),
+        ("retention.ms", str(1 << 63), "above the maximum"),
         ("retention.ms", "9" * 5000, "not a whole number"),
         ("retention.ms", "7d", "not a whole number"),
         ("retention.ms", "1.5", "not a whole number"),
         ("retention.ms", "", "not a whole number"),
         ("retention.ms", "\N{ARABIC-INDIC DIGIT ONE}", "not a whole number"),
-        ("retention.ms", None, "value is needed"),
-        ("segment.bytes", "1", "below the least"),
-        ("min.insync.replicas", "0", "below the least, 1"),
+        ("retention.ms", None, "value is required"),
+        ("segment.bytes", "1", "below the minimum"),
+        ("min.insync.replicas", "0", "below the minimum of 1"),
         ("flush.messages", "1", "not offered: acks=all"),
         ("retention.msec", "1", "did you mean retention.ms?"),
         ("xyzzy", "1", "no such topic setting"),
@@ -58,7 +58,7 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
 )
 def test_refused_with_the_reason(name: str, value: str | None, reason: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        topic_config.normalised(name, value)
+        topic_config.TOPIC_CONFIG.normalized(name, value)
     assert reason in str(caught.value)
     assert str(caught.value).startswith(name)
     assert "\n" not in str(caught.value)
@@ -163,7 +163,7 @@ def test_changing_a_setting_twice_in_a_request_is_refused() -> None:
 )
 def test_cleanup_policy_deletes_compacts_or_both(text: str, *, deletes: bool, compacts: bool) -> None:
     settings = topic_config.resolve(
-        {"cleanup.policy": topic_config.normalised("cleanup.policy", text)}, {}, 1
+        {"cleanup.policy": topic_config.TOPIC_CONFIG.normalized("cleanup.policy", text)}, {}, 1
     )
     assert (settings.deletes, settings.compacts) == (deletes, compacts)
 
@@ -198,10 +198,10 @@ def test_a_compaction_lag_that_contradicts_itself_is_refused_wherever_the_halves
 @given(st.sampled_from(sorted(SETTINGS)), st.text(max_size=30))
 def test_any_text_is_taken_or_refused_and_taken_text_is_stable(name: str, text: str) -> None:
     try:
-        normal = topic_config.normalised(name, text)
+        normal = topic_config.TOPIC_CONFIG.normalized(name, text)
     except InvalidConfig:
         return
-    assert topic_config.normalised(name, normal) == normal
+    assert topic_config.TOPIC_CONFIG.normalized(name, normal) == normal
 
 
 def test_entries_of_a_topic_show_where_values_come_from() -> None:

@@ -50,9 +50,10 @@ from mansio.metadata.topic_plan import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
+    from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
     from mansio.config.settings import Settings
-    from mansio.config.topic_config import Change, TopicSettings
+    from mansio.config.topic_config import TopicSettings
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.topic_plan import Partitions

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.config.config_def import Change, Operation
 from mansio.config.config_entries import ConfigEntry, broker_entries
-from mansio.config.topic_config import Change, Operation
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 

@@ -22,9 +22,9 @@ from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
     from mansio.config.settings import Settings
-    from mansio.config.topic_config import Change
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Random, Scheduler
@@ -79,7 +79,7 @@ class GroupConfigManager:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             entry = self._state.group_configs.get(group_id)
             before = {} if entry is None else dict(entry.configs)
-            configs = group_config.apply_changes({} if replace else before, changes)
+            configs = group_config.GROUP_CONFIG.apply_changes({} if replace else before, changes)
             group_config.check_together(configs, self._defaults())
             if entry is None and configs and len(self._state.group_configs) >= GROUPS_MAX:
                 raise PolicyViolation(f"{GROUPS_MAX} groups have settings of their own, and no more may")
