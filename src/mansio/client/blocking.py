@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.client.consumer.fetcher import PartitionState
     from mansio.client.producer.accumulator import Delivery as AsyncDelivery
-    from mansio.client.producer.serialization import Publishable
+    from mansio.client.producer.producer import Publishable
     from mansio.client.share import receiver as asyncio_receive
     from mansio.client.types import Message, RecordMetadata
 

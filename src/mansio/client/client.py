@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from mansio.client.consumer.consumer import RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
-    from mansio.client.producer.serialization import HeadersLike, Publishable
+    from mansio.client.producer.producer import HeadersLike, Publishable
     from mansio.client.types import RecordMetadata, StartAt
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"

@@ -25,10 +25,10 @@ from mansio.wire.batch.record_batch import (
     encode_batch,
     iterate_batches,
     read_header,
+    varint,
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import read_rows
-from mansio.wire.batch.varints import varint
 from support.tiers import examples
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRecord
-from mansio.wire.batch.record_batch import MIN_RECORD_BYTES, TimestampType
+from mansio.wire.batch.record_batch import MIN_RECORD_BYTES, TimestampType, read_varint
 from mansio.wire.batch.record_reader import Record, open_batch
-from mansio.wire.batch.varints import read_varint
 
 if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader, Header

@@ -1,4 +1,4 @@
-"""The short roads of replication held against the long ones: the same bytes, the same meaning, the same refusals."""
+"""The fast codec of replica fetches compared with the general one: the same bytes, values and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import MansioError
-from mansio.wire.apis import fetch, replica_fetch
+from mansio.wire.apis import fetch
 from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
@@ -26,7 +26,7 @@ from support.tiers import examples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION = replica_fetch.VERSION
+VERSION = fetch.REPLICA_VERSION
 CLIENT_ID = "mansio-follower"
 CLIENT_ID_BYTES = CLIENT_ID.encode()
 
@@ -57,7 +57,7 @@ answered = st.lists(st.tuples(st.none(), topic_ids, st.lists(fetched(), max_size
 
 
 def request(topics: dict[bytes, list[FetchPartition]], replica: tuple[int, int]) -> bytes:
-    return replica_fetch.encode_request(
+    return fetch.encode_replica_request(
         CLIENT_ID_BYTES,
         topics,
         max_wait_ms=500,
@@ -101,49 +101,49 @@ def test_a_followers_request_is_the_same_on_both_roads(topics: Any, replica: tup
     )
     frame = memoryview(framed)[4:]
     body = read_request_header(frame).body
-    assert replica_fetch.decode_request(frame, body) == fetch.decode_request(VERSION, frame, body)
+    assert fetch.decode_replica_request(frame, body) == fetch.decode_request(VERSION, frame, body)
 
 
 @seldom
 @given(topics=asked)
-def test_what_is_no_followers_request_is_left_to_the_long_road(topics: Any) -> None:
+def test_what_is_no_followers_request_is_left_to_the_general(topics: Any) -> None:
     framed = request(topics, (2, 77))
     body = read_request_header(framed[4:]).body
     for bad in damages(framed[4 + body :]):
         frame = memoryview(bad)
-        found = replica_fetch.decode_request(frame, 0)
+        found = fetch.decode_replica_request(frame, 0)
         assert found is None or found == fetch.decode_request(VERSION, frame, 0)
 
 
 @often
 @given(topics=answered, correlation_id=numbers, error_code=st.sampled_from((0, 77)))
 def test_an_answer_is_the_same_on_both_roads(topics: Any, correlation_id: int, error_code: int) -> None:
-    pieces = replica_fetch.encode_response(correlation_id, topics, error_code)
+    pieces = fetch.encode_replica_response(correlation_id, topics, error_code)
     plain = all(
         one.aborted is None and one.diverging is None for _, _, partitions in topics for one in partitions
     )
     assert (pieces is not None) == plain
-    long_road = b"".join(fetch.encode_response(VERSION, correlation_id, topics, 0, error_code))
-    assert pieces is None or b"".join(pieces) == long_road
-    found = replica_fetch.decode_response(long_road[4:])
+    general = b"".join(fetch.encode_response(VERSION, correlation_id, topics, 0, error_code))
+    assert pieces is None or b"".join(pieces) == general
+    found = fetch.decode_replica_response(general[4:])
     assert (found is not None) == plain
-    assert found is None or found == fetch.decode_response(VERSION, long_road[4:])
+    assert found is None or found == fetch.decode_response(VERSION, general[4:])
 
 
 @seldom
 @given(topics=answered)
-def test_what_is_no_plain_answer_is_left_to_the_long_road(topics: Any) -> None:
+def test_what_is_no_plain_answer_is_left_to_the_general(topics: Any) -> None:
     for bad in damages(b"".join(fetch.encode_response(VERSION, 1, topics))[4:400]):
-        found = outcome(replica_fetch.decode_response, bad)
+        found = outcome(fetch.decode_replica_response, bad)
         assert found is None or found == outcome(fetch.decode_response, VERSION, bad)
 
 
-def test_topics_beyond_a_count_of_one_byte_go_the_long_road() -> None:
-    many = [(None, bytes([number]) * 16, []) for number in range(replica_fetch.ONE_BYTE_COUNT_MAX + 1)]
-    assert replica_fetch.encode_response(1, many) is None
-    assert replica_fetch.encode_response(1, many[1:]) is not None
+def test_topics_beyond_a_count_of_one_byte_go_the_general() -> None:
+    many = [(None, bytes([number]) * 16, []) for number in range(fetch.ONE_BYTE_COUNT_MAX + 1)]
+    assert fetch.encode_replica_response(1, many) is None
+    assert fetch.encode_replica_response(1, many[1:]) is not None
     framed = b"".join(fetch.encode_response(VERSION, 1, many))
-    assert replica_fetch.decode_response(framed[4:]) is None
+    assert fetch.decode_replica_response(framed[4:]) is None
 
 
 def one_by_one(buffer: bytes) -> tuple[list[BatchHeader], int]:

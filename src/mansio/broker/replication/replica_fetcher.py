@@ -20,7 +20,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import Backoff
 from mansio.state.quota import TokenBucket
-from mansio.wire.apis import replica_fetch
+from mansio.wire.apis import fetch
 from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = replica_fetch.VERSION
+VERSION: Final = fetch.REPLICA_VERSION
 """Of Fetch, which brokers speak among each other."""
 
 CLIENT_ID: Final = "mansio-follower"
@@ -191,7 +191,7 @@ class ReplicaFetcher:
                     self._request(asked, wait_ms),
                     timeout_ms=settings.request_timeout_ms,
                 )
-                response = replica_fetch.decode_response(frame) or decode_response(VERSION, frame)
+                response = fetch.decode_replica_response(frame) or decode_response(VERSION, frame)
                 if response.error_code:
                     raise error_for_code(response.error_code, "the leader refused the request")
             except MansioError as error:
@@ -271,8 +271,8 @@ class ReplicaFetcher:
                     settings.partition_bytes_max,
                 )
             )
-        if len(asked) <= replica_fetch.ONE_BYTE_COUNT_MAX:
-            return replica_fetch.encode_request(
+        if len(asked) <= fetch.ONE_BYTE_COUNT_MAX:
+            return fetch.encode_replica_request(
                 CLIENT_ID_BYTES,
                 topics,
                 max_wait_ms=wait_ms,

@@ -14,6 +14,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Self, cast
 
@@ -22,16 +23,18 @@ from mansio.client.producer.metadata_waiters import MetadataWaiters
 from mansio.client.producer.partitioner import next_sticky_partition, partition_for_key
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.client.producer.sender import Sender
-from mansio.client.producer.serialization import serialize, serialize_parts, size_of
-from mansio.errors import ConnectionLost, InvalidTopic, QueueFull, UnknownTopicOrPartition
+from mansio.client.types import OutgoingRecord, milliseconds
+from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
 
-    from mansio.client.producer.serialization import HeadersLike, Publishable
-    from mansio.client.types import OutgoingRecord, RecordMetadata
+    HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+    Publishable = bytes | str | OutgoingRecord | None
+
+    from mansio.client.types import Headers, RecordMetadata
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicView
 
@@ -369,3 +372,72 @@ def _count_bytes(values: Sequence[Publishable]) -> int:
     if kinds.count(bytes) == len(kinds):
         return len(kinds)
     return next(index for index, kind in enumerate(kinds) if kind is not bytes)
+
+
+# -- serialization --------
+
+
+def serialize_parts(
+    value: bytes | str | None,
+    key: bytes | str | None,
+    headers: HeadersLike | None,
+    partition: int | None,
+    timestamp_ms: int | datetime | None,
+) -> OutgoingRecord:
+    """The record with its parts as bytes and numbers. Raises `InvalidRecord`."""
+    return OutgoingRecord(
+        _bytes(value),
+        _bytes(key),
+        () if headers is None else _headers(headers),
+        partition,
+        None if timestamp_ms is None else milliseconds(timestamp_ms),
+    )
+
+
+def serialize(given: Publishable) -> OutgoingRecord:
+    """A record from a value or an `OutgoingRecord`, with its parts as bytes. Raises `InvalidRecord`."""
+    if not isinstance(given, OutgoingRecord):
+        return OutgoingRecord(_bytes(given))
+    value, key, headers = given.value, given.key, given.headers
+    if (
+        (value is None or isinstance(value, bytes))
+        and (key is None or isinstance(key, bytes))
+        and not headers
+    ):
+        return given
+    return given._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
+
+
+def size_of(record: OutgoingRecord) -> int:
+    """Approximate size of a record in its batch, in bytes."""
+    size = RECORD_OVERHEAD_BYTES
+    if record.value is not None:
+        size += len(record.value)
+    if record.key is not None:
+        size += len(record.key)
+    for name, content in record.headers:
+        size += 10 + len(name) + (len(content) if content else 0)
+    return size
+
+
+def _bytes(given: object) -> bytes | None:
+    """The bytes of a key, value or header; text is encoded as UTF-8. Types are checked at run time."""
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    raise InvalidRecord(f"keys, values and headers must be bytes, text or None, not {type(given).__name__}")
+
+
+def _headers(headers: HeadersLike) -> Headers:
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    try:
+        found = tuple((name, _bytes(content)) for name, content in pairs)
+    except (TypeError, ValueError):
+        raise InvalidRecord("headers must be a mapping or an iterable of (name, value) pairs") from None
+    for name, _ in found:
+        if not isinstance(name, str):
+            raise InvalidRecord(f"a header name must be text, not {type(name).__name__}")
+    return found

@@ -1,6 +1,6 @@
 """The numbers inside record batches (zigzag varints, as in Protocol Buffers), a whole column of them at once.
 
-Always true: what `read_varints` reads, `mansio.wire.batch.varints` reads, and what `varint_rows` writes it writes;
+Always true: what `read_varints` reads, `mansio.wire.batch.record_batch` reads, and what `varint_rows` writes it writes;
 a number of more than 64 bits is `InvalidRecord`.
 """
 

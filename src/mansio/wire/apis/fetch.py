@@ -6,7 +6,10 @@ Log start offset from 5, sessions from 7 (KIP-227), leader epoch from 9 (KIP-320
 skipped when reading.
 
 A response is encoded as a list of buffers with the caller's log slices in between, so that the server can send these
-directly from the file. `replica_fetch` is a faster codec of the form that replicas use.
+directly from the file.
+
+Replicas use one version, without session, rack and aborted transactions. The `*_replica_*` functions are a faster codec
+of that form with the same bytes; they return None for any other message, which the caller passes to the general codec.
 
 Invariants:
 * Records are not accessed; only their length is used.
@@ -16,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+import struct
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,6 +31,7 @@ from mansio.wire.headers import (
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
+    unsigned_varint,
 )
 from mansio.wire.primitives import (
     DECODE_ERRORS,
@@ -44,7 +49,7 @@ from mansio.wire.primitives import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mansio.ports import Buffer
 
@@ -533,3 +538,195 @@ def _read_aborted(
         if flexible:
             position = skip_tagged_fields(frame, position)
     return aborted, position, remaining - count
+
+
+# -- replica fetch --------
+
+REPLICA_VERSION: Final = 17
+ONE_BYTE_COUNT_MAX: Final = 0x7E
+"""Largest count whose compact encoding (count + 1) takes one byte."""
+
+_REPLICA_REQUEST_START: Final = Struct(">ihhih")
+# Wait, min bytes, max bytes, isolation level, session id, session epoch, topics + 1.
+_REPLICA_BODY_START: Final = Struct(">iiibiiB")
+_REPLICA_TOPIC_START: Final = Struct(">16sB")  # id, partitions + 1
+_REPLICA_PARTITION: Final = Struct(">iiqiqiB")  # as in `FetchPartition`, no tagged fields
+# No forgotten topics, no rack; one tagged field of 13 bytes: replica id, broker epoch, no tagged fields of its own.
+_REPLICA_BODY_END: Final = Struct(">BBBBBiqB")
+_REPLICA_END_CONSTANTS: Final = (1, 1, 1, 1, 13)
+
+_REPLICA_RESPONSE_START: Final = Struct(
+    ">iBihiB"
+)  # correlation id, no tags, throttle, error, session, topics + 1
+_REPLICA_FRAMED_RESPONSE_START: Final = Struct(">iiBihiB")
+# Of a partition: index, error, high watermark, last stable offset, log start, no aborted transactions, no other
+# replica.
+_REPLICA_FETCHED: Final = Struct(">ihqqqBi")
+_REPLICA_FETCHED_EMPTY: Final = Struct(">ihqqqBiBB")  # and no records, no tagged fields
+_new_tuple: Final = tuple.__new__
+
+
+def encode_replica_request(
+    client_id: bytes,
+    topics: Mapping[bytes, Sequence[FetchPartition]],
+    *,
+    max_wait_ms: int,
+    max_bytes: int,
+    replica_id: int,
+    replica_epoch: int,
+) -> bytes:
+    """The framed request with correlation id 0. `topics`: topic id -> requested partitions. The caller ensures at most
+    `ONE_BYTE_COUNT_MAX` topics, and partitions of each."""
+    start = _REPLICA_BODY_START.pack(max_wait_ms, 1, max_bytes, 0, 0, -1, len(topics) + 1)
+    parts = [b"", client_id, b"\x00", start]
+    for topic_id, partitions in topics.items():
+        parts.append(_REPLICA_TOPIC_START.pack(topic_id, len(partitions) + 1))
+        parts += [_REPLICA_PARTITION.pack(*wanted, 0) for wanted in partitions]
+        parts.append(b"\x00")
+    parts.append(_REPLICA_BODY_END.pack(*_REPLICA_END_CONSTANTS, replica_id, replica_epoch, 0))
+    length = sum(map(len, parts)) + _REPLICA_REQUEST_START.size - 4
+    parts[0] = _REPLICA_REQUEST_START.pack(length, ApiKey.FETCH, REPLICA_VERSION, 0, len(client_id))
+    return b"".join(parts)
+
+
+def decode_replica_request(frame: memoryview, position: int) -> FetchRequest | None:
+    """The request in `REPLICA_VERSION` whose body starts at `position` of `frame`; None if it has another form."""
+    end = len(frame) - _REPLICA_BODY_END.size
+    try:
+        wait_ms, min_bytes, max_bytes, isolation, session, epoch, topic_count = (
+            _REPLICA_BODY_START.unpack_from(frame, position)
+        )
+        if not 0 < topic_count <= ONE_BYTE_COUNT_MAX + 1:
+            return None
+        *constants, replica_id, replica_epoch, tags = _REPLICA_BODY_END.unpack_from(frame, end)
+        if tags or tuple(constants) != _REPLICA_END_CONSTANTS:
+            return None
+        position += _REPLICA_BODY_START.size
+        topics: list[Topic] = []
+        for _ in range(topic_count - 1):
+            topic_id, count = _REPLICA_TOPIC_START.unpack_from(frame, position)
+            if not 0 < count <= ONE_BYTE_COUNT_MAX + 1:
+                return None
+            position += _REPLICA_TOPIC_START.size
+            partitions = []
+            for _ in range(count - 1):
+                fields = _REPLICA_PARTITION.unpack_from(frame, position)
+                if fields[6]:
+                    return None
+                partitions.append(_new_tuple(FetchPartition, fields[:6]))
+                position += _REPLICA_PARTITION.size
+            if frame[position]:
+                return None
+            position += 1
+            topics.append((None, topic_id, partitions))
+    except (struct.error, IndexError):
+        return None
+    if position != end:
+        return None
+    return FetchRequest(
+        replica_id,
+        wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation,
+        session,
+        epoch,
+        topics,
+        [],
+        "",
+        replica_epoch,
+    )
+
+
+def encode_replica_response(
+    correlation_id: int, topics: Sequence[TopicData], error_code: int = 0
+) -> list[Any] | None:
+    """The framed response as buffers, as of `mansio.wire.apis.fetch`; None if it has another form."""
+    if len(topics) > ONE_BYTE_COUNT_MAX:
+        return None
+    head = [b""]
+    pieces: list[Any] = []
+    records_bytes = 0
+    for _, topic_id, partitions in topics:
+        if topic_id is None or len(partitions) > ONE_BYTE_COUNT_MAX:
+            return None
+        head.append(_REPLICA_TOPIC_START.pack(topic_id, len(partitions) + 1))
+        for partition in partitions:
+            index, code, high_watermark, stable, start, aborted, preferred, size, records, parts = partition
+            if aborted is not None or parts is not None:
+                return None
+            if not size:
+                head.append(
+                    _REPLICA_FETCHED_EMPTY.pack(
+                        index, code, high_watermark, stable, start, 0, preferred, 1, 0
+                    )
+                )
+                continue
+            head.append(_REPLICA_FETCHED.pack(index, code, high_watermark, stable, start, 0, preferred))
+            head.append(unsigned_varint(size + 1))
+            pieces += (b"".join(head), records)
+            records_bytes += size
+            head = [b"\x00"]
+        head.append(b"\x00")
+    head.append(b"\x00")
+    pieces.append(b"".join(head))
+    length = sum(map(len, pieces[::2])) + records_bytes + _REPLICA_RESPONSE_START.size
+    pieces[0] = (
+        _REPLICA_FRAMED_RESPONSE_START.pack(length, correlation_id, 0, 0, error_code, 0, len(topics) + 1)
+        + pieces[0]
+    )
+    return pieces
+
+
+def decode_replica_response(frame: Buffer) -> FetchResponse | None:
+    """The response in `REPLICA_VERSION` in `frame` (without its length); None if it has another form. Records are views
+    of `frame`. Raises `WireError` for an invalid length."""
+    view = memoryview(frame)
+    size = len(view)
+    try:
+        _, tags, throttle_ms, error_code, session_id, topic_count = _REPLICA_RESPONSE_START.unpack_from(view)
+        if tags or not 0 < topic_count <= ONE_BYTE_COUNT_MAX + 1:
+            return None
+        position = _REPLICA_RESPONSE_START.size
+        topics: list[TopicData] = []
+        for _ in range(topic_count - 1):
+            topic_id, count = _REPLICA_TOPIC_START.unpack_from(view, position)
+            if not 0 < count <= ONE_BYTE_COUNT_MAX + 1:
+                return None
+            position += _REPLICA_TOPIC_START.size
+            partitions: list[FetchedPartition] = []
+            for _ in range(count - 1):
+                index, code, high_watermark, stable, start, aborted, preferred = _REPLICA_FETCHED.unpack_from(
+                    view, position
+                )
+                if aborted:
+                    return None
+                position += _REPLICA_FETCHED.size
+                length, position = read_unsigned_varint(view, position)
+                length = max(length - 1, 0)
+                end = position + length
+                if end >= size or view[end]:
+                    return None
+                partitions.append(
+                    FetchedPartition(
+                        index,
+                        code,
+                        high_watermark,
+                        stable,
+                        start,
+                        None,
+                        preferred,
+                        length,
+                        view[position:end],
+                    )
+                )
+                position = end + 1
+            if view[position]:
+                return None
+            position += 1
+            topics.append((None, topic_id, partitions))
+        if view[position] or position + 1 != size:
+            return None
+    except (struct.error, IndexError):
+        return None
+    return FetchResponse(topics, throttle_ms, error_code, session_id)

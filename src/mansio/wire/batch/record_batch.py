@@ -27,7 +27,6 @@ from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
 from mansio.wire.batch.compression import Codec, compress
-from mansio.wire.batch.varints import varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -330,6 +329,48 @@ def _encode(
     length = HEADER_BYTES - LENGTH_OFFSET + len(body)
     start = _START_FIELDS.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
     return b"".join((start, checked, body))
+
+
+# -- varints --------
+
+_CACHED_VARINTS_MAX: Final = 1 << 14
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it) of a signed varint (zigzag, as in Protocol Buffers); at most 64 bits.
+
+    Raises `InvalidRecord`, or `IndexError` for bytes that end too early, which the caller converts.
+    """
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    value = byte & 0x7F
+    shift = 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift > 63:
+            raise InvalidRecord("a number in a record has more than 64 bits")
+
+
+@lru_cache(maxsize=_CACHED_VARINTS_MAX)
+def varint(value: int) -> bytes:
+    """Encoded number. Cached, because lengths and deltas are mostly the same small numbers."""
+    number = value << 1 if value >= 0 else ~(value << 1)
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 # -- encoding of records --------

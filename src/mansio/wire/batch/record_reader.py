@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedMessageFormat
 from mansio.wire.batch.compression import decompress
-from mansio.wire.batch.record_batch import HEADER_BYTES, MAGIC, MIN_RECORD_BYTES, TimestampType, read_header
-from mansio.wire.batch.varints import read_varint, varint
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    MAGIC,
+    MIN_RECORD_BYTES,
+    TimestampType,
+    read_header,
+    read_varint,
+    varint,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,7 +17,6 @@ from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch as wire
-from mansio.wire.apis import replica_fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,8 +38,8 @@ def fetch(
     """Respond now if there is enough to read or an error; otherwise park. Returns None if the response comes later."""
     fetches = service.fetch
     request = None
-    if header.api_version == replica_fetch.VERSION and fetches.broker_epoch_of is not None:
-        request = replica_fetch.decode_request(frame, header.body)
+    if header.api_version == wire.REPLICA_VERSION and fetches.broker_epoch_of is not None:
+        request = wire.decode_replica_request(frame, header.body)
     if request is None:
         request = wire.decode_request(header.api_version, frame, header.body)
     by_client = not fetches.is_by_replica(request)
@@ -92,8 +91,8 @@ def _encode(
     error_code = 0
     if result.is_urgent:
         error_code = _count_errors(service, result)
-    if result.by_replica and header.api_version == replica_fetch.VERSION:
-        parts = replica_fetch.encode_response(header.correlation_id, _topics(result.topics), error_code)
+    if result.by_replica and header.api_version == wire.REPLICA_VERSION:
+        parts = wire.encode_replica_response(header.correlation_id, _topics(result.topics), error_code)
         if parts is not None:
             return parts
     throttle_ms = 0
