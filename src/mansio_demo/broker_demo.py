@@ -17,7 +17,7 @@ from mansio.cli.support.common import connect
 from mansio.client.producer.producer import ProducerOptions
 from mansio_demo.broker_process import BrokerProcess
 from mansio_demo.console_output import Bars, Measurements, new_console, print_line, show_next, show_outcome
-from mansio_demo.flights import data_file, read_flights
+from mansio_demo.flights import load_flights
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -154,7 +154,7 @@ def _rate(count: int, start: float, end: float) -> float:
 async def run_demo(count: int) -> int:
     """Run the demo with the first `count` flights; returns the exit code."""
     console = new_console()
-    run = Run(read_flights(data_file(), count))
+    run = Run(load_flights(count))
     console.print(
         f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
     )

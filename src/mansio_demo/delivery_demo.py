@@ -25,7 +25,7 @@ from mansio.client.types import TopicPartition
 from mansio_demo.broker_process import BrokerProcess
 from mansio_demo.console_output import new_console, print_line
 from mansio_demo.delay_chart import CARRIER, DELAY, departure_ms
-from mansio_demo.flights import data_file, read_flights
+from mansio_demo.flights import FIRST_DAY_FLIGHTS, load_flights
 from mansio_demo.rebalance_demo import RebalanceRun, join_and_watch
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from mansio.client import Client, Leased, Receiver
     from mansio_demo.flights import Flight
 
-FLIGHTS_OF_THE_DAY: Final = 842
-"""Of 1 January 2013, the first in the file."""
 TOPIC: Final = "flights"
 PARTITIONS: Final = 4
 GROUP: Final = "departures"
@@ -92,7 +90,7 @@ class DemoState:
 async def run_demo() -> int:
     """Run the demo; returns the exit code."""
     console = new_console()
-    flights = sorted(read_flights(data_file(), FLIGHTS_OF_THE_DAY), key=departure_ms)
+    flights = sorted(load_flights(FIRST_DAY_FLIGHTS), key=departure_ms)
     state = DemoState(flights, Attempts(flights, TRIES, BACKOFFS_S))
     console.print(
         f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} of them poison;"

@@ -23,7 +23,7 @@ from mansio.client.types import TopicPartition
 from mansio_demo.broker_process import BrokerProcess
 from mansio_demo.console_output import Bars, new_console, print_line
 from mansio_demo.delay_chart import MONTHS, Mean, chart_svg, departure_ms, differences, means
-from mansio_demo.flights import data_file, read_flights
+from mansio_demo.flights import load_flights
 from mansio_demo.spark_thread import SparkThread, quiet
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class DemoState:
 async def run_demo(count: int, plot: str) -> int:
     """Run the demo with `count` flights spread over the year; returns the exit code."""
     console = new_console()
-    state = _new_state(read_flights(data_file()), count)
+    state = _new_state(load_flights(), count)
     console.print(
         f"\n [bold]Mansio and Spark[/]: {count:,} flights, a lake table, and a log cut to nothing\n"
     )

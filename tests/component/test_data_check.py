@@ -1,4 +1,4 @@
-"""`mansio doctor`: every kind of damage is named, with its file and its offsets; healthy directories are left alone."""
+"""`mansio data check`: each kind of damage is reported with file and offsets; sound directories stay unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAMAGE, REBUILD, NOTE = Severity
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a topic of five segments, committed offsets and snapshots of producers."""
-    data = tmp_path_factory.mktemp("doctor") / "data"
+    data = tmp_path_factory.mktemp("check") / "data"
     with (
         mansio.Broker(data, offsets_topic_num_partitions=1) as broker,
         mansio.blocking.connect(broker.address) as client,
@@ -289,7 +289,7 @@ def ruin(path: Path, chance: random.Random) -> None:
 
 
 def ruin_and_examine(data: Path, seed: int) -> None:
-    """Whatever happened, the doctor comes to an end, says what it found, and repairs without touching records."""
+    """Whatever happened, the check ends, reports what it found, and repairs without changing records."""
     chance = random.Random(seed)
     files = [path for path in sorted(data.rglob("*")) if path.is_file() and path.stat().st_size]
     for path in chance.sample(files, chance.randint(1, 4)):
@@ -305,7 +305,7 @@ def ruin_and_examine(data: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_several_ruined_files_never_stop_the_doctor_or_make_it_touch_records(data: Path, seed: int) -> None:
+def test_several_ruined_files_never_stop_the_check_or_make_it_change_records(data: Path, seed: int) -> None:
     ruin_and_examine(data, seed)
 
 
@@ -458,7 +458,7 @@ def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", *arguments])
+        main(["data", "check", *arguments])
     shown = capsys.readouterr()
     return int(ended.value.code or 0), shown.out, shown.err
 

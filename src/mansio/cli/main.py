@@ -17,7 +17,7 @@ import typer
 import mansio_demo
 from mansio.cli import pipeline
 from mansio.cli.admin import cluster, dlq, group, quota, topic
-from mansio.cli.broker import config, data_check, dev_cluster, serve
+from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, produce
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
@@ -45,7 +45,8 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(quota.app, name="quota")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")
-app.command("doctor")(data_check.doctor)
+app.add_typer(data_check.app, name="data")
+app.command("doctor")(doctor.doctor)
 app.add_typer(mansio_demo.app, name="demo")
 
 

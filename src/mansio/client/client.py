@@ -22,6 +22,7 @@ from mansio.client.producer.producer import Producer, ProducerOptions
 from mansio.client.share.leased import ReceiveOptions
 from mansio.client.share.receiver import Receiver
 from mansio.client.types import TopicPartition
+from mansio.net.addresses import default_bootstrap_servers
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 
@@ -36,11 +37,9 @@ if TYPE_CHECKING:
     from mansio.client.producer.producer import HeadersLike, Publishable
     from mansio.client.types import RecordMetadata, StartAt
 
-DEFAULT_ADDRESS = "127.0.0.1:9092"
-
 
 def connect(
-    bootstrap_servers: str | Iterable[str] = DEFAULT_ADDRESS,
+    bootstrap_servers: str | Iterable[str] | None = None,
     *,
     client_id: str = "mansio",
     producer: ProducerOptions | None = None,
@@ -50,9 +49,12 @@ def connect(
 ) -> Client:
     """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
-    Use it as `async with connect(...) as client`. `producer`: options of `client.publish`. Raises `ConfigError` for an
-    invalid address.
+    None: the addresses in the environment variable MANSIO_BOOTSTRAP_SERVERS, else `127.0.0.1:9092`. Use it as
+    `async with connect(...) as client`. `producer`: options of `client.publish`. Raises `ConfigError` for an invalid
+    address.
     """
+    if bootstrap_servers is None:
+        bootstrap_servers = default_bootstrap_servers()
     options = ConnectionOptions(
         client_id=client_id,
         connect_timeout_ms=connect_timeout_ms,

@@ -1,7 +1,8 @@
-"""Parsing of bootstrap addresses (`host:port`). Pure, and fast to import."""
+"""Bootstrap addresses (`host:port`): parsing, and the default of this process. Fast to import."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DEFAULT_PORT = 9092
+DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+BOOTSTRAP_SERVERS_VARIABLE = "MANSIO_BOOTSTRAP_SERVERS"
 ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
+
+
+def default_bootstrap_servers() -> str:
+    """The environment variable MANSIO_BOOTSTRAP_SERVERS; `127.0.0.1:9092` if it is not set or empty."""
+    return os.environ.get(BOOTSTRAP_SERVERS_VARIABLE) or DEFAULT_BOOTSTRAP_SERVERS
 
 
 def parse_addresses(bootstrap_servers: str | Iterable[str]) -> list[tuple[str, int]]:

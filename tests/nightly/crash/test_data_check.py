@@ -1,4 +1,4 @@
-"""Data directories damaged at random, examined by `mansio doctor`."""
+"""Data directories damaged at random, examined by `mansio data check`."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_broker_gets_another_port_when_its_own_is_taken_a_member_of_etcd_canno
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first.members[0].own.peer_port))
         taken.listen()
-        with pytest.raises(ConfigError, match="is taken by another program"):
+        with pytest.raises(ConfigError, match="is in use by pid"):
             plan(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`mansio doctor` on what brokers leave behind: a kill is no damage, damage is."""
+"""`mansio data check` on what brokers leave behind: a kill is no damage, damage is."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_pat
         broker.kill()
         (log,) = broker.data.glob("topics/t.*/0")
         assert len(list(log.glob("*.log"))) > len(list(log.glob("*.index"))) + 3
-        out = shell("doctor", str(broker.data))
+        out = shell("data", "check", str(broker.data))
         assert "REBUILD" not in out
         assert "ok: " in out
         assert "missing indexes" in out
         assert out.endswith("Nothing is wrong.\n")
-        told = shell.json("doctor", str(broker.data))
+        told = shell.json("data", "check", str(broker.data))
         assert told["clean"] is True
         assert {finding["what"] for one in told["partitions"] for finding in one["findings"]} == {"missing"}
         broker.start()
@@ -51,8 +51,8 @@ def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_pat
     content = bytearray(index.read_bytes())
     content[-1] ^= 1
     index.write_bytes(content)
-    assert json.loads(shell("doctor", str(broker.data), "-o", "json", code=1))["clean"] is False
-    assert "REBUILD" in shell("doctor", str(broker.data), code=1)
-    shell("doctor", str(broker.data), "--repair")
+    assert json.loads(shell("data", "check", str(broker.data), "-o", "json", code=1))["clean"] is False
+    assert "REBUILD" in shell("data", "check", str(broker.data), code=1)
+    shell("data", "check", str(broker.data), "--repair")
     (log / "checkpoint").unlink()
-    assert "checkpoint: missing" in shell("doctor", str(broker.data), code=1)
+    assert "checkpoint: missing" in shell("data", "check", str(broker.data), code=1)

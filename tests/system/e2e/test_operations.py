@@ -203,7 +203,7 @@ def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.
 
 @pytest.mark.full
 @pytest.mark.row("O2")
-def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> None:
+def test_backup_restore_and_data_check_work_as_the_document_says(tmp_path: Path) -> None:
     import mansio
 
     with served(tmp_path / "data") as broker:
@@ -222,11 +222,11 @@ def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> 
         assert quotas.returncode == 0, quotas.stderr
         assert "reports" in quotas.stdout
         assert "5000000" in quotas.stdout
-        refused = run_example("doctor", broker, tmp_path)
+        refused = run_example("data-check", broker, tmp_path)
         assert refused.returncode == 2
         assert "a broker runs on" in refused.stderr
         assert broker.stop() == 0
-        for name in ("doctor", "repair", "backup", "restore"):
+        for name in ("data-check", "repair", "backup", "restore"):
             done = run_example(name, broker, tmp_path)
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         assert "Nothing is wrong." in done.stdout

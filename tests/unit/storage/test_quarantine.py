@@ -243,7 +243,7 @@ def test_bytes_made_to_look_like_batches_cannot_keep_a_log_from_opening() -> Non
     assert time.process_time() - began < scaled(5)
 
 
-def test_doctor_tells_before_the_first_start_and_names_the_file_after_it() -> None:
+def test_data_check_reports_before_the_first_start_and_names_the_file_after_it() -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 3)
     before = disk.files()

@@ -169,7 +169,7 @@ class _Examination:
             meaning = "topics are taken from the names of directories here"
             self._add(Severity.NOTE, mark, "one of a cluster, whose metadata are in etcd", meaning)
             return None
-        with tempfile.TemporaryDirectory(prefix="mansio-doctor-") as room:
+        with tempfile.TemporaryDirectory(prefix="mansio-data-check-") as room:
             copy = f"{room}/{METADATA_NAME}"
             for suffix in METADATA_SUFFIXES:
                 if suffix != "-shm" and os.path.exists(path + suffix):
@@ -326,7 +326,7 @@ class _Examination:
 async def _read_topics(path: str) -> list[Topic]:
     """All topics of a metadata file, unfinished ones too."""
     scheduler = AsyncioScheduler(asyncio.get_running_loop())
-    background = BackgroundThread(scheduler.call_from_thread, name="mansio-doctor")
+    background = BackgroundThread(scheduler.call_from_thread, name="mansio-data-check")
     try:
         store = SqliteStore.open(path, background, scheduler.promise)
         try:

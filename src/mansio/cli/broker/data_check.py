@@ -1,9 +1,11 @@
-"""`mansio doctor DIR`: examines a data directory while no broker runs on it.
+"""`mansio data check DIR`: offline check and repair of a data directory, as fsck.
 
-One line per finding, worst first, a picture of each damaged partition, a table per topic at the end.
-Exit codes: 0 nothing is wrong, 1 something is, 2 it could not be examined (a broker runs on it, it is no data
-directory). An index that is just not there is nothing wrong: a killed broker leaves it so, the next one rebuilds it.
-Always true: without `--repair` nothing in the directory is changed.
+Prints one line per finding, worst first, a damage map of each damaged partition, and a table per topic.
+Exit codes: 0 no damage; 1 damage; 2 not checked (a broker uses the directory, or it is not a data directory). A missing
+index is no damage: a killed broker leaves it so, and the next start rebuilds it.
+
+Invariants:
+* Without `--repair` nothing in the directory is changed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ DAMAGE_MAPS_MAX = 50
 FINDINGS_SHOWN_MAX = 1000
 
 MISSING = "missing"
-"""What the examination says of a file that only repeats the records and is not there."""
+"""`Finding.what` of a missing file that can be rebuilt from the records."""
 
 GOOD, DAMAGED, TORN = "good", "damaged", "torn"
 PLAIN_CELLS = {GOOD: "=", DAMAGED: "X", TORN: "~"}
@@ -37,20 +39,30 @@ COLOURED_CELLS = {GOOD: ("━", "green"), DAMAGED: ("█", "bold red"), TORN: ("
 STYLES = {"damage": "bold red", "rebuild": "yellow", "note": "dim"}
 
 
-def doctor(
+app = typer.Typer(no_args_is_help=True, help="Check and repair stored data.")
+
+
+@app.callback()
+def command_group() -> None:
+    """Check and repair stored data."""
+
+
+@app.command()
+def check(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The data directory of a stopped broker.")],
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Rebuild indexes and what else only repeats the records; never touches records."
+            "--repair",
+            help="Rebuild indexes and other files that are derived from the records; never changes records.",
         ),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Examine the data directory of a stopped broker: what is damaged, where, and what that means.
+    """Check the data directory of a stopped broker: damaged files, their offsets, and the consequences.
 
-    Reads every byte. Exit code 0: nothing is wrong (indexes that a killed broker did not write are rebuilt by the
-    next one); 1: something is damaged; 2: it could not be examined.
+    Reads every byte. Exit code 0: no damage (indexes that a killed broker did not write are rebuilt at the next start);
+    1: damage; 2: the directory could not be checked.
     """
     from mansio.errors import StorageError
 
@@ -60,7 +72,7 @@ def doctor(
         print_error(_failure_message(error, directory))
         raise typer.Exit(NOT_CHECKED_EXIT_CODE) from None
     except OSError as error:
-        print_error(f"cannot examine {directory}: {error}")
+        print_error(f"cannot check {directory}: {error}")
         raise typer.Exit(NOT_CHECKED_EXIT_CODE) from None
     if output is Output.JSON:
         show_json(_as_json(diagnosis))

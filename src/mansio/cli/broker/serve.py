@@ -121,7 +121,10 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     http = member = None
     if settings.http_address is not None:
         http = _http_server(settings, view, settings.http_address)
-        http_address = await http.start()
+        try:
+            http_address = await http.start()
+        except OSError as error:
+            raise ConfigError(_listen_error(error, *settings.http_address, "--http")) from error
     try:
         member = await _etcd_member(settings, stop)
         if not stop.is_set() and await _started(broker, stop):
@@ -228,8 +231,18 @@ async def _start(broker: Broker) -> None:
     except OSError as error:
         if error.errno not in LISTEN_ERRNOS:
             raise
-        address = broker.settings.listeners
-        raise ConfigError(f"cannot listen on {address}: {os.strerror(error.errno)}") from error
+        address = broker.settings.listener_address
+        raise ConfigError(_listen_error(error, address.host, address.port, "--kafka")) from error
+
+
+def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
+    """Why a port cannot be bound, the process that uses it, and the flag for another port."""
+    from mansio.host.port_owner import in_use
+
+    if error.errno == errno.EADDRINUSE:
+        return f"{in_use(host, port)}: use {flag} for another port"
+    reason = error.strerror or str(error)
+    return f"cannot listen on {host}:{port}: {reason}; use {flag} for another address"
 
 
 def _print_ready(settings: Settings, broker: Broker, http: tuple[str, int] | None) -> None:

@@ -10,6 +10,7 @@ Always true: one process at a time; nothing of it is left when `stop` or a faile
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.config.cluster import url_host
 from mansio.errors import ConfigError, Unavailable
+from mansio.host.port_owner import in_use
 from mansio.logs import fields
 from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.node.etcd_member.command import arguments
@@ -224,4 +226,9 @@ def _check_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"etcd_join: cannot listen on {host}:{port}: {error.strerror}") from error
+            reason = (
+                in_use(host, port)
+                if error.errno == errno.EADDRINUSE
+                else f"cannot listen on {host}:{port}: {error.strerror}"
+            )
+            raise ConfigError(f"etcd_join: {reason}") from error

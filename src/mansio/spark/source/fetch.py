@@ -215,7 +215,7 @@ class _RangeFetcher:
     def _read_error(self, offset: int, error: MansioError) -> MansioError:
         if isinstance(error, (CorruptMessage, UnsupportedMessageFormat)):
             return UnreadableRecords(
-                f"{self._name} cannot be read at offset {offset}: {error.message}. See what `mansio doctor` says of"
+                f"{self._name} cannot be read at offset {offset}: {error.message}. See what `mansio data check` says of"
                 " the broker's data, or begin behind it with startingOffsets"
             )
         return error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.config.cluster import MemberAddress
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError, Unavailable
+from mansio.host.port_owner import in_use
 from mansio.node.etcd_member.command import MemberPlan
 
 if TYPE_CHECKING:
@@ -164,7 +165,9 @@ class _PortAllocator:
         """These and no others: raises `ConfigError` where one is taken."""
         for port in ports:
             if port in self._allocated or not _is_free(port):
-                raise ConfigError(f"port {port}, which this cluster needs, is taken by another program")
+                raise ConfigError(
+                    f"{in_use(HOST, port)}, and this cluster needs it: stop that process, or choose --first-port"
+                )
             self._allocated.add(port)
 
     def reuse(self, port: int) -> int:

