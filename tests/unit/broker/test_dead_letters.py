@@ -336,7 +336,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     configs: dict[str, str],
-    trouble: str,
+    last_error: str,
     mended: Change,
 ) -> None:
     async def check(room: Room) -> None:
@@ -350,7 +350,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
             await eventually(lambda: room.dead_letters.counts.failures >= 2)
         assert room.letters("own") == []
         assert room.dead_letters.waiting == 2
-        assert trouble in room.dead_letters.last_error_of(share_partition.key)
+        assert last_error in room.dead_letters.last_error_of(share_partition.key)
         error_for_client = next(one for one in caplog.records if one.message == "dead letter not written")
         assert getattr(error_for_client, FIELDS)["group"] == "g"
         assert getattr(error_for_client, FIELDS)["topic"] == "t"
