@@ -1,4 +1,4 @@
-"""The Python for `src/mansio/cluster/etcd/rpc.proto`: `python -m tools.generate_etcd [--check]`.
+"""The Python for `src/mansio/metadata/etcd/rpc.proto`: `python -m tools.generate_etcd [--check]`.
 
 Kept in the repository, so that an installation needs no compiler. Without `--check` it is written; with it, files that
 differ from what the compiler makes are an error. Change the compiler's version together with the extra `cluster` in
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-GENERATED_DIRECTORY = "mansio/cluster/etcd"
+GENERATED_DIRECTORY = "mansio/metadata/etcd"
 GENERATED_FILES = ("rpc_pb2.py", "rpc_pb2.pyi")
 
 

@@ -158,15 +158,15 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(node_id=nodes)
     def cut_off(self, node_id: int) -> None:
-        self.member(node_id).client.unreachable = True
+        self.member(node_id).store_client.unreachable = True
 
     @rule(node_id=nodes)
     def stall_watch(self, node_id: int) -> None:
-        self.member(node_id).client.watch_stalls = True
+        self.member(node_id).store_client.watch_stalls = True
 
     @rule(node_id=nodes, delay_ms=st.sampled_from([1, 40, 300, 900]))
     def slow_down(self, node_id: int, delay_ms: int) -> None:
-        self.member(node_id).client.delay_ms = lambda: delay_ms
+        self.member(node_id).store_client.delay_ms = lambda: delay_ms
 
     @rule(node_id=nodes)
     def hang(self, node_id: int) -> None:
@@ -174,13 +174,13 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(node_id=nodes)
     def heal(self, node_id: int) -> None:
-        self.member(node_id).client.heal()
-        self.member(node_id).client.delay_ms = None
+        self.member(node_id).store_client.heal()
+        self.member(node_id).store_client.delay_ms = None
         self.member(node_id).keeps_alive = True
 
     @rule(node_id=nodes, lost=st.integers(1, 4), answers=st.booleans())
     def lose(self, node_id: int, lost: int, answers: bool) -> None:
-        client = self.member(node_id).client
+        client = self.member(node_id).store_client
         if answers:
             client.answers_lost = lost
         else:
@@ -194,7 +194,7 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         self.leases_kept = False
         if later:
-            self.member(node_id).client.before_transaction = lambda: self.cluster.store.end_lease(
+            self.member(node_id).store_client.before_transaction = lambda: self.cluster.store.end_lease(
                 session.lease
             )
         else:
