@@ -51,7 +51,7 @@ class FrameReader:
         self._scratch = new_scratch() if scratch is None else scratch
         self._view = self._scratch  # or a private buffer
         self._partial = (
-            b""  # incomplete frame, copied back before the next read; only with the scratch buffer
+            b""  # incomplete frame that is copied back into the scratch buffer before the next read
         )
         self._start = 0  # position of the first byte not yet returned
         self._end = 0  # end of the received bytes

@@ -51,7 +51,7 @@ PLACES = [
     (Sender, "_start"),
     (PendingRequest, "expect"),
     (RequestWriter, "send"),
-    (Sender, "_take"),
+    (Sender, "_handle_result"),
     (Sender, "_update_queue"),
     (Sender, "_connect_and_send"),
     (Sender, "_init_producer_id"),
@@ -119,11 +119,11 @@ async def failure_of(fetcher: Fetcher) -> Exception:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Fetcher, "_choose"),
+        (Fetcher, "_select_requests"),
         (Fetcher, "_start"),
         (FetchRequest, "encode"),
         (FetchRequest, "read"),
-        (Fetcher, "_take"),
+        (Fetcher, "_handle_result"),
         (Fetcher, "_is_fully_fetched"),
     ],
 )

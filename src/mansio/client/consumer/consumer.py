@@ -241,17 +241,17 @@ class Consumer:
                 if self._set_current_batch(batch):
                     return True
                 continue
-            chunk = self._fetcher.pop()
-            if chunk is None:
+            completed = self._fetcher.pop()
+            if completed is None:
                 await self._fetcher.changed()
                 self._polled_at = self._loop.time()
                 waited = True
                 continue
             self._decoding = decode_fetch(
-                chunk, self._options.isolation == "read_committed", self._options.batch_bytes_max
+                completed, self._options.isolation == "read_committed", self._options.batch_bytes_max
             )
-            self._decoding_state = chunk.state
-            if not waited or len(chunk.batches) > LARGE_FETCH_BYTES:
+            self._decoding_state = completed.state
+            if not waited or len(completed.batches) > LARGE_FETCH_BYTES:
                 await asyncio.sleep(0)  # lets heartbeats and fetches proceed while a reader is busy
 
     def _next_decoded(self) -> MessageBatch | None:
@@ -271,7 +271,7 @@ class Consumer:
         self._delivered_counter = count
 
     def _set_current_batch(self, batch: MessageBatch) -> bool:
-        if not batch.state.is_active or batch.state.is_ending:
+        if not batch.state.is_active or batch.state.is_revoking:
             return False
         messages = batch.messages
         if not messages:
@@ -519,7 +519,7 @@ class Consumer:
 
     async def revoke(self, partitions: set[TopicPartition]) -> None:
         """Finish, commit and stop partitions before another member gets them."""
-        self._fetcher.end(partitions)  # messages delivered from now on would not be in the commit
+        self._fetcher.stop_delivery(partitions)  # messages delivered from now on would not be in the commit
         await self._wait_for_processing(partitions)
         if self._options.commits_automatically:
             positions = self._positions(include_current=False)

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VERSION_WITH_NAMES_MAX = 12
-UNREAD_PAUSE_SECONDS = 0.1
+FULL_BUFFER_PAUSE_S = 0.1
 _CHANNEL_NUMBERS = itertools.count()
-UNKNOWN_ANSWERS_MIN = 3
+UNKNOWN_FAILURES_MIN = 3
 """Consecutive failures before an unknown partition is treated as deleted."""
 
 
@@ -78,9 +78,9 @@ class PartitionState:
         "fetch_offset",
         "high_watermark",
         "is_active",
-        "is_ending",
         "is_fetching",
         "is_paused",
+        "is_revoking",
         "partition",
         "stop_offset",
         "unknown_since",
@@ -96,7 +96,7 @@ class PartitionState:
         self.high_watermark = -1
         self.buffered_bytes = 0
         self.is_active = True
-        self.is_ending = False
+        self.is_revoking = False
         """Being revoked: delivers nothing more; its position is still needed."""
         self.is_fetching = False
         self.is_paused = False
@@ -206,10 +206,10 @@ class Fetcher:
         self._paused_until: dict[int, float] = {}
         self._tasks = Tasks(self._loop, self._on_internal_error)
         self._leader_cache = LeaderCache(cluster, self._tasks, self._wake, refreshes=False)
-        self._woken = False
+        self._is_dispatch_scheduled = False
         self._earliest_timer = EarliestTimer(self._loop, self._wake)
         self._failure: MansioError | None = None
-        self._arrival: asyncio.Event = asyncio.Event()
+        self._change_event: asyncio.Event = asyncio.Event()
         self._is_closed = False
         self._channel = f"fetch {next(_CHANNEL_NUMBERS)}"
         """Own connections: responses of a connection are ordered, so a held fetch would delay other consumers."""
@@ -221,7 +221,7 @@ class Fetcher:
         for state in states:
             self.states[state.partition] = state
         self._wake()
-        self._arrival.set()
+        self._change_event.set()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
         """Stop fetching partitions and discard their buffered fetches."""
@@ -230,7 +230,7 @@ class Fetcher:
             state.is_active = False
         self._discard_inactive()
         self._wake()
-        self._arrival.set()
+        self._change_event.set()
         return removed
 
     def rewind(self, state: PartitionState) -> None:
@@ -238,42 +238,44 @@ class Fetcher:
         if self.remove([state.partition]):
             self.add([PartitionState(state.partition, state.consumed, state.stop_offset)])
 
-    def end(self, partitions: Iterable[TopicPartition]) -> None:
+    def stop_delivery(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing more of partitions that are about to be removed; their states stay until then."""
         for partition in partitions:
             if partition in self.states:
-                self.states[partition].is_ending = True
+                self.states[partition].is_revoking = True
         self._discard_inactive()
 
     def _discard_inactive(self) -> None:
         kept = deque(
-            chunk for chunk in self._completed_fetches if chunk.state.is_active and not chunk.state.is_ending
+            completed
+            for completed in self._completed_fetches
+            if completed.state.is_active and not completed.state.is_revoking
         )
-        self._buffered_bytes = sum(len(chunk.batches) for chunk in kept)
+        self._buffered_bytes = sum(len(completed.batches) for completed in kept)
         self._completed_fetches = kept
 
     def wake(self) -> None:
         """Wake the reader and the fetcher after a change of state."""
-        self._arrival.set()
+        self._change_event.set()
         self._wake()
 
     def fail(self, error: MansioError) -> None:
         """Report an error that is not retried; `pop` raises it when the buffered fetches are used up."""
         self._failure = self._failure or error
-        self._arrival.set()
+        self._change_event.set()
 
     def pop(self) -> CompletedFetch | None:
         """The next completed fetch; None if there is none. Raises the error passed to `fail`."""
         for _ in range(len(self._completed_fetches)):
-            chunk = self._completed_fetches.popleft()
-            if chunk.state.is_paused:
-                self._completed_fetches.append(chunk)
+            completed = self._completed_fetches.popleft()
+            if completed.state.is_paused:
+                self._completed_fetches.append(completed)
                 continue
-            self._buffered_bytes -= len(chunk.batches)
-            chunk.state.buffered_bytes -= len(chunk.batches)
+            self._buffered_bytes -= len(completed.batches)
+            completed.state.buffered_bytes -= len(completed.batches)
             self._paused_until.clear()
             self._wake()
-            return chunk
+            return completed
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -281,8 +283,8 @@ class Fetcher:
 
     async def changed(self) -> None:
         """Wait until a fetch completed, the assignment changed or an error was reported."""
-        self._arrival.clear()
-        await self._arrival.wait()
+        self._change_event.clear()
+        await self._change_event.wait()
 
     async def stop(self) -> None:
         """Stop fetching; responses in flight are ignored. The partition states stay."""
@@ -299,34 +301,34 @@ class Fetcher:
     # -- choosing what to fetch --------
 
     def _wake(self) -> None:
-        if not self._woken and not self._is_closed:
-            self._woken = True
+        if not self._is_dispatch_scheduled and not self._is_closed:
+            self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         """Start a request to every broker that has none in flight and leads a partition with buffer space."""
-        self._woken = False
+        self._is_dispatch_scheduled = False
         if self._is_closed:
             return
         try:
-            for request in self._choose():
+            for request in self._select_requests():
                 self._start(request)
         except Exception as error:  # noqa: BLE001  # raised by the next poll; fetching continues
             self._on_internal_error(error)
 
-    def _choose(self) -> list[FetchRequest]:
+    def _select_requests(self) -> list[FetchRequest]:
         now = self._loop.time()
         chosen: dict[int, list[PartitionState]] = {}
         full: set[int] = set()
         for state in self.states.values():
-            if state.is_fetching or state.is_paused or state.is_ending or self._is_fully_fetched(state):
+            if state.is_fetching or state.is_paused or state.is_revoking or self._is_fully_fetched(state):
                 continue
             if state.blocked_until > now:
                 self._earliest_timer.set(state.blocked_until)
                 continue
             node = self._leader_cache.find(*state.partition, now)
             if node is None:
-                self._leader_cache.look_up(*state.partition, partial(self._failed, state))
+                self._leader_cache.look_up(*state.partition, partial(self._handle_error, state))
                 continue
             if node in self._nodes_in_flight:
                 continue
@@ -402,13 +404,13 @@ class Fetcher:
                 raise error
             received = 0
             for state, offset, result in request.read(frame):
-                received += self._take(state, offset, result)
+                received += self._handle_result(state, offset, result)
             if not received and not request.may_wait:
                 # Some partitions are full, the others empty: retry soon, without a busy loop.
-                self._paused_until[request.node] = self._loop.time() + UNREAD_PAUSE_SECONDS
+                self._paused_until[request.node] = self._loop.time() + FULL_BUFFER_PAUSE_S
         except MansioError as failure:
             for state in request.states:
-                self._failed(state, failure)
+                self._handle_error(state, failure)
         finally:
             self._release(request)
 
@@ -419,12 +421,12 @@ class Fetcher:
             state.is_fetching = False
         self._wake()
 
-    def _take(self, state: PartitionState, offset: int, result: fetch.FetchedPartition) -> int:
+    def _handle_result(self, state: PartitionState, offset: int, result: fetch.FetchedPartition) -> int:
         """Handle the result of one partition. Returns the number of bytes received."""
-        if not state.is_active or state.is_ending or state.fetch_offset != offset:
+        if not state.is_active or state.is_revoking or state.fetch_offset != offset:
             return 0
         if result.error_code:
-            self._failed(state, error_for(result.error_code))
+            self._handle_error(state, error_for(result.error_code))
             return 0
         state.failures = 0
         state.unknown_since = None
@@ -442,12 +444,12 @@ class Fetcher:
         )
         state.buffered_bytes += len(batches)
         self._buffered_bytes += len(batches)
-        self._arrival.set()
+        self._change_event.set()
         return len(batches)
 
     # -- failures --------
 
-    def _failed(self, state: PartitionState, error: MansioError) -> None:
+    def _handle_error(self, state: PartitionState, error: MansioError) -> None:
         if not state.is_active:
             return
         if isinstance(error, OffsetOutOfRange):
@@ -456,7 +458,7 @@ class Fetcher:
         now = self._loop.time()
         if isinstance(error, UnknownTopicOrPartition):
             state.unknown_since = state.unknown_since or now
-            if self._is_gone(state, now):
+            if self._is_deleted(state, now):
                 self.fail(error)
         elif not error.retriable:
             self.fail(error)
@@ -464,12 +466,12 @@ class Fetcher:
         state.failures += 1
         state.blocked_until = now + self._options.backoff.delay_seconds(state.failures)
 
-    def _is_gone(self, state: PartitionState, now: float) -> bool:
+    def _is_deleted(self, state: PartitionState, now: float) -> bool:
         """Whether a partition has been unknown long enough, and often enough, to be treated as deleted."""
         limit_ms = self._options.unknown_ms_max
         if limit_ms is None or state.unknown_since is None:
             return False
-        return now - state.unknown_since > limit_ms / 1000 and state.failures + 1 >= UNKNOWN_ANSWERS_MIN
+        return now - state.unknown_since > limit_ms / 1000 and state.failures + 1 >= UNKNOWN_FAILURES_MIN
 
     def _on_internal_error(self, error: Exception) -> None:
         """Report an unexpected exception to the reader; fetching continues if the reader does."""
@@ -507,7 +509,7 @@ class Fetcher:
             state.blocked_until = 0
         except MansioError as error:
             state.blocked_until = 0
-            self._failed(state, error)
+            self._handle_error(state, error)
         finally:
             self._wake()
 

@@ -259,7 +259,7 @@ class Producer:
         batch.size += size
         self._sender.buffered_bytes += size
         if is_new:
-            self._sender.opened(batch, is_awaited=is_awaited)
+            self._sender.batch_opened(batch, is_awaited=is_awaited)
         return sealed, batch
 
     def _put_plain(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
@@ -292,7 +292,7 @@ class Producer:
         batch.size += size
         sender.buffered_bytes += size
         if is_new:
-            sender.opened(batch, is_awaited=is_awaited)
+            sender.batch_opened(batch, is_awaited=is_awaited)
         return batch
 
     def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:

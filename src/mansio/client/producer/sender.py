@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 5
-EXPIRY_CHECK_SECONDS = 0.5
+EXPIRY_CHECK_S = 0.5
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
 CHANNEL = "produce"
 DUPLICATE_SEQUENCE_NUMBER = 46
@@ -89,7 +89,7 @@ class Sender:
         self._pending: set[PendingRequest] = set()
         self._tasks = Tasks(self._loop, self._on_internal_error)
         self._leader_cache = LeaderCache(cluster, self._tasks, self._wake)
-        self._woken = False
+        self._is_dispatch_scheduled = False
         self._earliest_timer = EarliestTimer(self._loop, self._wake)
         self._expiry: asyncio.TimerHandle | None = None
         self._identity = NO_IDENTITY
@@ -100,7 +100,7 @@ class Sender:
 
     # -- called by the producer --------
 
-    def opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
+    def batch_opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
         """Register a batch that got its first record; it is due after the linger time.
 
         `is_awaited`: the caller waits for the record. If the last batch had one waiter, the batch is sent now;
@@ -110,11 +110,11 @@ class Sender:
         queue = batch.queue
         self._queues.setdefault(queue)
         if self._expiry is None:
-            self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
+            self._expiry = self._loop.call_later(EXPIRY_CHECK_S, self._expire)
         if self._options.linger_ms:
             self._earliest_timer.set(batch.created + self._options.linger_ms / 1000)
         elif not queue.in_flight:  # otherwise it is sent when the response arrives
-            if is_awaited and queue.last_waiter_count == 1 and not self._woken:
+            if is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
                 self._dispatch()
             else:
                 self._wake()
@@ -137,16 +137,16 @@ class Sender:
     # -- choosing what to send --------
 
     def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
+        if not self._is_dispatch_scheduled:
+            self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
         """Start every request that can be sent now."""
-        self._woken = False
+        self._is_dispatch_scheduled = False
         try:
             if self._identity is not NO_IDENTITY or not self._options.is_idempotent:
-                for pending in self._choose():
+                for pending in self._select_requests():
                     self._start(pending)
             elif self._queues and not self._is_initializing:
                 self._is_initializing = True
@@ -154,13 +154,17 @@ class Sender:
         except Exception as error:  # noqa: BLE001  # reported through every incomplete batch
             self._on_internal_error(error)
 
-    def _choose(self) -> Iterable[PendingRequest]:
+    def _select_requests(self) -> Iterable[PendingRequest]:
         """Take the batches that can be sent now: one per queue, in one request per broker."""
         now = self._loop.time()
         if len(self._queues) == 1:
             (only,) = self._queues
             node = self._node_for(only, now)
-            return () if node is None else (PendingRequest(node, [self._next_batch(only)], self._ended),)
+            return (
+                ()
+                if node is None
+                else (PendingRequest(node, [self._next_batch(only)], self._on_request_end),)
+            )
         chosen: dict[int, PendingRequest] = {}
         sizes: dict[int, int] = {}
         for queue in list(self._queues):
@@ -176,7 +180,7 @@ class Sender:
                 chosen[node].batches.append(batch)
                 sizes[node] += size
             else:
-                chosen[node] = PendingRequest(node, [batch], self._ended)
+                chosen[node] = PendingRequest(node, [batch], self._on_request_end)
                 sizes[node] = size
             del self._queues[queue]  # to the end of the round-robin order
             self._queues[queue] = None
@@ -188,7 +192,7 @@ class Sender:
             return None
         node = self._leader_cache.find(queue.topic, queue.partition, now)
         if node is None:
-            self._leader_cache.look_up(queue.topic, queue.partition, partial(self._not_located, queue))
+            self._leader_cache.look_up(queue.topic, queue.partition, partial(self._on_leader_error, queue))
             return None
         if node in self._connecting or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX:
             return None
@@ -241,7 +245,7 @@ class Sender:
             if self._identity is identity:
                 self._identity = NO_IDENTITY  # InitProducerId is sent before the next batch
 
-    def _not_located(self, queue: PartitionQueue, error: MansioError) -> None:
+    def _on_leader_error(self, queue: PartitionQueue, error: MansioError) -> None:
         queue.refusal = error
         self._back_off(queue)
         if not error.retriable:
@@ -275,7 +279,7 @@ class Sender:
             connection = await self._cluster.connection(pending.node, CHANNEL)
         except MansioError as error:
             self._connecting.discard(pending.node)
-            self._ended(pending, (), error, was_sent=False)
+            self._on_request_end(pending, (), error, was_sent=False)
         except asyncio.CancelledError:
             self._connecting.discard(pending.node)
             raise
@@ -288,18 +292,18 @@ class Sender:
         try:
             self._writer.send(connection, pending)
         except MansioError as error:
-            self._ended(pending, (), error, was_sent=False)
+            self._on_request_end(pending, (), error, was_sent=False)
             return
         except (TypeError, ValueError, OverflowError, struct.error) as error:
             invalid = InvalidRecord(f"a record cannot be encoded: {error}")
-            self._ended(pending, (), invalid, was_sent=False)
+            self._on_request_end(pending, (), invalid, was_sent=False)
             return
         if self._options.acks == 0:
-            self._ended(pending, [(batch, NO_RESPONSE) for batch in pending.batches], None)
+            self._on_request_end(pending, [(batch, NO_RESPONSE) for batch in pending.batches], None)
         else:
             self._pending.add(pending)
 
-    def _ended(
+    def _on_request_end(
         self,
         pending: PendingRequest,
         outcomes: Outcomes,
@@ -313,13 +317,13 @@ class Sender:
             if error is not None:
                 for batch in pending.batches:
                     batch.may_be_stored = batch.may_be_stored or was_sent
-                    self._failed(batch, error)
+                    self._handle_error(batch, error)
             for batch, result in outcomes:
                 if result is None:
                     batch.may_be_stored = True
-                    self._failed(batch, RequestTimedOut("the response has no result for the partition"))
+                    self._handle_error(batch, RequestTimedOut("the response has no result for the partition"))
                 else:
-                    self._take(batch, result)
+                    self._handle_result(batch, result)
             self._in_flight[pending.node] -= 1
             for batch in pending.batches:
                 batch.queue.in_flight -= 1
@@ -331,7 +335,7 @@ class Sender:
 
     # -- outcome of one batch --------
 
-    def _take(self, batch: Batch, result: PartitionResult) -> None:
+    def _handle_result(self, batch: Batch, result: PartitionResult) -> None:
         """Apply the broker's result for one batch."""
         if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
             batch.base_offset = result.base_offset if result.error_code == 0 else -1
@@ -344,9 +348,9 @@ class Sender:
         if not isinstance(error, RequestError):
             # Not a rejection but a disk error, too few replicas or a timeout: the batch may be in the log.
             batch.may_be_stored = True
-        self._failed(batch, error)
+        self._handle_error(batch, error)
 
-    def _failed(self, batch: Batch, error: MansioError) -> None:
+    def _handle_error(self, batch: Batch, error: MansioError) -> None:
         """Retry, renumber, split or fail a batch."""
         queue = batch.queue
         if isinstance(error, OutOfOrderSequence | UnknownProducerId):
@@ -460,4 +464,4 @@ class Sender:
                 queue.seal()
             self._update_queue(queue)
         if self.incomplete:
-            self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
+            self._expiry = self._loop.call_later(EXPIRY_CHECK_S, self._expire)
