@@ -15,8 +15,8 @@ from mansio import errors
 from mansio.api.http import server as http_server
 from mansio.api.http.app import assemble
 from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
-from mansio.api.http.event_loop_monitor import EventLoopMonitor
 from mansio.api.http.health import REASONS_MAX
+from mansio.api.http.monitors import EventLoopMonitor
 from mansio.api.http.server import HttpServer
 from support.machine import scaled
 from support.waiting import eventually

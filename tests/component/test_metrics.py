@@ -30,9 +30,8 @@ from mansio.api.http.broker_stats import (
     Problem,
     RunningBroker,
 )
-from mansio.api.http.disk_monitor import DiskMonitor, Space
-from mansio.api.http.event_loop_monitor import EventLoopMonitor
 from mansio.api.http.metrics import render, take_snapshot
+from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor, Space
 from mansio.api.http.server import HttpServer
 from mansio.api.http.service_stats import ServiceStats
 from mansio.broker.services.statistics import SAMPLE_EVERY

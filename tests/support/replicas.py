@@ -16,7 +16,7 @@ from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
-from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
-from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.replication.replica_manager import ReplicaManager
 from mansio.broker.services.cluster import ClusterServices
 from mansio.errors import ConfigError, CorruptLog, Unavailable

@@ -22,8 +22,7 @@ from mansio.node.etcd_member import child_process as children
 from mansio.node.etcd_member.child_process import ChildProcess
 from mansio.node.etcd_member.command import MemberPlan, TlsFiles, arguments
 from mansio.node.etcd_member.executable import find_program
-from mansio.node.etcd_member.health import unhealthy_reason_of
-from mansio.node.etcd_member.member import EtcdMember
+from mansio.node.etcd_member.member import EtcdMember, unhealthy_reason_of
 from mansio.node.etcd_settings import etcd_config, own_member
 from support.machine import scaled
 from support.paths import free_port, required_tool

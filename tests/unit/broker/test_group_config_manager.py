@@ -10,7 +10,7 @@ import pytest
 
 import mansio.broker.coordinator.group.group_config_manager
 from mansio.api.kafka.handlers import configs as handlers
-from mansio.api.kafka.server.request_context import RequestContext
+from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.config import group_config
 from mansio.config.config_def import Change, Operation

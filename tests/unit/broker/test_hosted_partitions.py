@@ -8,9 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.partition.hosted_partitions import FILE, HostedPartitions
 from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.partition_files import topic_directory
+from mansio.broker.partition.partition_files import FILE, HostedPartitions, topic_directory
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.config.settings import Settings
 from mansio.errors import CorruptLog, StorageError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.api.http import metrics_share
+from mansio.api.http import metrics_broker
 from mansio.broker.coordinator.share import share_partition_manager
 from mansio.client import connect
 from mansio.client.types import TopicPartition
@@ -321,11 +321,11 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
             "dlq.t", [Change("errors.deadletterqueue.group.enable", Operation.SET, "false")]
         )
         assert (await world.settle(batch(2, 2, REJECT))).error_code == 0
-        await eventually(lambda: list(metrics_share.warnings(broker)), DEADLINE_S)
-        (warning,) = metrics_share.warnings(broker)
+        await eventually(lambda: list(metrics_broker.dead_letter_warnings(broker)), DEADLINE_S)
+        (warning,) = metrics_broker.dead_letter_warnings(broker)
         assert warning.reason == "dead_letters_pending"
         assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not take" in warning.detail
-        error_for_client = {one.name: one.value for one in metrics_share.measurements(broker)}
+        error_for_client = {one.name: one.value for one in metrics_broker._shares(broker)}
         assert error_for_client["dead_letters_pending"] == 1
         assert error_for_client["dead_letters_written"] == 2
         assert error_for_client["dead_letter_failures"] >= 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker.partition import record_validation
-from mansio.broker.partition.record_validation import DECODED_RECORDS_MAX, NO_KEY, REPORTED_RECORDS_MAX
+from mansio.broker.partition import append_validation
+from mansio.broker.partition.append_validation import DECODED_RECORDS_MAX, NO_KEY, REPORTED_RECORDS_MAX
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
@@ -35,13 +35,13 @@ def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
     def opened(*_: object, **__: object) -> None:
         pytest.fail("a batch was opened")
 
-    monkeypatch.setattr(record_validation, "read_records", opened)
+    monkeypatch.setattr(append_validation, "read_records", opened)
     bench = Bench()
     assert bench.partition.append(keyed(None, None)).end_offset == 2
 
 
 def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_validation, "read_records", None)
+    monkeypatch.setattr(append_validation, "read_records", None)
     assert Bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
 
 
@@ -60,7 +60,7 @@ def test_a_batch_that_would_take_long_to_look_at_is_too_large() -> None:
 
 def test_a_batch_that_grows_beyond_bounds_or_cannot_be_opened_is_refused() -> None:
     bench = Bench(rules=COMPACTED)
-    bomb = build_batch([(0, b"k", bytes(record_validation.DECODED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
+    bomb = build_batch([(0, b"k", bytes(append_validation.DECODED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
     assert len(bomb) < 100_000
     with pytest.raises(InvalidRecord, match="decompressed"):
         bench.partition.append(bomb)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherSettings
+from mansio.broker.replication.replica_fetcher import ReplicaFetcherSettings
 from mansio.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,

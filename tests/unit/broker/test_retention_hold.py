@@ -10,8 +10,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
-from mansio.broker.partition.retention_holds import BYTES, DISK, TIME, HoldDiskLimit, RetentionHolds
+from mansio.broker.partition.retention_holds import (
+    BYTES,
+    DISK,
+    TIME,
+    HoldDiskLimit,
+    RetentionHoldHook,
+    RetentionHolds,
+)
 from mansio.errors import PolicyViolation
 from mansio.logs import FIELDS
 from mansio.wire.internal_records.hold_metadata import (

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
-from mansio.api.kafka.server.request_context import RequestContext
+from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions

@@ -45,7 +45,7 @@ THROUGH_PORTS = (
     "node/broker_runtime.py",
     "broker/replication/replica_manager.py",
     "broker/coordinator/group",
-    "broker/replication/replica_fetcher_manager.py",
+    "broker/replication/replica_fetcher.py",
     "broker/replication/replica_fetcher.py",
 )
 """Disk, clock, timers, threads and chance only as objects of `mansio.ports`."""

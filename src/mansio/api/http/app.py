@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from mansio.api.http import health, metrics
-from mansio.api.http.disk_monitor import DiskMonitor
 from mansio.api.http.errors import EXCEPTION_HANDLERS
-from mansio.api.http.event_loop_monitor import EventLoopMonitor
+from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 from mansio.api.http.service_stats import ServiceStats
 
 if TYPE_CHECKING:

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from mansio.api.http.broker_stats import BrokerStats
-    from mansio.api.http.disk_monitor import DiskMonitor
-    from mansio.api.http.event_loop_monitor import EventLoopMonitor
+    from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 
 REASONS_MAX = 20
 

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
         PartitionSample,
         Problem,
     )
-    from mansio.api.http.disk_monitor import DiskMonitor
-    from mansio.api.http.event_loop_monitor import EventLoopMonitor
+    from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mansio.api.http import metrics_broker, metrics_cluster, metrics_share
+from mansio.api.http import metrics_broker, metrics_cluster
 from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, Problem
 from mansio.broker.partition.retention_holds import REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
@@ -93,7 +93,7 @@ class ServiceStats:
                 detail = f"other partitions: met {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
-        yield from metrics_share.warnings(self._broker)
+        yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
             if (cut := partition.log.recovery.truncated_tail) is not None:

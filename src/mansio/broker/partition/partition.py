@@ -40,12 +40,12 @@ from mansio.broker.partition.append_validation import (
     CONTROL_OR_TRANSACTIONAL,
     AppendRules,
     append_error,
+    check_keys,
     log_failed_error,
     reject_batch,
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.record_validation import check_keys
 from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (

@@ -21,12 +21,17 @@ from typing import TYPE_CHECKING, TypeVar
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
-from mansio.broker.partition.partition_index import IndexedTopic, PartitionIndex
-from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
-from mansio.broker.partition.retention_holds import RetentionHolds
+from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
-from mansio.errors import StorageError
+from mansio.errors import (
+    CorruptLog,
+    MansioError,
+    NotLeaderOrFollower,
+    StorageError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
@@ -55,8 +60,19 @@ OPEN_BATCH_MAX = 256
 """Logs made or recovered in one job of the file thread: they share their syncs, and others wait no longer for them."""
 
 
-class PartitionSet(PartitionIndex):
-    """See the module. Everything but the work handed to the threads runs on the broker's loop."""
+class _IndexedTopic:
+    """A live topic and its partitions, by index."""
+
+    __slots__ = ("partitions", "topic")
+
+    def __init__(self, topic: Topic, partitions: list[Partition | StorageError | None]) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        """A partition that could not be opened is replaced by its error; None: not a replica here (yet)."""
+
+
+class PartitionSet:
+    """Open partitions of this broker, found by the topic's name or id. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -70,7 +86,6 @@ class PartitionSet(PartitionIndex):
         sync_thread: Background,
         file_thread: Background,
     ) -> None:
-        super().__init__()
         self._settings = settings
         self._clustered = settings.clustered
         self._clock = clock
@@ -82,6 +97,8 @@ class PartitionSet(PartitionIndex):
         self.holds = RetentionHolds()
         self._files = PartitionFiles(settings, disk, clock, files, file_thread)
         self._opening: Promise[None] | None = None
+        self._by_name: dict[str, _IndexedTopic] = {}
+        self._by_id: dict[bytes, _IndexedTopic] = {}
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
     def kept(self, topic: Topic) -> list[Partition | StorageError | None]:
@@ -89,7 +106,80 @@ class PartitionSet(PartitionIndex):
         opened = self._opened.get(topic.topic_id, {})
         return [opened.get(index) for index in range(len(topic.partitions))]
 
-    # Opening and serving
+    # Index
+
+    def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
+        """By name, or by id where the request carries ids. Raises `UnknownTopicOrPartition` / `UnknownTopicId`."""
+        if topic is not None:
+            found = self._by_name.get(topic)
+            if found is None:
+                raise UnknownTopicOrPartition(f"there is no topic {topic!r} here")
+        else:
+            found = self._by_id.get(topic_id or b"")
+            if found is None:
+                raise UnknownTopicId(f"no topic here has the id {(topic_id or b'').hex()}")
+        if not 0 <= index < len(found.partitions):
+            raise UnknownTopicOrPartition(f"topic {found.topic.name!r} has no partition {index}")
+        partition = found.partitions[index]
+        if partition is None:
+            raise NotLeaderOrFollower(f"this broker keeps no copy of {found.topic.name}-{index}")
+        if isinstance(partition, StorageError):  # raised anew: the frames of all who meet it are not kept
+            kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
+            raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
+        return partition
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        """The partition, or None where there is none to be had."""
+        try:
+            return self.find(topic, None, index)
+        except MansioError:
+            return None
+
+    def of(self, topic: str) -> list[Partition]:
+        """All partitions of a topic, none if there is no such topic. Raises the error of one that is not open here."""
+        found = self._by_name.get(topic)
+        return (
+            [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
+        )
+
+    def served(self) -> list[Topic]:
+        """The topics that can be found."""
+        return [served.topic for served in self._by_id.values()]
+
+    def drop(self, topic: Topic) -> None:
+        """It cannot be found any more."""
+        self._by_id.pop(topic.topic_id.bytes, None)
+        found = self._by_name.get(topic.name)
+        if found is not None and found.topic.topic_id == topic.topic_id:
+            del self._by_name[topic.name]
+
+    def __iter__(self) -> Iterator[Partition]:
+        """The partitions that are open."""
+        for topic in self._by_name.values():
+            for partition in topic.partitions:
+                if isinstance(partition, Partition):
+                    yield partition
+
+    def __len__(self) -> int:
+        return sum(
+            partition is not None for topic in self._by_name.values() for partition in topic.partitions
+        )
+
+    def failures(self) -> dict[str, StorageError]:
+        """Every partition that takes no writes, by name, and why."""
+        found: dict[str, StorageError] = {}
+        for served in self._by_name.values():
+            for index, partition in enumerate(served.partitions):
+                failure = partition.log.failure if isinstance(partition, Partition) else partition
+                if failure is not None:
+                    found[f"{served.topic.name}-{index}"] = failure
+        return found
+
+    def _put(self, served: _IndexedTopic) -> None:
+        self._by_name[served.topic.name] = served
+        self._by_id[served.topic.topic_id.bytes] = served
+
+    # Open and serve
 
     async def open_known(
         self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
@@ -175,7 +265,7 @@ class PartitionSet(PartitionIndex):
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
-        served = IndexedTopic(topic, self.kept(topic))
+        served = _IndexedTopic(topic, self.kept(topic))
         settings = self._settings_of(topic)
         rules, log_settings = _append_rules(settings), _log_settings(settings)
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
@@ -196,7 +286,7 @@ class PartitionSet(PartitionIndex):
         if after is None:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
-            self._put(IndexedTopic(after, self.kept(after)))  # roles follow the metadata elsewhere
+            self._put(_IndexedTopic(after, self.kept(after)))  # roles follow the metadata elsewhere
         else:
             self.serve(after)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.replication.isr_manager import IsrManager
-    from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager
+    from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
     from mansio.metadata.model import BrokerChange, PartitionState
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.broker.replication.isr_manager import IsrManager
-    from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager
+    from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.lifecycle.session import Session
     from mansio.metadata.metadata_store import StoreCounts

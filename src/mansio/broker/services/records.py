@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
+from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidTopic, PolicyViolation
 
 if TYPE_CHECKING:

@@ -195,7 +195,7 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     import asyncio
 
     from mansio.api.http.app import assemble, disk_monitor
-    from mansio.api.http.event_loop_monitor import EventLoopMonitor
+    from mansio.api.http.monitors import EventLoopMonitor
     from mansio.api.http.server import HttpServer
     from mansio.host.asyncio_loop import AsyncioScheduler
     from mansio.host.clock import HostClock

@@ -2,7 +2,7 @@
 
 A named pipeline is a consumer group without members, `mansio.pipeline.<name>`. Its committed offsets carry a mark in
 their metadata, and the broker keeps what lies at or above a marked offset
-(`broker/partition/retention_hold_hook.py`). Both sides read and
+(`broker/partition/retention_holds.py`). Both sides read and
 write the mark here.
 
 Always true: only the prefix *and* the mark together hold anything back. A group of that name that some program commits

@@ -26,7 +26,7 @@ from mansio.metadata.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct

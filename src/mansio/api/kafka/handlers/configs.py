@@ -20,7 +20,7 @@ from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct

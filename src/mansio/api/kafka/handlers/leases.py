@@ -23,7 +23,7 @@ from mansio.wire.apis.acknowledge_records import AcknowledgedPartition
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
 
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Promise

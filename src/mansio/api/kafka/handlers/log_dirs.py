@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.partition.partition import Partition
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct

@@ -14,7 +14,7 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.producers import Producer
     from mansio.wire.codec.messages import Struct

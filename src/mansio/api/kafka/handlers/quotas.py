@@ -15,7 +15,7 @@ from mansio.errors import InvalidRequest, MansioError, UnsupportedVersion
 from mansio.state.quota import Entity, Name, Part
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 

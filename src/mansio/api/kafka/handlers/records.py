@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut, TransactionsNotOffered
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Promise
     from mansio.wire.codec.messages import Struct

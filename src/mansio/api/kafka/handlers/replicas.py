@@ -24,7 +24,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.controller.controller import Controller
     from mansio.metadata.model import PartitionState

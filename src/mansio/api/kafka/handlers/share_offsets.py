@@ -27,7 +27,7 @@ from mansio.state.share_partition.types import ShareKey
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.coordinator.group.group_store import GroupEntry
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.state.share_group.group import ShareGroup

@@ -16,7 +16,7 @@ from mansio.errors import InvalidRequest, MansioError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 from mansio.api.kafka.handlers import fetch, produce, share_acknowledge, share_fetch
 from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters
-from mansio.api.kafka.server.request_context import RequestContext
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
-from mansio.api.kafka.server.request_router import RequestRouter
+from mansio.api.kafka.server.request_router import RequestContext, RequestRouter
 from mansio.api.kafka.server.socket_writer import SCRATCH_BYTES
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion

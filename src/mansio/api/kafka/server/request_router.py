@@ -5,13 +5,15 @@ the first time a request needs it. A handler takes `(service, request, context)`
 a handler of an API marked `raw` receives the request's bytes.
 
 Invariant: `run` completes its pending response, or closes the connection when no correct response exists.
+
+Request context: header fields and connection data that a handler may use in addition to the request's body.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.errors import MansioError, WireError
 from mansio.logs import fields as fields_of_event
@@ -22,16 +24,29 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from mansio.api.kafka.server.pending_response import PendingResponse
-    from mansio.api.kafka.server.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
     from mansio.wire.headers import RequestHeader
 
-    Handler = Callable[[BrokerServices, Any, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
 
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_VERSION = 35
+
+
+class RequestContext(NamedTuple):
+    """Of one request. `listener` is the (host, port) that this broker advertises to clients."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    client_host: str
+    listener: tuple[str, int]
+
+
+if TYPE_CHECKING:
+    Handler = Callable[[BrokerServices, Any, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
 
 
 class RequestRouter:
