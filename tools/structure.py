@@ -230,6 +230,10 @@ def single_subclasses(defined: list[ClassDefinition]) -> list[str]:
     ]
 
 
+NAMED_TUPLE_METHODS = frozenset({"_asdict", "_fields", "_make", "_replace"})
+"""Public in spite of the underscore, which keeps them apart from fields."""
+
+
 def owners_as_arguments(tree: list[Module], defined: list[ClassDefinition]) -> list[str]:
     """Functions whose first parameter is an object of another module's class and whose body touches its insides."""
     home: dict[str, set[str]] = defaultdict(set)
@@ -254,7 +258,8 @@ def owners_as_arguments(tree: list[Module], defined: list[ClassDefinition]) -> l
 def _insides(function: ast.AST, name: str) -> Iterator[str]:
     for node in ast.walk(function):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name:
-            is_private = node.attr.startswith("_") and not node.attr.startswith("__")
+            is_public = not node.attr.startswith("_") or node.attr in NAMED_TUPLE_METHODS
+            is_private = not is_public and not node.attr.startswith("__")
             if is_private or isinstance(node.ctx, ast.Store):
                 yield node.attr
 

@@ -17,7 +17,7 @@ from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
 from mansio.host.disk import HostDisk
-from mansio.storage.inspect.report import BadRange, Finding, LogReport, Severity
+from mansio.storage.inspection import BadRange, Finding, LogReport, Severity
 from mansio.storage.segment import walk
 from mansio.wire.batch.record_batch import HEADER_BYTES
 from support.waiting import wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.storage.cleaner.policy import CompactionSettings
-from mansio.storage.compaction_run import (
+from mansio.storage.cleaner.compaction import CompactionSettings
+from mansio.storage.cleaner.compaction_run import (
     CompactionOutcome,
     CompactionRun,
     begin_compaction,

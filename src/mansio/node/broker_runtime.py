@@ -48,7 +48,7 @@ from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import TOPIC as SHARE_STATE_TOPIC
 from mansio.storage.file_cache import FileCache
-from mansio.storage.group_commit import GroupCommit
+from mansio.storage.flush.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

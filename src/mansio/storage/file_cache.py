@@ -86,6 +86,14 @@ class FileCache:
             self._indexes.move_to_end(segment)
         return index
 
+    def max_timestamp(self, segment: Segment) -> int:
+        """The largest timestamp in a segment (ms), `NO_TIMESTAMP` if it is empty."""
+        if segment.index is not None:
+            return segment.index.max_timestamp_ms
+        if segment.max_timestamp_ms is None:
+            segment.max_timestamp_ms = self.index(segment).max_timestamp_ms
+        return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP
+
     def forget(self, segment: Segment) -> None:
         """Evict a segment that is about to be removed, or that has changed."""
         self._files.pop(segment, None)
@@ -133,12 +141,3 @@ def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:
     """End offset of a closed segment when its index was saved; None without a valid index. Raises `OSError`."""
     loaded = load_index(disk, segment.index_path, segment.base_offset)
     return loaded.end_offset if loaded is not None and loaded.covered_bytes == segment.size else None
-
-
-def max_timestamp_of(segment: Segment, files: FileCache) -> int:
-    """The largest timestamp in a segment (ms), `NO_TIMESTAMP` when it is empty."""
-    if segment.index is not None:
-        return segment.index.max_timestamp_ms
-    if segment.max_timestamp_ms is None:
-        segment.max_timestamp_ms = files.index(segment).max_timestamp_ms
-    return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP

@@ -41,15 +41,14 @@ from mansio.storage import timestamp_search
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
+from mansio.storage.cleaner.segment_swap import SegmentSwap
 from mansio.storage.file_cache import FileCache
-from mansio.storage.flush.flush_jobs import FlushJob, LogDiskFull
-from mansio.storage.flush.flush_state import FlushState
+from mansio.storage.flush.flush_state import FlushJob, FlushState, LogDiskFull
 from mansio.storage.index import SparseIndex
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache
-from mansio.storage.log_slice import LogSlice, SegmentInfo, segment_info
 from mansio.storage.preallocation import Preallocation
-from mansio.storage.recovery.batch_check import verify_segment
 from mansio.storage.recovery.recovery import recover
+from mansio.storage.scan import verify_segment
 from mansio.storage.segment import (
     PREFIX_BYTES,
     WALK_CHUNK_BYTES,
@@ -58,8 +57,7 @@ from mansio.storage.segment import (
     remove_segment_files,
     walk,
 )
-from mansio.storage.segment_list import SegmentList
-from mansio.storage.segment_swap import SegmentSwap
+from mansio.storage.segment_list import LogSlice, SegmentInfo, SegmentList, segment_info
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
@@ -68,8 +66,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
-    from mansio.storage.flush.flush_jobs import MaintenanceJob
-    from mansio.storage.recovery.result import Recovered
+    from mansio.storage.flush.flush_state import MaintenanceJob
+    from mansio.storage.recovery.recovery import Recovered
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.storage.log_slice import SegmentInfo
+    from mansio.storage.segment_list import SegmentInfo
 
 UNLIMITED = -1
 

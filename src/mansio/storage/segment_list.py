@@ -8,26 +8,67 @@ Invariants:
 * Below `sparse_end_offset` compaction may have left gaps between batches, and segments without any batch; an offset in
   a gap leads to the next batch.
 * Segments that are removed from the list keep their files; the caller removes those.
+* `LogSlice` (a byte range of a file) and `SegmentInfo` (the description of a segment) never change, even if the log
+  does.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import CorruptLog, StorageError
 from mansio.logs import fields
-from mansio.storage.file_cache import max_timestamp_of
 from mansio.storage.scan import scan
-from mansio.storage.segment import WALK_CHUNK_BYTES, Segment, walk
+from mansio.storage.segment import WALK_CHUNK_BYTES, Segment, read_exactly, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.ports import DiskFile
+    from mansio.ports import Disk, DiskFile
     from mansio.storage.file_cache import FileCache
+    from mansio.storage.segment import Segment
     from mansio.wire.batch.record_batch import BatchHeader
+
+
+class LogSlice(NamedTuple):
+    """Whole batches as a byte range of one file: `length` bytes from `position`. The next read begins at `next_offset`.
+
+    Holding the slice keeps the file's descriptor valid, even when its segment is deleted meanwhile.
+    """
+
+    file: DiskFile
+    position: int
+    length: int
+    next_offset: int
+
+    def read(self) -> bytes:
+        """The bytes. Raises `StorageError` when the disk fails, `CorruptLog` when the file is shorter than it was."""
+        return read_exactly(self.file, self.length, self.position)
+
+
+class SegmentInfo(NamedTuple):
+    """Description of one segment. `max_timestamp_ms` is the largest timestamp in it (`NO_TIMESTAMP`: empty).
+
+    If no record has a timestamp it is the time of the file's last modification, as in Kafka.
+    """
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+
+
+def segment_info(segment: Segment, disk: Disk, files: FileCache) -> SegmentInfo:
+    """Describe a segment. Raises `StorageError` when the disk fails."""
+    timestamp = files.max_timestamp(segment)
+    if timestamp < 0 and segment.size:
+        try:
+            timestamp = disk.modified_ms(segment.path)
+        except OSError as error:
+            raise StorageError(f"cannot read the modification time of {segment.path}: {error}") from error
+    return SegmentInfo(segment.base_offset, segment.end_offset, segment.size, timestamp)
 
 
 logger = logging.getLogger(__name__)
@@ -137,16 +178,16 @@ class SegmentList:
     def _highest_timestamps(self) -> list[int]:
         highest = self._highest
         for segment in self.segments[len(highest) + 1 : -1]:
-            largest = max_timestamp_of(segment, self._files)
+            largest = self._files.max_timestamp(segment)
             highest.append(max(largest, highest[-1]) if highest else largest)
         return highest
 
     def reaching(self, timestamp_ms: int) -> Iterator[Segment]:
         """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second by binary search."""
-        if max_timestamp_of(self.segments[0], self._files) >= timestamp_ms:
+        if self._files.max_timestamp(self.segments[0]) >= timestamp_ms:
             yield self.segments[0]
         for at in range(1 + bisect_left(self._highest_timestamps(), timestamp_ms), len(self.segments)):
-            if max_timestamp_of(self.segments[at], self._files) >= timestamp_ms:
+            if self._files.max_timestamp(self.segments[at]) >= timestamp_ms:
                 yield self.segments[at]
 
     def leading(self, limit: int) -> list[Segment]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog, CorruptMessage, InvalidRecord, RequestError
-from mansio.storage.file_cache import max_timestamp_of
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.segment import read_exactly, walk
 from mansio.wire.batch.record_batch import check_stored_batch
@@ -78,7 +77,7 @@ def max_timestamp(
         if segment.base_offset >= limit:
             break
         whole = segment.base_offset >= start and segment.end_offset <= limit
-        if best is not None and whole and max_timestamp_of(segment, files) <= best[1]:
+        if best is not None and whole and files.max_timestamp(segment) <= best[1]:
             continue
         found = _largest_in(segment, files, start, limit, output_bytes_max)
         if found is not None and (best is None or found[1] > best[1]):

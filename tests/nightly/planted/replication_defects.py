@@ -125,7 +125,7 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "nothing is synced at all",
-        "storage/flush/flush_jobs.py",
+        "storage/flush/flush_state.py",
         "self.active.sync()",
         "pass",
         found_by("test_what_was_acknowledged_survives_the_power_loss_of_all_brokers"),
@@ -188,14 +188,14 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "what is missing between two segments is taken for a gap",
-        "storage/recovery/recovery_scan.py",
+        "storage/recovery/recovery.py",
         "if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:",
         "if offset < segment.base_offset <= self.compaction.sparse_end_offset:",
         (f"{LOG}::test_batches_that_the_power_took_are_not_taken_for_a_gap_of_the_leader",),
     ),
     Defect(
         "a recovered epoch begins behind the gap before it",
-        "storage/recovery/recovery_scan.py",
+        "storage/recovery/recovery.py",
         "if self.epochs.assign(header.leader_epoch, epoch_start):",
         "if self.epochs.assign(header.leader_epoch, offset):",
         (f"{LOG}::test_gaps_of_a_compacted_leader_survive_a_restart",),

@@ -68,7 +68,7 @@ DEFECTS = (
     rule(
         0,
         "nothing is synced at all",
-        "storage/flush/flush_jobs.py",
+        "storage/flush/flush_state.py",
         "self.active.sync()",
         "pass",
     ),

@@ -13,17 +13,17 @@ import pytest
 from mansio.errors import ConcurrentChange, CorruptLog
 from mansio.storage.cleaner import batch_filter
 from mansio.storage.cleaner.batch_filter import RECORDS_PER_SLICE
-from mansio.storage.cleaner.compaction_state import CompactionState, write_state
-from mansio.storage.cleaner.policy import (
+from mansio.storage.cleaner.compaction import (
     NOTHING_TO_COMPACT,
     CompactionPlan,
     CompactionSettings,
     group_segments,
     plan_compaction,
 )
-from mansio.storage.compaction_run import CompactionOutcome, CompactionRun, plan_log_compaction
+from mansio.storage.cleaner.compaction_run import CompactionOutcome, CompactionRun, plan_log_compaction
+from mansio.storage.cleaner.compaction_state import CompactionState, write_state
 from mansio.storage.index import NO_TIMESTAMP
-from mansio.storage.inspect.inspection import inspect_log
+from mansio.storage.inspection import inspect_log
 from mansio.storage.leader_epochs import EPOCHS_NAME
 from mansio.storage.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk

@@ -7,11 +7,10 @@ import pytest
 from mansio.errors import CorruptLog, RequestError
 from mansio.storage.cleaner.compaction_state import CompactionState, write_state
 from mansio.storage.file_cache import FileCache
-from mansio.storage.inspect.inspection import inspect_log
-from mansio.storage.inspect.report import Severity
+from mansio.storage.inspection import Severity, inspect_log
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.batch_check import verify_segment
 from mansio.storage.recovery.recovery import recover
+from mansio.storage.scan import verify_segment
 from mansio.storage.segment_list import SegmentList
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import check_batch, read_header

@@ -11,10 +11,9 @@ import pytest
 from mansio.errors import StorageError
 from mansio.logs import FIELDS
 from mansio.storage.file_cache import FileCache
-from mansio.storage.inspect.inspection import inspect_log
-from mansio.storage.inspect.report import Severity
+from mansio.storage.inspection import Severity, inspect_log
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
 from mansio.storage.recovery.quarantine import (
     QUARANTINE_FILES_MAX,
     FileRange,

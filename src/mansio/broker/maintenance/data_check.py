@@ -1,7 +1,7 @@
 """Examines a data directory that no broker has open: metadata, every partition, views, and what does not belong there.
 
 Owns the order of the examination and what the files beside the logs mean; a log itself is
-`mansio.storage.inspect.inspection`'s.
+`mansio.storage.inspection`'s.
 
 Always true: the lock of the directory is held throughout; without `repair` no file in it is changed (the metadata is
 looked at in a copy, because SQLite cannot read a write-ahead log without touching files); with it, only files that can
@@ -33,8 +33,14 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.sqlite.format import verify_store
 from mansio.metadata.sqlite.store import SqliteStore
 from mansio.state.producers import ProducerTable
-from mansio.storage.inspect.inspection import INDEX_INTERVAL_BYTES, inspect_log, log_bytes
-from mansio.storage.inspect.report import Finding, LogReport, Severity
+from mansio.storage.inspection import (
+    INDEX_INTERVAL_BYTES,
+    Finding,
+    LogReport,
+    Severity,
+    inspect_log,
+    log_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -22,8 +22,8 @@ from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import MansioError
 from mansio.logs import fields
 from mansio.storage.cleaner.batch_filter import INT64_MAX
-from mansio.storage.cleaner.policy import CompactionSettings
-from mansio.storage.compaction_run import (
+from mansio.storage.cleaner.compaction import CompactionSettings
+from mansio.storage.cleaner.compaction_run import (
     CompactionOutcome,
     begin_compaction,
     is_transient,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
-    from mansio.storage.cleaner.policy import CompactionPlan
-    from mansio.storage.compaction_run import CompactionRun
+    from mansio.storage.cleaner.compaction import CompactionPlan
+    from mansio.storage.cleaner.compaction_run import CompactionRun
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
 

@@ -82,9 +82,9 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import PartitionHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
-    from mansio.storage.group_commit import GroupCommit
+    from mansio.storage.flush.group_commit import GroupCommit
     from mansio.storage.log import Log
-    from mansio.storage.log_slice import LogSlice
+    from mansio.storage.segment_list import LogSlice
 
 H = TypeVar("H")
 

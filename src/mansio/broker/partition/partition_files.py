@@ -34,9 +34,9 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import CorruptLog, StorageError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
-from mansio.storage.group_commit import flush_on_shutdown
+from mansio.storage.flush.group_commit import flush_on_shutdown
 from mansio.storage.log import Log
-from mansio.storage.parallel_recovery import OpenRequest, contains_log, open_logs
+from mansio.storage.recovery.parallel_recovery import OpenRequest, contains_log, open_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import PartitionState, Topic, TopicChange
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
     from mansio.storage.file_cache import FileCache
-    from mansio.storage.group_commit import GroupCommit
+    from mansio.storage.flush.group_commit import GroupCommit
     from mansio.storage.log import Log
 
 logger = logging.getLogger(__name__)

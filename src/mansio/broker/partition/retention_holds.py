@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
     from mansio.ports import Background, Clock, Scheduler, Timer
-    from mansio.storage.log_slice import SegmentInfo
+    from mansio.storage.segment_list import SegmentInfo
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
-    from mansio.storage.group_commit import GroupCommit
-    from mansio.storage.log_slice import LogSlice
+    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.segment_list import LogSlice
 
     TopicData = tuple[str | None, bytes | None, list["PartitionData"]]
 

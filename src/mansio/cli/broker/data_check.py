@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.broker.maintenance.data_check import DataCheckReport, PartitionReport
-    from mansio.storage.inspect.report import Finding, LogReport
+    from mansio.storage.inspection import Finding, LogReport
 
 DAMAGED_EXIT_CODE = 1
 NOT_CHECKED_EXIT_CODE = 2

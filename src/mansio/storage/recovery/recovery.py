@@ -5,32 +5,89 @@ truncated. Above the checkpoint every batch is read and checked; the first one t
 its CRC is where a crash tore the log, and the log is truncated there. Complete batches after that position are
 quarantined first.
 
-Invariants: nothing below the checkpoint is changed; the result is durable (recovery syncs what it kept); truncation is
-done before anything new is written, and running recovery twice, or being killed in it, changes nothing.
+The order: find the start position, check, quarantine what may contain complete batches, truncate, sync, checkpoint.
+
+Invariants:
+* Nothing below the checkpoint is changed. The result is durable (recovery syncs what it kept).
+* Truncation is done before anything new is written. What may contain complete batches is on stable storage elsewhere
+  before it is truncated, and by then the checkpoint has `epoch_due` set.
+* Running recovery twice, or being killed in it, changes nothing.
 """
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog
-from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint
-from mansio.storage.checksummed_file import TEMPORARY_SUFFIX
-from mansio.storage.cleaner.swap_recovery import recover_compaction
-from mansio.storage.index import SparseIndex
+from mansio.logs import fields
+from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint, write_slot
+from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, prepare_checksummed
+from mansio.storage.cleaner.compaction_state import NOT_COMPACTED, CompactionState, recover_compaction
+from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
-from mansio.storage.recovery.batch_sync import run_single
+from mansio.storage.recovery.batch_sync import PendingSync, run_single
 from mansio.storage.recovery.quarantine import file_ranges_of, quarantine
-from mansio.storage.recovery.recovery_scan import RecoveryScan, both_slots, one_slot
-from mansio.storage.recovery.result import Recovered
-from mansio.storage.segment import Segment, base_offset_of, remove_segment_files
+from mansio.storage.scan import CHUNK_BYTES, checked_batches
+from mansio.storage.segment import (
+    INDEX_SUFFIX,
+    PREFIX_BYTES,
+    WALK_CHUNK_BYTES,
+    Segment,
+    base_offset_of,
+    only_zeros,
+    read_exactly,
+    remove_segment_files,
+    walk,
+)
 from mansio.storage.segment_timestamps import apply_segment_timestamps
 
 if TYPE_CHECKING:
-    from mansio.ports import Disk
+    from mansio.ports import Disk, DiskFile
+    from mansio.storage.cleaner.compaction_state import CompactionState
     from mansio.storage.recovery.batch_sync import SyncSteps
     from mansio.storage.recovery.quarantine import TruncatedTail
     from mansio.storage.settings import LogSettings
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Initial state of a `Log`. Everything in it is durable.
+
+    `checked_bytes` were read and checked; `truncated_tail` is what was removed, None if nothing was.
+    `indexes_due` are closed segments whose index file has to be written. `index_saved_bytes` of the active segment are
+    covered by its index file already.
+    """
+
+    segments: list[Segment]
+    end_offset: int
+    start_offset: int
+    epochs: LeaderEpochCache
+    checkpoint: Checkpoint
+    created: bool = False
+    checked_bytes: int = 0
+    truncated_tail: TruncatedTail | None = None
+    indexes_due: list[Segment] = field(default_factory=list)
+    index_saved_bytes: int = 0
+    timestamps_due: bool = False
+    compaction: CompactionState = NOT_COMPACTED
+
+    @property
+    def truncated_bytes(self) -> int:
+        """Bytes that were removed. If any were, the next records need a leader epoch of their own."""
+        return self.truncated_tail.size_bytes if self.truncated_tail is not None else 0
+
+    @property
+    def truncated_segments(self) -> int:
+        """Number of segment files that were removed."""
+        return self.truncated_tail.segments if self.truncated_tail is not None else 0
+
+    @property
+    def truncation_reason(self) -> str:
+        """The problem at the position where the log was truncated; "" if it was not."""
+        return self.truncated_tail.reason if self.truncated_tail is not None else ""
 
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
@@ -147,3 +204,321 @@ def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Chec
         remove_segment_files(disk, Segment(directory, bases[keep]))
         keep += 1
     return bases[keep:]
+
+
+logger = logging.getLogger(__name__)
+
+
+def one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
+    """Write one slot. `named_in`: the directories to be synced, for a file that may be new."""
+    file = disk.open(f"{directory}/{CHECKPOINT_NAME}", create=True)
+    write_slot(file, checkpoint)
+    return PendingSync((file,), named_in)
+
+
+def both_slots(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
+    """Write the checkpoint to both slots; returns the newer one."""
+    yield lambda: one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
+    second = checkpoint._replace(sequence=checkpoint.sequence + 1)
+    yield lambda: one_slot(disk, directory, second)
+    return second
+
+
+class RecoveryScan:
+    """Recovery of one log with existing segments."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        settings: LogSettings,
+        segments: list[Segment],
+        checkpoint: Checkpoint | None,
+        compaction: CompactionState,
+    ) -> None:
+        self.compaction = compaction
+        self.disk = disk
+        self.directory = directory
+        self.settings = settings
+        self.segments = segments
+        self.checkpoint = checkpoint
+        self.epochs = LeaderEpochCache()
+        self.epochs_changed = False
+        self.checked_bytes = 0
+        self.checked: list[tuple[Segment, int, int]] = []
+        self.index_saved_bytes = 0
+        self.indexes_due: list[Segment] = []
+        self.uncertain_lengths: list[Segment] = []
+        """Segments whose files may be longer than their batches, or may be so again after a crash."""
+
+    def run(self) -> SyncSteps[Recovered]:
+        first, position, offset = self._start_position()
+        self._load_epochs(first, position, offset)
+        durable_end = self.checkpoint.durable_end_offset if self.checkpoint is not None else offset
+        problem = ""
+        for at in range(first, len(self.segments)):
+            segment = self.segments[at]
+            if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:
+                offset = segment.base_offset  # compaction leaves such gaps, but below a checkpoint only
+            if offset != segment.base_offset and at > first:
+                problem = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
+                return (yield from self._finish(at, None, offset, durable_end, problem))
+            position, offset, problem = self._check(segment, position if at == first else 0, offset)
+            if problem:
+                return (yield from self._finish(at, position, offset, durable_end, problem))
+        return (yield from self._finish(len(self.segments) - 1, position, offset, durable_end, problem))
+
+    def _start_position(self) -> tuple[int, int, int]:
+        """(segment number, position in it, offset there) of the first batch to be checked."""
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            logger.warning("checkpoint_unreadable_checking_whole_log", extra=fields(directory=self.directory))
+            return 0, 0, self.segments[0].base_offset
+        end = checkpoint.durable_end_offset
+        if self.segments[0].base_offset > end or self.segments[0].base_offset > checkpoint.start_offset:
+            raise CorruptLog(
+                f"{self.directory} begins at {self.segments[0].base_offset}, it should hold "
+                f"{checkpoint.start_offset} to {end}"
+            )
+        at = max(n for n, segment in enumerate(self.segments) if segment.base_offset <= end)
+        segment = self.segments[at]
+        if segment.base_offset == end:
+            if at and self.segments[at - 1].base_offset == checkpoint.segment_base:
+                if not self._exclude_preallocation(self.segments[at - 1], checkpoint.position):
+                    return at - 1, checkpoint.position, end
+                self.uncertain_lengths.append(self.segments[at - 1])
+            return at, 0, end
+        if segment.base_offset != checkpoint.segment_base:
+            # The segment named by the checkpoint is gone, or the log was closed exactly at a segment's end.
+            return at, 0, segment.base_offset
+        if segment.size < checkpoint.position:
+            raise CorruptLog(
+                f"{segment.path} has {segment.size} bytes, {checkpoint.position} of it were durable"
+            )
+        return at, checkpoint.position, end
+
+    def _load_epochs(self, first: int, position: int, offset: int) -> None:
+        """Load the epochs below `offset` from their file, or from the batches if the file is unusable.
+
+        `offset` is at `position` of segment number `first`: what follows there may be torn.
+        """
+        loaded = load_leader_epochs(self.disk, f"{self.directory}/{EPOCHS_NAME}")
+        if loaded is not None:
+            # Epochs above are read from the batches again: their records may not have survived as the file has.
+            self.epochs_changed = loaded.truncate_to(offset + 1)
+            self.epochs = loaded
+            return
+        for segment in self.segments[: first + 1]:
+            file = segment.file or self.disk.open_readonly(segment.path)
+            end = segment.size if segment is not self.segments[first] else position
+            for _, header in walk(file, 0, end, segment.base_offset, WALK_CHUNK_BYTES):
+                self.epochs.assign(header.leader_epoch, header.base_offset)
+        self.epochs_changed = self.epochs.last >= 0  # an empty log has no file
+
+    def _check(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
+        """Check a segment from `position` on. Returns (end position, offset there, why it stops early or "")."""
+        file = segment.file or self.disk.open(segment.path)
+        segment.file = file
+        index = segment.index = self._index_below(segment, file, position)
+        reason = ""
+        began = position
+        sparse_end = self.compaction.sparse_end_offset
+        for batch_position, header in checked_batches(file, position, segment.size, sparse_end):
+            if isinstance(header, str):
+                reason = "" if self._exclude_preallocation(segment, position) else header
+                break
+            epoch_start = offset  # a gap belongs to the later epoch: see `Log.append_as_follower`
+            if offset < header.base_offset <= sparse_end:
+                offset = header.base_offset
+            if header.base_offset != offset:
+                reason = f"a batch begins at offset {header.base_offset} instead of {offset}"
+                break
+            if header.leader_epoch < self.epochs.last:
+                reason = f"a batch of the old leader epoch {header.leader_epoch}"
+                break
+            if self.epochs.assign(header.leader_epoch, epoch_start):
+                self.epochs_changed = True
+            index.add(offset - segment.base_offset, batch_position, header.max_timestamp_ms)
+            position = batch_position + header.batch_length + PREFIX_BYTES
+            self.checked_bytes += header.batch_length + PREFIX_BYTES
+            offset += header.last_offset_delta + 1
+        self.checked.append((segment, began, position))
+        self.uncertain_lengths.append(segment)
+        return position, offset, reason
+
+    def _exclude_preallocation(self, segment: Segment, position: int) -> bool:
+        """Whether the segment ends here and is followed by preallocated zeros only. If so they are excluded from its
+        size; the file is shortened once the whole log has been checked.
+        """
+        file = segment.file = segment.file or self.disk.open(segment.path)
+        if not only_zeros(file, position, segment.size):
+            return False
+        segment.size = min(segment.size, position)
+        return True
+
+    def _index_below(self, segment: Segment, file: DiskFile, position: int) -> SparseIndex:
+        """The index of a segment's first `position` bytes: from its file as far as that is valid, then from headers."""
+        index = SparseIndex(self.settings.index_interval_bytes)
+        start, lowest = 0, segment.base_offset
+        loaded = load_index(self.disk, segment.index_path, segment.base_offset) if position else None
+        if loaded is not None and loaded.covered_bytes <= position:
+            index, start, lowest = loaded.index, loaded.covered_bytes, loaded.end_offset
+        self.index_saved_bytes = start
+        for at, header in walk(file, start, position, lowest, WALK_CHUNK_BYTES):
+            index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
+        return index
+
+    def _finish(
+        self, last: int, position: int | None, offset: int, durable_end: int, problem: str
+    ) -> SyncSteps[Recovered]:
+        """Truncate after the last valid batch if there is a `problem`, sync what stays, write the checkpoint.
+        `position` None: segment `last` is removed as a whole.
+        """
+        if problem and (offset < durable_end or (self.checkpoint is None and last < len(self.segments) - 1)):
+            raise CorruptLog(f"{self.segments[last].path} is damaged below its durable end: {problem}")
+        if offset < durable_end:
+            raise CorruptLog(f"{self.directory} ends at offset {offset}, {durable_end} was durable")
+        kept = self.segments[: last + 1] if position is not None else self.segments[:last]
+        torn = self.segments[len(kept) :]
+        active = kept[-1]
+        size = position if position is not None else active.size
+        truncated, previous = None, self.checkpoint
+        if problem:
+            ranges = file_ranges_of(self.disk, [(active, size), *((segment, 0) for segment in torn)])
+            truncated = yield from quarantine(
+                self.disk, self.directory, offset, ranges, reason=problem, segments=len(torn)
+            )
+            if previous is not None and not previous.epoch_due:
+                previous = previous._replace(sequence=previous.sequence + 1, epoch_due=True)
+                yield partial(one_slot, self.disk, self.directory, previous)
+        self._truncate(active, size, torn)
+        self._truncate_files(kept[-1:], always=False)
+        rolled = any(segment is not active for segment in self.uncertain_lengths)
+        if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
+            yield from self._make_durable(kept, offset)
+        start_offset = previous.start_offset if previous is not None else kept[0].base_offset
+        sequence = previous.sequence + 1 if previous is not None else 1
+        epoch_due = previous.epoch_due if previous is not None else bool(problem)
+        checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, epoch_due)
+        if previous is None:
+            checkpoint = yield from both_slots(self.disk, self.directory, checkpoint)
+        elif checkpoint != previous._replace(sequence=sequence):
+            yield lambda: one_slot(self.disk, self.directory, checkpoint)
+        else:
+            checkpoint = previous
+        for segment in kept[:-1]:
+            if segment.index is not None:
+                self.indexes_due.append(segment)
+        return Recovered(
+            kept,
+            offset,
+            start_offset,
+            self.epochs,
+            checkpoint,
+            checked_bytes=self.checked_bytes,
+            truncated_tail=truncated,
+            indexes_due=self.indexes_due,
+            index_saved_bytes=self.index_saved_bytes,
+            compaction=self.compaction,
+        )
+
+    def _truncate(self, active: Segment, size: int, torn: list[Segment]) -> None:
+        """Remove the torn segments, newest first; the last kept one ends at `size` (see `_truncate_files`)."""
+        for segment in reversed(torn):
+            segment.file = None
+            remove_segment_files(self.disk, segment)
+        file = active.file or self.disk.open(active.path)
+        active.file = file
+        if active.index is None:
+            active.index = self._index_below(active, file, size)
+        active.size = size
+        if self._drop_stale_indexes(active, size) or torn:
+            # An index or segment that reappeared after a crash would describe bytes that were overwritten since.
+            self.disk.sync_directory(self.directory)
+
+    def _truncate_files(self, kept: list[Segment], *, always: bool) -> None:
+        """End each file where its batches end.
+
+        `always`: change the length of each file, so that it is synced, even if it is correct: its sync may have failed
+        before.
+        """
+        for segment in self.uncertain_lengths:
+            if segment not in kept or segment.file is None:
+                continue
+            if always:
+                segment.file.truncate(segment.size + 1)
+            if segment.file.size() > segment.size:
+                segment.file.truncate(segment.size)
+
+    def _drop_stale_indexes(self, active: Segment, size: int) -> bool:
+        """Remove index files that do not match the segments on disk. True if there were any."""
+        removed = False
+        kept = {segment.base_offset for segment in self.segments}
+        for name in self.disk.list_directory(self.directory):
+            stem = name.removesuffix(INDEX_SUFFIX)
+            if stem == name or not (stem.isascii() and stem.isdigit()):
+                continue  # not a file of ours
+            base = int(stem)
+            path = f"{self.directory}/{name}"
+            if base == active.base_offset:
+                loaded = load_index(self.disk, path, base)
+                stale = loaded is None or loaded.covered_bytes > size
+            else:
+                stale = base not in kept or base > active.base_offset
+            if stale:
+                self.disk.remove(path)
+                removed = True
+        return removed
+
+    def _make_durable(self, kept: list[Segment], offset: int) -> SyncSteps[None]:
+        """Make durable what was checked, then the leader epochs.
+
+        The new epochs file is durable before it replaces the old one: a crash leaves either.
+        """
+        self.epochs.truncate_to(offset + 1)
+        path = f"{self.directory}/{EPOCHS_NAME}"
+
+        def write_again() -> PendingSync:
+            # Inside the step, so that it is repeated when a sync of many logs fails.
+            self._truncate_files(kept, always=True)
+            return PendingSync((*self._write_again(kept), self._epochs_file(path)))
+
+        def rename() -> PendingSync:
+            if self.disk.exists(path + TEMPORARY_SUFFIX):
+                self.disk.rename(path + TEMPORARY_SUFFIX, path)
+            return PendingSync((), (self.directory,))
+
+        yield write_again
+        yield rename
+
+    def _epochs_file(self, path: str) -> DiskFile:
+        """Write the epochs file; over the same bytes if they are unchanged, because a full disk has no space for
+        more.
+        """
+        data = self.epochs.encode()
+        if not self.disk.exists(path) or self.disk.read_file(path) != data:
+            return prepare_checksummed(self.disk, path, data)
+        file = self.disk.open(path)
+        file.write_at([data], 0)
+        return file
+
+    def _write_again(self, kept: list[Segment]) -> list[DiskFile]:
+        """Write the checked bytes again; returns the files.
+
+        If these bytes were left over from a sync that failed before a restart, the page cache would hold them as clean
+        although they are not on disk: a sync alone would succeed and do nothing.
+        """
+        written = []
+        for segment, position, end in self.checked:
+            file = segment.file
+            if file is None or segment not in kept:
+                continue
+            while position < end:
+                data = read_exactly(file, min(CHUNK_BYTES, end - position), position)
+                file.write_at([data], position)
+                position += len(data)
+            written.append(file)
+        for segment in self.uncertain_lengths:
+            if segment in kept and segment.file is not None and segment.file not in written:
+                written.append(segment.file)
+        return written

@@ -17,16 +17,26 @@ from typing import TYPE_CHECKING, Any
 from mansio.errors import StorageError
 from mansio.ports import DISK_FULL_ERRNOS
 from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_none
-from mansio.storage.cleaner.compaction import CleanedSegment, Compaction, CompactionTask, Finished, Progress
-from mansio.storage.cleaner.compaction_state import CompactionState, DirectoryNotSynced, write_state
-from mansio.storage.cleaner.policy import plan_compaction
-from mansio.storage.cleaner.swap_recovery import swap_files
+from mansio.storage.cleaner.compaction import (
+    CleanedSegment,
+    Compaction,
+    CompactionTask,
+    Finished,
+    Progress,
+    plan_compaction,
+)
+from mansio.storage.cleaner.compaction_state import (
+    CompactionState,
+    DirectoryNotSynced,
+    swap_files,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.ports import Disk
-    from mansio.storage.cleaner.policy import CompactionPlan, CompactionSettings
+    from mansio.storage.cleaner.compaction import CompactionPlan, CompactionSettings
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
 

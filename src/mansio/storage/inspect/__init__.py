@@ -1,1 +1,0 @@
-"""Offline inspection of log directories."""
