@@ -1,5 +1,5 @@
 """Preallocation of the active segment: how far its file extends beyond the last batch, and what fills that space
-(docs/adr/0007-room-ahead-of-the-batches.md).
+(docs/adr/0007-preallocation.md).
 
 A sync that only overwrites blocks which were written before does not use the file system's journal. A log whose batches
 are small and waited for is therefore extended with zeros written ahead; every other log with a hole, which costs

@@ -2,7 +2,7 @@
 
 Everything is written directly to a duplicate of the socket's descriptor: a response of small parts is one `send`; a
 large file range goes from the page cache to the socket, by `sendfile` to other hosts and through one scratch buffer to
-this host, together with the parts before and behind it (docs/adr/0004-how-fetched-bytes-leave.md). What the peer does
+this host, together with the parts before and behind it (docs/adr/0004-sending-fetched-bytes.md). What the peer does
 not accept waits here until the socket is writable. Writing past the transport keeps one queue where two would have to
 be kept in order.
 
