@@ -20,11 +20,13 @@ from mansio.cli.admin import cluster, dlq, group, quota, topic
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, produce
 from mansio.cli.support.common import print_error
-from mansio.errors import MansioError
+from mansio.errors import ConnectionLost, MansioError
 from mansio.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+NO_BROKER_HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
 
 app = typer.Typer(
     name="mansio",
@@ -78,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             app(args=None if arguments is None else list(arguments), prog_name="mansio")
         finally:
             sys.stdout.flush()  # what cannot be written is said here, and not by the interpreter at its end
+    except ConnectionLost as error:
+        sys.exit(print_error(f"{error.message}; {NO_BROKER_HINT}"))
     except MansioError as error:
         sys.exit(print_error(error.message))
     except OSError as error:

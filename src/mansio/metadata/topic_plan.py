@@ -107,7 +107,7 @@ def plan_partitions(
     count = default_count if new.partitions == -1 else new.partitions
     if hosts is None and new.replication_factor not in (-1, 1):
         raise InvalidReplicationFactor(
-            f"replication factor {new.replication_factor}: there is one broker, so 1 (or -1)"
+            f"replication factor {new.replication_factor} is larger than the number of brokers: 1"
         )
     if count < 1:
         raise InvalidPartitions(f"{count} partitions: at least 1 is needed")

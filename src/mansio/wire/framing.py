@@ -98,7 +98,7 @@ class FrameReader:
         while end - start >= 4:
             (length,) = _LENGTH.unpack_from(view, start)
             if not 0 <= length <= self.max_frame_bytes:
-                raise FrameTooLarge(f"a frame of {length} bytes; at most {self.max_frame_bytes} are accepted")
+                raise FrameTooLarge(_too_large(length, self.max_frame_bytes))
             stop = start + 4 + length
             if stop > end:
                 break
@@ -177,3 +177,15 @@ class FrameReader:
         self._view = self._scratch
         self._partial = partial
         self._underused_reads = 0
+
+
+def _too_large(length: int, limit: int) -> str:
+    """The message for a length above the limit; the first bytes of another protocol are recognized."""
+    start = _LENGTH.pack(length)
+    protocol = "TLS" if start[:2] in (b"\x15\x03", b"\x16\x03") else _FOREIGN_STARTS.get(start)
+    if protocol is not None:
+        return f"the peer uses {protocol}: check address and port"
+    return f"a frame of {length} bytes; at most {limit} are accepted"
+
+
+_FOREIGN_STARTS = dict.fromkeys((b"HTTP", b"GET ", b"POST", b"PUT ", b"HEAD"), "HTTP")

@@ -92,7 +92,7 @@ class TopicLifecycle:
         puts = self._partition_puts(topic, 0)
         if not await self.write(topic, with_puts=puts[: self._bytes_beside_topic]):
             self._check_session(topic.created_by)
-            raise TopicAlreadyExists(f"topic {topic.name!r} exists")
+            raise TopicAlreadyExists(f"topic {topic.name!r} already exists")
         written = self._unfinished(topic)
         await self._put_partitions(written, puts[self._bytes_beside_topic :])
         if self._broker_epoch is not None:

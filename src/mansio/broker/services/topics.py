@@ -305,7 +305,7 @@ class TopicService:
         if new.name in INTERNAL_TOPICS and not internal:
             raise InvalidTopic(f"{new.name} is the broker's own name")
         if new.name in self.state.topics:
-            raise TopicAlreadyExists(f"topic {new.name!r} exists")
+            raise TopicAlreadyExists(f"topic {new.name!r} already exists")
         if (unfinished := self.state.unfinished.get(new.name)) is not None:
             doing = "made" if unfinished.state == CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")

@@ -28,7 +28,7 @@ from mansio.cli.broker.config import (
     settings_from_flags,
 )
 from mansio.cli.support.common import print_error
-from mansio.errors import ConfigError
+from mansio.errors import ConfigError, DataDirectoryLocked
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -226,9 +226,16 @@ async def _started(broker: Broker, stop: asyncio.Event) -> bool:
 
 
 async def _start(broker: Broker) -> None:
+    directory = broker.settings.data_dir
     try:
         await broker.start()
+    except DataDirectoryLocked as error:
+        raise ConfigError(f"data directory {directory} is in use by another broker: use --data") from error
     except OSError as error:
+        if error.filename is not None and isinstance(error, NotADirectoryError | PermissionError):
+            raise ConfigError(
+                f"cannot use data directory {directory}: {error.strerror}; use --data"
+            ) from error
         if error.errno not in LISTEN_ERRNOS:
             raise
         address = broker.settings.listener_address

@@ -1,0 +1,215 @@
+"""The commonest first errors: each is one line that names the cause and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.cli.main import main
+from mansio.errors import ConfigError, ConnectionLost
+from mansio.spark import options
+from support.machine import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
+    with mansio.Broker(tmp_path_factory.mktemp("broker") / "data", listeners="127.0.0.1:0") as one:
+        with mansio.blocking.connect(one.address) as client:
+            client.admin.create_topic("orders", partitions=2)
+        yield one
+
+
+@contextlib.contextmanager
+def used_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def errors_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and last line on standard error of a command."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    return int(end.value.code or 0), capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def serve(*arguments: str, directory: Path) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mansio.cli.main", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        timeout=scaled(30),
+        check=False,
+    )
+    return done.returncode, done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["topic", "create", "orders"], "mansio: topic 'orders' already exists"),
+        (
+            ["topic", "create", "a b"],
+            "mansio: topic name 'a b': only letters, digits, '.', '_' and '-' are allowed",
+        ),
+        (
+            ["topic", "create", "new", "--replication-factor", "3"],
+            "mansio: replication factor 3 is larger than the number of brokers: 1",
+        ),
+        (["topic", "delete", "missing"], "mansio: there is no topic 'missing'"),
+        (["topic", "describe", "missing"], "mansio: topic missing: there is no such topic"),
+        (["consume", "missing", "--exit-at-end"], "mansio: topic missing: there is no such topic"),
+        (
+            ["topic", "alter", "orders", "--config", "retention=5"],
+            "mansio: retention: no such topic setting; did you mean retention.ms?",
+        ),
+        (
+            ["topic", "alter", "orders", "--partitions", "1"],
+            "mansio: 1 partitions: the topic has 2, and it can only grow",
+        ),
+        (["group", "describe", "missing"], "mansio: there is no group missing"),
+        (
+            ["dlq", "peek", "orders"],
+            "mansio: topic orders has no dead letters; `mansio dlq list` shows which do",
+        ),
+    ],
+)
+def test_request_that_the_broker_refuses(
+    arguments: list[str], line: str, broker: mansio.Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors_of([*arguments, "--bootstrap-servers", broker.address], capsys) == (1, line)
+
+
+def test_no_broker_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = errors_of(["topic", "list", "-b", "127.0.0.1:1"], capsys)
+    assert code == 1
+    assert line.startswith("mansio: cannot connect to 127.0.0.1:1: ")
+    assert line.endswith(HINT)
+
+
+def test_address_of_the_http_port(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.recv(4096)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        code, line = errors_of(["topic", "list", "-b", f"127.0.0.1:{port}"], capsys)
+        thread.join()
+    assert code == 1
+    assert f"127.0.0.1:{port} violated the Kafka protocol: the peer uses HTTP: check address and port" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["topics", "list"], "Error: No such command 'topics'. Did you mean 'topic'?"),
+        (
+            ["topic", "list", "-b", "here:there"],
+            "Error: Invalid value for '--bootstrap-servers' / '-b' (env var: 'MANSIO_BOOTSTRAP_SERVERS'): "
+            "not an address: 'here:there' (host:port expected)",
+        ),
+        (
+            ["serve", "--set", "num_partition=3"],
+            "Error: Invalid value for --set: num_partition: no such setting; did you mean num_partitions?",
+        ),
+        (
+            ["serve", "--set", "num_partitions=many"],
+            "Error: Invalid value for --set: num_partitions: input should be a valid integer, unable to parse string "
+            "as an integer",
+        ),
+    ],
+)
+def test_wrong_command_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert errors_of(arguments, capsys) == (2, line)
+
+
+@pytest.mark.parametrize("flag", ["--kafka", "--http"])
+def test_port_in_use_names_the_process(flag: str, tmp_path: Path) -> None:
+    with used_port() as port:
+        others = ["--http", ""] if flag == "--kafka" else ["--kafka", "127.0.0.1:0"]
+        code, line = serve(flag, f"127.0.0.1:{port}", *others, directory=tmp_path)
+    assert code == 1
+    owner = f"pid {os.getpid()} (" if sys.platform == "linux" else "another process"
+    assert line.startswith(f"mansio: 127.0.0.1:{port} is in use by {owner}")
+    assert line.endswith(f": use {flag} for another port")
+
+
+def test_data_directory_in_use(tmp_path: Path) -> None:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0"):
+        found = serve("--data", "data", "--kafka", "127.0.0.1:0", "--http", "", directory=tmp_path)
+    assert found == (1, "mansio: data directory data is in use by another broker: use --data")
+
+
+def test_data_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    found = serve("--data", "data", "--kafka", "127.0.0.1:0", "--http", "", directory=tmp_path)
+    assert found == (1, "mansio: cannot use data directory data: Not a directory; use --data")
+
+
+def test_configuration_file_that_is_missing_or_has_an_unknown_setting(tmp_path: Path) -> None:
+    assert serve("--config", "none.yaml", directory=tmp_path) == (
+        1,
+        "mansio: configuration file none.yaml: not found",
+    )
+    (tmp_path / "mansio.yaml").write_text("colour: red\n")
+    assert serve("--config", "mansio.yaml", directory=tmp_path) == (
+        1,
+        "mansio: colour: no such setting (from the file mansio.yaml)",
+    )
+
+
+def test_spark_options_without_address_or_with_a_wrong_name() -> None:
+    with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is missing: give the address"):
+        options.SourceOptions.parse({"subscribe": "orders"})
+    with pytest.raises(
+        ConfigError, match=r"no option 'broker' here: did you mean|no option 'broker' here: there are"
+    ):
+        options.SourceOptions.parse({"broker": "127.0.0.1:9092", "subscribe": "orders"})
+
+
+def test_client_without_arguments_uses_the_environment(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", broker.address)
+    with mansio.blocking.connect() as client:
+        assert client.admin.list_topics() == ["orders"]
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    with pytest.raises(ConnectionLost, match=r"cannot connect to 127\.0\.0\.1:1"), mansio.blocking.connect():
+        pass
+
+
+def test_doctor_reports_the_environment(broker: mansio.Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):
+        main(["doctor", "--bootstrap-servers", broker.address])
+    rows = capsys.readouterr().out.splitlines()
+    checks = {
+        name for row in rows for name in ("Python", "disk", "Kafka port", "Java", "broker") if name in row
+    }
+    assert checks == {"Python", "disk", "Kafka port", "Java", "broker"}
+    assert any(row.startswith("ok") and f"{broker.address}: cluster " in row for row in rows)
+
+
+def test_doctor_fails_when_the_given_broker_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "--bootstrap-servers", "127.0.0.1:1"])
+    assert end.value.code == 1
+    assert "problem  broker" in capsys.readouterr().out
