@@ -68,7 +68,7 @@ demo: $(VENV)/.runtime
 serve: $(VENV)/.runtime
 	@$(BIN)/mansio serve --data data $(ARGS)
 
-# What needs no type checker: `make quick` has only this of `make check`.
+# `make check` without the type checker.
 LINT := failed=0; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	$(BIN)/ruff format --check --output-format concise . || failed=1; \
@@ -88,14 +88,14 @@ format: $(VENV)/.dev
 
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
-# Unit tests wait for nothing: more workers than processors would only import everything once more.
+# Unit tests do not wait: more workers than processors would only repeat the imports.
 COMPUTING := -n logical --maxprocesses $(WORKERS) --dist worksteal
 TESTS := tests/unit tests/component tests/system tests/sim
 # Tests with Spark share one session and one broker: one process, and their own order.
 SPARK_TESTS := -n0 -p no:randomly -m spark tests/system/spark
 NONE_SELECTED := 5
 
-# The same order of sets in every run.
+# The same iteration order of sets in every run.
 quick test full: export PYTHONHASHSEED := 0
 
 quick: $(VENV)/.dev
@@ -105,7 +105,7 @@ quick: $(VENV)/.dev
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
 	exit $$failed
 
-# The checks and the few tests with Spark run beside the others, which wait more than they work.
+# The checks and the three tests with Spark run in parallel with the others, which mostly wait.
 test: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
@@ -116,7 +116,7 @@ test: setup
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
 	exit $$failed
 
-# All tests with Spark want the machine for themselves.
+# The Spark tests run after the others: all of them together would slow both down.
 full: setup
 	@failed=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
@@ -132,8 +132,8 @@ $(VENV)/.fuzz: $(VENV)/.dev
 	@$(INSTALL) --only-binary atheris --group fuzz || echo "No Atheris for this Python: plain mutations instead"
 	@touch $@
 
-# The long column, in parts that run one after the other and can be run by themselves; what they count is added up in the
-# end. The simulated histories alone take some two hours of two cores; the soak comes last, alone: it measures drift.
+# Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
+# take about two hours on two cores. The soak runs alone, because it measures drift.
 NIGHT := $(PYTEST) --tier nightly --durations 30
 NIGHT_PARTS := tests simulated spark soak peers
 
@@ -154,7 +154,7 @@ NIGHT_TESTS := nightly-tests nightly-simulated nightly-spark nightly-soak
 $(NIGHT_TESTS): setup
 	@mkdir -p .nightly; failed=0; \
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
-	PYTHONPATH=tests $(BIN)/python -m support.night; \
+	PYTHONPATH=tests $(BIN)/python -m support.nightly_counts; \
 	exit $$failed
 
 nightly-peers: bench-peers

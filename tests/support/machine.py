@@ -1,8 +1,8 @@
 """Machine factor: how much slower than the reference machine this one is now, at least 1.
 
-Measured once per test session by a short fixed workload (computation, file writes, starts of a process) in the process
-that starts the workers, which inherit the result in the environment. Time limits and deadlines of tests are multiplied
-by it, so that a slow or busy machine does not fail them.
+Measured once per test session by a short fixed workload (computation and process starts) in the process that starts the
+workers, which inherit the result in the environment. Load that begins later is taken from the load average. Time limits
+and deadlines of tests are multiplied by the factor, so that a slow or busy machine does not fail them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 VARIABLE: Final = "MANSIO_TEST_MACHINE_FACTOR"
 REFERENCE_S: Final = 0.42
-"""What the workload takes on the reference machine (two quiet cores at 2.5 GHz, Python 3.11)."""
+"""Duration of the workload on the reference machine: two quiet cores, Python 3.11."""
 FACTOR_MAX: Final = 8.0
 
 _ROUNDS: Final = 2000
@@ -47,5 +47,6 @@ def factor() -> float:
 
 
 def scaled(seconds: float) -> float:
-    """A time limit in seconds, multiplied by the machine factor."""
-    return seconds * factor()
+    """A time limit in seconds, multiplied by the machine factor or, if that is more, by the load per processor."""
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return seconds * min(max(factor(), load), FACTOR_MAX)
