@@ -41,9 +41,9 @@ from mansio.host.disk import HostFile
 from mansio.metadata.controller.controller import ELECTION_CAUSES
 from mansio.metadata.etcd.call_outcome import Outcome
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.lifecycle.session import Session
 from mansio.metadata.metadata_store import Keys, StoreCounts
 from mansio.metadata.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
+from mansio.metadata.session import Session
 from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
@@ -164,7 +164,7 @@ def clustered_service(
         isr_manager=SimpleNamespace(shrinks=3, expansions=4),
         fetcher_manager=SimpleNamespace(troubles=lambda: iter(())),
         session=lambda: session,
-        is_session_valid=lambda: session.holds(1000),
+        is_session_valid=lambda: session.is_valid(1000),
         sessions_lost=lambda: 1,
         store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in Outcome}),
     )

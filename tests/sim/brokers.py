@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from mansio.broker.partition.partition import Partition
-    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+    from mansio.metadata.broker_lifecycle import BrokerLifecycle
     from mansio.testing.disk import SimulatedDisk
     from sim.world import World
 

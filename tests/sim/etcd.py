@@ -20,7 +20,7 @@ from mansio.testing.metadata import ModelStore, StoreClient
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+    from mansio.metadata.broker_lifecycle import BrokerLifecycle
     from mansio.metadata.metadata_store import Compare, Delete, Event, Put, TransactionResult
     from mansio.ports import Clock
     from mansio.testing.scheduler import SimulatedScheduler, Simulation

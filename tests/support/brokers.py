@@ -11,11 +11,11 @@ from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.metadata.broker_lifecycle import BrokerLifecycle
 from mansio.metadata.controller.controller import Controller
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
-from mansio.metadata.lifecycle.session import RENEW_FRACTION
 from mansio.metadata.metadata_store import LeaseExpired
+from mansio.metadata.session import RENEW_FRACTION
 from mansio.testing.metadata import ModelStore, StoreClient
 from support.metadata import Host
 from support.virtual_time import SeededRandom, VirtualClock, VirtualLoop

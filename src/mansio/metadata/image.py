@@ -1,27 +1,28 @@
-"""What this broker knows of the cluster: brokers, topics, partitions. A view of the metadata store, kept by a
-watch.
+"""In-memory image of the cluster metadata: brokers, topics, partitions, configurations.
 
-Owns `MetadataImage`, the only in-memory copy of metadata in a broker; what it holds are values of `model`. It is
-changed by the store's events and, until it fails, by nothing else: whoever changes metadata writes to the store and
-awaits `reached(revision)`.
+`MetadataImage` is the only copy of metadata in a broker; its values are those of `model`. It follows the metadata store
+by a watch and is changed by nothing else until it fails: a component that changes metadata writes to the store and
+awaits `wait_for_revision(revision)`.
 
-A value that cannot be read (damaged, or of a newer Mansio) is the end of the view: to leave it out would be to guess
-what it said. Nothing is seen from then on; `failure` says why, and `on_failure` tells whoever acts on the view.
+A value that cannot be decoded (damaged, or of a newer Mansio) ends the image: to skip it would be to guess its content.
+No later event is applied; `failure` holds the error, and `on_failure` reports it.
 
-Always true: a topic is in `topics` only while it is live: one that is being created or deleted is in `unfinished`. A
-broker is in `brokers` only while it has a session. A single node has no session and no controller.
+Invariants:
+* A topic is in `topics` only while it is live; one that is being created or deleted is in `unfinished`.
+* A broker is in `brokers` only while it has a session. A single node has no session and no controller.
+* Brokers that start at the same time on an empty store create one cluster, not one each.
 """
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from mansio.errors import ConfigError, MansioError, StorageError, Unavailable
+from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
-from mansio.metadata.cluster_id import find_or_create_cluster
-from mansio.metadata.metadata_store import Compacted, Event, Keys, Put
+from mansio.metadata.metadata_store import Compacted, Compare, Event, Keys, Put, new_uuid, new_writer_id
 from mansio.metadata.model import (
     ACTIVE,
     LIVE,
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
     from mansio.ports import Promise, Random, Scheduler, Timer
 
 PROGRESS_WRITE_MS: Final = 250
-"""A wait for the view that takes longer is brought to its end by a write of our own."""
+"""A longer wait for a revision is ended by a write of this broker."""
 WATCH_RETRY_MS: Final = 250
+CREATE_ATTEMPTS_MAX: Final = 5
 
 
 class _Draft(NamedTuple):
-    """The key of one topic as it stands in the store."""
+    """The stored document of one topic."""
 
     document: dict[str, Any]
     mod_revision: int
@@ -59,7 +61,7 @@ class _Draft(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataImage:
-    """Build it with `load`, keep it current with `start`."""
+    """The image. Create it with `load`, keep it current with `start`."""
 
     cluster_id: str
     keys: Keys
@@ -75,13 +77,13 @@ class MetadataImage:
     partition_count: int = 0
     failure: Exception | None = None
     _drafts: dict[str, _Draft] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict)  # of topics, by uuid
+    _names: dict[str, str] = field(default_factory=dict)  # topic names by uuid
     _partitions: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
     _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
-    _quotas_moved: bool = False
+    _quotas_changed: bool = False
     _group_config_callbacks: list[Callable[[str], None]] = field(default_factory=list)
-    _group_configs_moved: dict[str, None] = field(default_factory=dict)
+    _group_configs_changed: dict[str, None] = field(default_factory=dict)
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
     _progress_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _failure_callbacks: list[Callable[[Exception], None]] = field(default_factory=list)
@@ -93,74 +95,72 @@ class MetadataImage:
 
     @classmethod
     async def load(cls, store: MetadataStore, cluster_id: str, random: Random) -> MetadataImage:
-        """The cluster kept in `store`, made if there is none.
-
-        `cluster_id` empty: the one there, or a new one. Raises `ConfigError` when another is there.
-        """
+        """Load the cluster of `store`, or create it. `cluster_id` empty: the existing cluster, or a new one. Raises
+        `ConfigError` when the store holds another cluster."""
         found = await find_or_create_cluster(store, cluster_id, random)
         state = cls(found, Keys(found))
         state._relist(await store.list(state.keys.prefix))
         return state
 
     def start(self, store: MetadataStore, scheduler: Scheduler, *, shared: bool = False) -> None:
-        """Follow the store from now on.
+        """Start to follow the store.
 
-        `shared`: other clusters may write to it too, and it may be away for a while. Then it is followed on from where
-        it was left; and because revisions grow by what those others write, which no event here tells, a wait that takes
-        long is brought to its end by a write of our own.
+        `shared`: other clusters may write to the store, and it may be unavailable for a while. Then the watch
+        resumes at the last revision. Because the writes of other clusters advance the revision without an event
+        for this one, a long wait for a revision is ended by a write of this broker.
         """
         self._store, self._shared, self.failure = store, shared, None
-        self._watch_task = scheduler.spawn(self._watch(store, scheduler), name="follow metadata")
+        self._watch_task = scheduler.spawn(self._watch(store, scheduler), name="watch metadata")
 
     def stop(self) -> None:
-        """Follow no more; waits end with `Unavailable`."""
+        """Stop to follow the store; waits end with `Unavailable`."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             self._watch_task = self._store = None
         self._end_waits(Unavailable("the broker is stopping"))
 
     def on_change(self, callback: Callable[[TopicChange], None]) -> None:
-        """Call `callback` after each change of a live topic, on the loop, once the view shows it."""
+        """Call `callback` on the loop after each change of a live topic, when the image contains it."""
         self._callbacks.append(callback)
 
     def on_quota_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after `quotas` has changed, on the loop."""
+        """Call `callback` on the loop after `quotas` has changed."""
         self._quota_callbacks.append(callback)
 
     def on_group_config_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` with the group's id after its settings in `group_configs` have changed, on the loop."""
+        """Call `callback` on the loop with the id of a group after its settings in `group_configs` have changed."""
         self._group_config_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
-        """Call `callback` after each change of a session or registration, on the loop, once the view shows it (and
-        possibly more). Called before those of `on_change` for the same events."""
+        """Call `callback` on the loop after each change of a session or registration, when the image contains it (and
+        possibly later changes), before the callbacks of `on_change` for the same events."""
         self._broker_callbacks.append(callback)
 
     def on_progress(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once after each batch of events, whatever they were, after all other callbacks."""
+        """Call `callback` once after each batch of events, after all other callbacks."""
         self._progress_callbacks.append(callback)
 
     def on_failure(self, callback: Callable[[Exception], None]) -> None:
-        """Call `callback` once, on the loop, when changes cannot be followed any more; not when the view is stopped or
-        the store closed."""
+        """Call `callback` once, on the loop, when the image fails; not when it is stopped or the store is closed."""
         self._failure_callbacks.append(callback)
 
     def exclude_broker(self, node_id: int) -> None:
-        """Of a view that failed: that broker gave its session back, and nobody who asks here is to be sent there."""
+        """After a failure of the image: remove this broker, which revoked its session, from the responses to
+        clients."""
         self.brokers.pop(node_id, None)
 
     def epoch_of(self, node_id: int) -> int:
-        """The epoch of a broker's session; 0 where it has none."""
+        """The epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
     def may_lead(self, node_id: int) -> bool:
-        """Whether a broker is there and neither draining nor fenced."""
+        """Whether a broker has a session and is neither draining nor fenced."""
         registration = self.registrations.get(node_id)
         return node_id in self.brokers and registration is not None and registration.state == ACTIVE
 
-    async def reached(self, revision: int, scheduler: Scheduler) -> None:
-        """Wait until the view shows everything up to `revision`. Raises what ended the watch, if it ended."""
+    async def wait_for_revision(self, revision: int, scheduler: Scheduler) -> None:
+        """Wait until the image contains all changes up to `revision`. Raises the error that ended the watch."""
         if self.revision >= revision:
             return
         if self.failure is not None:
@@ -180,15 +180,15 @@ class MetadataImage:
 
     def _schedule_progress_write(self, scheduler: Scheduler) -> None:
         if self._waits and self._store is not None:
-            scheduler.spawn(self._write_progress(self._store, scheduler), name="nudge metadata")
+            scheduler.spawn(self._write_progress(self._store, scheduler), name="write metadata progress")
 
     async def _write_progress(self, store: MetadataStore, scheduler: Scheduler) -> None:
         try:
             await store.transact([], [Put(self.keys.tick, metadata_store.encode({}, ""))])
-        except Unavailable:  # it may have happened; if not, try again
+        except Unavailable:  # the outcome is unknown: retry
             scheduler.call_later(PROGRESS_WRITE_MS, self._schedule_progress_write, scheduler)
 
-    # Following
+    # ------------------------------------------------------------------ watch
 
     async def _watch(self, store: MetadataStore, scheduler: Scheduler) -> None:
         try:
@@ -196,7 +196,7 @@ class MetadataImage:
                 try:
                     await self._watch_until_closed(store)
                     break
-                except (Unavailable, ConfigError):  # a store that lets nobody in may do so again
+                except (Unavailable, ConfigError):  # access to the store may be restored
                     if not self._shared:
                         raise
                     await _after(WATCH_RETRY_MS, scheduler)
@@ -205,12 +205,12 @@ class MetadataImage:
             known = (
                 error
                 if isinstance(error, MansioError)
-                else StorageError(f"metadata not understood: {error!r}")
+                else StorageError(f"metadata cannot be decoded: {error!r}")
             )
             self._end_waits(known)
-            for tell in self._failure_callbacks:
-                tell(known)
-            if known is not error or not self._failure_callbacks:  # who was told says what there is to say
+            for failed in self._failure_callbacks:
+                failed(known)
+            if known is not error or not self._failure_callbacks:  # callbacks log the failure
                 raise
 
     async def _watch_until_closed(self, store: MetadataStore) -> None:
@@ -263,7 +263,7 @@ class MetadataImage:
         return [*topics, *partitions, *sessions, *registrations, *controller, *self.quotas, *groups]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
-        """Note one change; the names of topics to look at again go to `touched`."""
+        """Apply one event; names of affected topics are added to `touched`."""
         keys = self.keys
         document = None if event.value is None else metadata_store.decode(event.key, event.value)
         if event.key.startswith(keys.topics):
@@ -290,13 +290,13 @@ class MetadataImage:
                 None if document is None else ControllerState(document["broker"], event.create_revision)
             )
         elif event.key.startswith(keys.quotas):
-            self._quotas_moved = True
+            self._quotas_changed = True
             self.quotas.pop(event.key, None)
             if document is not None:
                 self.quotas[event.key] = QuotaEntry(document, event.mod_revision)
         elif event.key.startswith(keys.group_configs):
             group_id = unquote(event.key.removeprefix(keys.group_configs))
-            self._group_configs_moved[group_id] = None
+            self._group_configs_changed[group_id] = None
             self.group_configs.pop(group_id, None)
             if document is not None:
                 self.group_configs[group_id] = GroupConfigEntry(document["configs"], event.mod_revision)
@@ -331,21 +331,21 @@ class MetadataImage:
         changes = [change for name in touched for change in self._rebuild_topic(name)]
         broker_changes, self._broker_changes = self._broker_changes, []
         for broker_change in broker_changes:
-            for tell in self._broker_callbacks:
-                tell(broker_change)
+            for on_broker_change in self._broker_callbacks:
+                on_broker_change(broker_change)
         for change in changes:
             for callback in self._callbacks:
                 callback(change)
-        if self._quotas_moved:
-            self._quotas_moved = False
-            for look_again in self._quota_callbacks:
-                look_again()
-        moved, self._group_configs_moved = self._group_configs_moved, {}
-        for group_id in moved:
-            for tell_of_group in self._group_config_callbacks:
-                tell_of_group(group_id)
-        for look in self._progress_callbacks:
-            look()
+        if self._quotas_changed:
+            self._quotas_changed = False
+            for on_quota_change in self._quota_callbacks:
+                on_quota_change()
+        changed_groups, self._group_configs_changed = self._group_configs_changed, {}
+        for group_id in changed_groups:
+            for on_group_config_change in self._group_config_callbacks:
+                on_group_config_change(group_id)
+        for on_progress in self._progress_callbacks:
+            on_progress()
         due = [promise for revision, promise in self._waits if revision <= self.revision]
         self._waits = [wait for wait in self._waits if wait[0] > self.revision]
         for promise in due:
@@ -353,7 +353,7 @@ class MetadataImage:
                 promise.set_result(None)
 
     def _rebuild_topic(self, name: str) -> list[TopicChange]:
-        """Put a topic's new object in the view. One that was deleted and made again has changed twice."""
+        """Replace the object of a topic. A topic that was deleted and created again changes twice."""
         before = self.topics.pop(name, None)
         self.unfinished.pop(name, None)
         if before is not None:
@@ -387,3 +387,34 @@ async def _after(delay_ms: float, scheduler: Scheduler) -> None:
         await promise
     finally:
         timer.cancel()
+
+
+async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
+    """The id of the cluster in the store: `wanted`, or, if that is empty, the existing or a new one. Raises
+    `ConfigError` when the store holds another cluster."""
+    for _ in range(CREATE_ATTEMPTS_MAX):
+        listing = await store.list(metadata_store.ROOT)
+        found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
+        if wanted in found:
+            return wanted
+        if found and not wanted and len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"cluster_id: {wanted!r} is not the cluster in this store, {', '.join(found)}")
+        cluster_id, writer = wanted or new_cluster_id(random), new_writer_id(random)
+        keys = (metadata_store.FIRST_CLUSTER, Keys(cluster_id).format)
+        value = metadata_store.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
+        compares = [Compare(key, create_revision=0) for key in keys]
+        puts = [Put(key, value) for key in keys]
+        try:
+            done = await metadata_store.transact_resolving_ambiguity(store, compares, puts, writer)
+        except ConcurrentChange:
+            continue  # created by another broker while the response was lost: the next attempt finds it
+        if done.succeeded:
+            return cluster_id
+    raise Unavailable("other brokers are creating the cluster")
+
+
+def new_cluster_id(random: Random) -> str:
+    """A UUID in Kafka's format: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(new_uuid(random).bytes).rstrip(b"=").decode()

@@ -1,10 +1,18 @@
-"""What a topic will look like: names, numbers of partitions, who keeps them. Pure planning, no effects.
+"""Plans of topics: names, numbers of partitions, placement of replicas. Pure functions without effects.
 
-Owns the rules for names, partition counts and replica assignments. On a single node every partition is placed on it;
-in a cluster on the brokers that may lead (`ClusterBrokers`), all of them in sync from the start: nothing has been
-written yet. Where these are fewer than the copies, some go to brokers that are away and catch up when they are back.
+On a single node every partition is placed on it; in a cluster on the brokers that may lead (`ClusterBrokers`), with all
+of them in sync from the start, because nothing has been written yet. If there are fewer of these than replicas, the
+others are placed on offline brokers, which catch up when they return.
 
-Always true: a plan is checked before anything of its size is allocated; `room` is how many partitions may be added.
+Leaders are placed on all brokers in turn, alternating racks, so each broker leads the same number of partitions plus or
+minus one. The distance of the other replicas grows with each round, so that the partitions of a failed broker get
+leaders on many brokers.
+
+Invariants:
+* A plan is checked before anything of its size is allocated; `room` is the number of partitions that may be added.
+* The replicas of a partition are on different brokers, and on as many racks as possible. A broker without a rack counts
+  as a rack of its own.
+* Equal arguments give equal results.
 """
 
 from __future__ import annotations
@@ -19,11 +27,10 @@ from mansio.errors import (
     InvalidTopic,
     PolicyViolation,
 )
-from mansio.metadata.controller.placement import UsableBroker, place_replicas
 from mansio.metadata.model import PartitionState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from mansio.metadata.model import BrokerState
 
@@ -35,8 +42,8 @@ INTERNAL_CONFIGS: Final = {
     "retention.bytes": "-1",
     "segment.bytes": str(100 << 20),
 }
-"""What the broker's own topics are made with: views of the latest record of each key. Small segments, because only
-closed ones are compacted, and all that is left is read at the next start."""
+"""Settings of internal topics, which hold the latest record of each key. Small segments: only closed segments are
+compacted, and the next start reads everything."""
 
 INTERNAL_CONFIGS_PRUNED: Final = {
     "cleanup.policy": "delete",
@@ -44,8 +51,8 @@ INTERNAL_CONFIGS_PRUNED: Final = {
     "retention.bytes": "-1",
     "segment.bytes": str(16 << 20),
 }
-"""The same of a topic whose records change what those before them said: the broker itself says from where on its log is
-kept. Small segments, because only whole ones leave the disk."""
+"""Settings of an internal topic whose records refer to earlier ones: the broker determines from which offset on its
+log is kept. Small segments: only whole segments are deleted."""
 
 PRUNED_TOPICS: Final = frozenset({"__share_group_state"})
 
@@ -53,7 +60,7 @@ Partitions = tuple[PartitionState, ...]
 
 
 class NewTopic(NamedTuple):
-    """A topic to be. -1: the default. `assignments` (partition -> brokers) tell both numbers."""
+    """A topic to be created. -1: the default. `assignments` (partition -> brokers) determine both numbers."""
 
     name: str
     partitions: int = -1
@@ -63,22 +70,22 @@ class NewTopic(NamedTuple):
 
 
 class ClusterBrokers(NamedTuple):
-    """The brokers of a cluster, as a plan needs them."""
+    """The brokers of a cluster on which replicas can be placed."""
 
     brokers: Mapping[int, BrokerState]
     """Those that may lead."""
     known: frozenset[int]
-    """All that are registered, whether or not they are there."""
+    """All registered brokers, online or not."""
     replication_factor: int
-    """Of a topic that asks for none."""
+    """Default of a new topic."""
     start: int
-    """Where on the round over the brokers a new topic begins: anything, best another for each topic."""
+    """Number of the first broker in the round: any number, preferably different for each topic."""
 
 
 def check_topic_name(name: str | None) -> None:
-    """Kafka's rule: 1 to 249 letters, digits, `.`, `_` and `-`, not `.` or `..`. Raises `InvalidTopic`."""
+    """Check a topic name: 1 to 249 letters, digits, `.`, `_` and `-`, not `.` or `..`. Raises `InvalidTopic`."""
     if not name:
-        raise InvalidTopic("a topic needs a name")
+        raise InvalidTopic("a topic name is required")
     if name in (".", ".."):
         raise InvalidTopic(f"a topic cannot be named {name!r}")
     if len(name) > TOPIC_NAME_CHARACTERS_MAX:
@@ -88,7 +95,7 @@ def check_topic_name(name: str | None) -> None:
 
 
 def colliding(name: str, others: Iterable[str]) -> str | None:
-    """A topic whose name differs only in `.` and `_`: metrics cannot tell the two apart."""
+    """A topic whose name differs only in `.` and `_`, so that Kafka's metrics of the two collide."""
     if "." not in name and "_" not in name:
         return None
     folded = name.replace(".", "_")
@@ -110,7 +117,7 @@ def plan_partitions(
             f"replication factor {new.replication_factor} is larger than the number of brokers: 1"
         )
     if count < 1:
-        raise InvalidPartitions(f"{count} partitions: at least 1 is needed")
+        raise InvalidPartitions(f"{count} partitions: at least 1 is required")
     _check_room(count, room)
     if hosts is None:
         return _partitions(node_id, count), 1
@@ -131,7 +138,7 @@ def plan_growth(
     """The partitions to add to a topic that has `there`, so that it has `count`. Raises as `plan_partitions`."""
     added = count - there
     if added < 1:
-        raise InvalidPartitions(f"{count} partitions: the topic has {there}, and it can only grow")
+        raise InvalidPartitions(f"{count} partitions: the topic has {there}; the number can only grow")
     _check_room(added, room)
     if assignments is not None:
         if len(assignments) != added:
@@ -157,9 +164,9 @@ def _assigned(
 ) -> tuple[Partitions, int]:
     count = len(assignments)
     if new.partitions not in (-1, count):
-        raise InvalidPartitions("assignments tell the number of partitions; leave it at -1")
+        raise InvalidPartitions("assignments determine the number of partitions; leave it at -1")
     if new.replication_factor != -1:
-        raise InvalidReplicationFactor("assignments tell the replication factor; leave it at -1")
+        raise InvalidReplicationFactor("assignments determine the replication factor; leave it at -1")
     if sorted(assignments) != list(range(count)):
         raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
     replication_factor = 1 if hosts is None else len(assignments[0])
@@ -184,7 +191,7 @@ def _placed(count: int, replication_factor: int, hosts: ClusterBrokers, start: i
             "for fewer copies"
         )
     if not hosts.brokers:
-        raise InvalidReplicationFactor("no broker is there that may lead a partition")
+        raise InvalidReplicationFactor("no broker may lead a partition")
     places = [UsableBroker(broker.node_id, broker.rack) for broker in hosts.brokers.values()]
     placed = place_replicas(count, min(replication_factor, len(places)), places, start=start)
     away = sorted(hosts.known - hosts.brokers.keys())
@@ -202,12 +209,10 @@ def _rotated(items: list[int], by: int) -> list[int]:
 
 
 def _initial_partition(index: int, replicas: tuple[int, ...], hosts: ClusterBrokers) -> PartitionState:
-    """A partition as it begins: led by the first of its brokers that may lead, those in sync."""
+    """A new partition: the first of its brokers that may lead is the leader; those that may lead are in sync."""
     in_sync = tuple(replica for replica in replicas if replica in hosts.brokers)
     if not in_sync:
-        raise InvalidReplicaAssignment(
-            f"partition {index}: none of brokers {list(replicas)} is there to lead"
-        )
+        raise InvalidReplicaAssignment(f"partition {index}: none of the brokers {list(replicas)} may lead")
     leader = in_sync[0]
     return PartitionState(replicas, leader, 0, in_sync, leader_broker_epoch=hosts.brokers[leader].epoch)
 
@@ -218,12 +223,71 @@ def _known(node_id: int, hosts: ClusterBrokers | None) -> frozenset[int]:
 
 def _check_room(more: int, room: int) -> None:
     if more > room:
-        raise PolicyViolation(f"{more} partitions more: partitions_max leaves room for {room}")
+        raise PolicyViolation(f"{more} more partitions: partitions_max allows {room} more")
 
 
 def _check_replicas(index: int, replicas: Sequence[int], expected: int, known: frozenset[int]) -> None:
     if not replicas or len(replicas) != expected or len(set(replicas)) != len(replicas):
-        raise InvalidReplicaAssignment(f"partition {index}: {expected} different broker(s) must be named")
+        raise InvalidReplicaAssignment(f"partition {index}: {expected} different broker(s) are required")
     unknown = [replica for replica in replicas if replica not in known]
     if unknown:
-        raise InvalidReplicaAssignment(f"partition {index}: there is no broker {unknown[0]}")
+        raise InvalidReplicaAssignment(f"partition {index}: unknown broker {unknown[0]}")
+
+
+# ---------------------------------------------------------------------- placement of replicas
+
+
+class UsableBroker(NamedTuple):
+    """A broker on which replicas can be placed."""
+
+    node_id: int
+    rack: str | None
+
+
+def place_replicas(
+    count: int, replication_factor: int, brokers: Iterable[UsableBroker], *, start: int = 0
+) -> list[tuple[int, ...]]:
+    """The replicas of `count` partitions, the preferred leader first. `start`: number of the first broker in the round,
+    that is, the number of existing partitions of the topic plus an arbitrary offset.
+
+    1 <= `replication_factor` <= number of brokers.
+    """
+    ring = _alternate_racks(brokers)
+    size = len(ring)
+    assert 1 <= replication_factor <= size, "the caller checks the number of brokers"
+    placed = []
+    for number in range(start, start + count):
+        leader, distance = number % size, number // size
+        others = [ring[(leader + 1 + (distance + step) % (size - 1)) % size] for step in range(size - 1)]
+        placed.append(_spread(ring[leader], others, replication_factor))
+    return placed
+
+
+def _spread(leader: UsableBroker, others: Sequence[UsableBroker], replication_factor: int) -> tuple[int, ...]:
+    chosen = [leader]
+    taken = {_rack(leader): 1}
+    candidates = list(others)
+    while len(chosen) < replication_factor:
+        following = min(candidates, key=lambda one: taken.get(_rack(one), 0))  # the first one among equals
+        candidates.remove(following)
+        chosen.append(following)
+        taken[_rack(following)] = taken.get(_rack(following), 0) + 1
+    return tuple(one.node_id for one in chosen)
+
+
+def _alternate_racks(brokers: Iterable[UsableBroker]) -> list[UsableBroker]:
+    """One broker of each rack, then the next one of each rack."""
+    racks: dict[Hashable, list[UsableBroker]] = {}
+    for one in sorted(brokers, key=lambda one: one.node_id):
+        racks.setdefault(_rack(one), []).append(one)
+    ring = []
+    while racks:
+        for rack in list(racks):
+            ring.append(racks[rack].pop(0))
+            if not racks[rack]:
+                del racks[rack]
+    return ring
+
+
+def _rack(one: UsableBroker) -> Hashable:
+    return one.rack if one.rack is not None else (one.node_id,)

@@ -1,8 +1,8 @@
-"""Decisions on partitions, made into transactions: all of a batch, or none of it.
+"""Transactions for partition changes: all changes of a batch, or none.
 
-Owns the conditions: each partition's key is as it was seen, and each broker that a decision relied on has the very
-session, or the very absence of one, that it was made on. What else must hold (the writer is still the controller, or
-still has its session) the caller adds.
+The conditions are that the key of each partition is unchanged, and that each broker on which a decision relies has
+exactly the session, or no session, as when the decision was made. Further conditions (the writer is still the
+controller, or still has its session) are added by the caller.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ BATCH_CHANGES_MAX: Final = 50
 def batches(
     changes: Sequence[PartitionChange], operations_max: int, size: int
 ) -> Iterator[list[PartitionChange]]:
-    """`changes` in transactions of at most `size`, with no more conditions than the store takes (one is left for the
-    caller's own)."""
+    """Split `changes` into transactions of at most `size`, with no more conditions than the store accepts (one is
+    reserved for the caller)."""
     batch: list[PartitionChange] = []
     brokers: set[int] = set()
     for change in changes:
-        together = brokers | change.required_sessions.keys()
-        if batch and (len(batch) == size or len(batch) + 1 + len(together) + 1 > operations_max):
+        all_brokers = brokers | change.required_sessions.keys()
+        if batch and (len(batch) == size or len(batch) + 1 + len(all_brokers) + 1 > operations_max):
             yield batch
-            batch, together = [], set(change.required_sessions)
+            batch, all_brokers = [], set(change.required_sessions)
         batch.append(change)
-        brokers = together
+        brokers = all_brokers
     if batch:
         yield batch
 
@@ -48,7 +48,7 @@ async def commit(
     guard: Compare | None,
     random: Random,
 ) -> TransactionResult:
-    """One transaction. Not succeeded: something is not as it was seen; look again and decide anew."""
+    """Commit one transaction. If it does not succeed, the metadata have changed: decide again on the new state."""
     writer = new_writer_id(random)
     compares = [] if guard is None else [guard]
     required_sessions = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
-    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+    from mansio.metadata.broker_lifecycle import BrokerLifecycle
 
 REPLICATION_CONNECTION = ConnectionOptions(borrowed=True)
 """A follower has one request under way to a leader, and what it got is written when it sends the next."""

@@ -29,8 +29,8 @@ from mansio.broker.services.cluster import ClusterServices
 from mansio.errors import ConfigError, CorruptLog, Unavailable
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
+from mansio.metadata.broker_lifecycle import BrokerLifecycle
 from mansio.metadata.controller.controller import Controller
-from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
-    from mansio.metadata.lifecycle.session import Session
     from mansio.metadata.metadata_store import Leases, MetadataStore, StoreCounts
     from mansio.metadata.model import PartitionState, Topic
+    from mansio.metadata.session import Session
     from mansio.ports import Peers
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class ClusterMember:
 
     def is_session_valid(self) -> bool:
         """Is this broker's session sure to live?"""
-        return self._membership is not None and self._membership.holds()
+        return self._membership is not None and self._membership.is_session_valid()
 
     @property
     def sessions_lost(self) -> int:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError
 from mansio.logs import fields
-from mansio.metadata.lifecycle.session import RENEW_FRACTION, Liveness
 from mansio.metadata.metadata_store import LeaseExpired
+from mansio.metadata.session import RENEW_FRACTION, Liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.metadata.lifecycle.session import Session
+    from mansio.metadata.session import Session
     from mansio.ports import Clock, Scheduler, Timer
 
 logger = logging.getLogger(__name__)

@@ -125,7 +125,7 @@ DEFECTS = (
     rule(
         21,
         "a lost log stays in sync",
-        "metadata/lifecycle/broker_lifecycle.py",
+        "metadata/broker_lifecycle.py",
         "await self._leave_isrs()",
         "pass",
     ),
@@ -146,7 +146,7 @@ DEFECTS = (
     rule(
         0,
         "session deadline ignored",
-        "metadata/lifecycle/session.py",
+        "metadata/session.py",
         "return self.epoch != 0 and not self.ended and now < self._good_until",
         "return self.epoch != 0 and not self.ended",
     ),

@@ -193,7 +193,7 @@ def test_second_broker_under_the_same_number_waits_says_so_and_stops_when_told(
     starting.start()
     try:
         one.wait(
-            lambda: second.output.exists() and "another session under this node's number" in second.text(),
+            lambda: second.output.exists() and "another session under this node id" in second.text(),
             "it says why it waits",
         )
         begin = time.monotonic()

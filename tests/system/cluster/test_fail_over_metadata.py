@@ -11,12 +11,12 @@ from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock, HostRandom
+from mansio.metadata.broker_lifecycle import BrokerLifecycle
 from mansio.metadata.controller.controller import Controller
 from mansio.metadata.etcd.config import EtcdConfig
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from support.etcd import one_etcd
 from support.machine import scaled
@@ -111,7 +111,7 @@ def test_leaderships_of_a_dead_broker_and_of_one_that_stops_move_on() -> None:
             await first.topics.create(NewTopic("t", 300, 3))
             await until(lambda: "t" in second.state.topics)
             await asyncio.sleep(TTL_S)
-            assert all(member.membership.holds() for member in members), "the thread keeps them"
+            assert all(member.membership.is_session_valid() for member in members), "the thread keeps them"
             partitions = second.state.topics["t"].partitions
             assert {one.leader for one in partitions} == {1, 2, 3}
 

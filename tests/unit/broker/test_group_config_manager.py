@@ -157,7 +157,7 @@ def test_what_another_version_has_kept_is_not_in_force_and_can_be_removed() -> N
         key = admin.state.keys.group_config("g")
         put = Put(key, metadata_store.encode({"configs": {"streams.session.timeout.ms": "1"}}, "w"))
         done = await admin.store.transact([], [put])
-        await admin.state.reached(done.revision, admin.scheduler)
+        await admin.state.wait_for_revision(done.revision, admin.scheduler)
         assert {entry.name for entry in configs.describe("g")} == set(group_config.SETTINGS)
         await configs.alter("g", [change("streams.session.timeout.ms", None)])
         assert configs.groups() == []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from mansio.errors import Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
-from mansio.metadata.lifecycle.session import Session
 from mansio.metadata.metadata_store import LeaseExpired
+from mansio.metadata.session import Session
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from support.machine import scaled
 
@@ -64,7 +64,7 @@ class Kept:
                 await asyncio.sleep(0.01)
 
     def holds(self) -> bool:
-        return self.session.holds(self.clock.monotonic())
+        return self.session.is_valid(self.clock.monotonic())
 
 
 def run(check: Callable[[Kept], Awaitable[None]]) -> None:

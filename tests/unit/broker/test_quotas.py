@@ -84,7 +84,7 @@ def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_
         document = {"entity": {"user": "alice"}, "values": {"request_percentage": 5.0}}
         key = f"{admin.state.keys.quotas}user=alice"
         done = await admin.store.transact([], [Put(key, metadata_store.encode(document, "w"))])
-        await admin.state.reached(done.revision, admin.scheduler)
+        await admin.state.wait_for_revision(done.revision, admin.scheduler)
         assert quotas.all() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
         assert quotas.active is None
         with pytest.raises(InvalidRequest):

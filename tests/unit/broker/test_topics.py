@@ -570,7 +570,7 @@ def test_view_follows_again_after_its_history_was_compacted() -> None:
                 await fast.topics.delete(gone)
                 slow.state.failure = None
                 slow.state.start(store, slow.scheduler)
-                await slow.state.reached(fast.state.revision, slow.scheduler)
+                await slow.state.wait_for_revision(fast.state.revision, slow.scheduler)
                 assert slow.state.topics.keys() == fast.state.topics.keys()
                 assert slow.state.partition_count == fast.state.partition_count == 10
                 assert sorted(changes, key=str) == sorted(

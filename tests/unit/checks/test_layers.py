@@ -21,9 +21,8 @@ PURE = (
     "state",
     "metadata/model.py",
     "metadata/controller/failure_detector.py",
-    "metadata/controller/placement.py",
     "metadata/controller/controller_plan.py",
-    "metadata/lifecycle/session.py",
+    "metadata/session.py",
     "metadata/topic_plan.py",
 )
 """Neither an effect nor a port: bytes and values in, bytes and values out."""
@@ -32,8 +31,7 @@ THROUGH_PORTS = (
     "storage",
     "metadata/transactions.py",
     "metadata/controller/controller.py",
-    "metadata/cluster_id.py",
-    "metadata/lifecycle/broker_lifecycle.py",
+    "metadata/broker_lifecycle.py",
     "metadata/metadata_store.py",
     "metadata/image.py",
     "broker/partition/partition.py",

@@ -424,7 +424,7 @@ def test_broker_that_lost_its_session_registers_again_with_a_later_epoch_and_say
         cluster.store.end_lease(session.lease)
         await cluster.until(lambda: member.membership.epoch > session.epoch)
         assert told == [0, member.membership.epoch]
-        assert not session.holds(cluster.clock.monotonic())
+        assert not session.is_valid(cluster.clock.monotonic())
         assert cluster.brokers[1].state.registrations[2].state == ACTIVE
 
     run(check)
@@ -440,7 +440,7 @@ def test_broker_cut_off_from_the_store_stops_acting_before_its_session_ends_ther
         for _ in range(200):
             await cluster.sleep(0.05)
             there = cluster.store.get(key) is not None
-            held = member.membership.holds()
+            held = member.membership.is_session_valid()
             assert there or not held
             if not there:
                 break
@@ -461,10 +461,10 @@ def test_lease_lengthened_by_an_election_of_the_store_lengthens_no_deadline() ->
         cluster.store.lengthen_leases()
         await cluster.sleep(0.5)
         assert cluster.store.get(member.state.keys.session(2)) is not None
-        assert not member.membership.holds()
+        assert not member.membership.is_session_valid()
         member.keeps_alive = True
         await cluster.sleep(1.5)
-        assert member.membership.holds(), "the session never ended"
+        assert member.membership.is_session_valid(), "the session never ended"
 
     run(check)
 
@@ -726,7 +726,7 @@ def test_view_reaches_a_revision_that_only_another_cluster_wrote() -> None:
         foreign = cluster.store.store_client()
         done = await foreign.transact([Compare("/other", create_revision=0)], [Put("/other", b"")])
         await asyncio.wait_for(
-            cluster.brokers[1].state.reached(done.revision, cluster.brokers[1].scheduler), 5
+            cluster.brokers[1].state.wait_for_revision(done.revision, cluster.brokers[1].scheduler), 5
         )
 
     run(check)
@@ -831,8 +831,8 @@ def test_broker_whose_number_another_one_keeps_is_refused_with_where_that_is() -
         await cluster.sleep(29)
         assert second.refused is None
         await cluster.sleep(2)
-        assert "broker 2 runs already, at 127.0.0.1:9002" in str(second.refused)
-        assert cluster.brokers[2].membership.holds(), "the one that was there first goes on"
+        assert "broker 2 is already running at 127.0.0.1:9002" in str(second.refused)
+        assert cluster.brokers[2].membership.is_session_valid(), "the one that was there first goes on"
         await second.kill()
 
     run(check)

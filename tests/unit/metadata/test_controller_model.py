@@ -136,7 +136,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def check_deadlines(self) -> None:
         """As long as the store ends no lease before its time: who may act as its session has it."""
         for member in self.cluster.alive() if self.leases_kept else ():
-            if member.membership.holds():
+            if member.membership.is_session_valid():
                 assert self.history.sessions.get(member.node_id) == member.membership.epoch
 
     @rule(node_id=nodes)
@@ -299,7 +299,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for member in cluster.alive():
             state = member.state
             assert state.failure is None
-            assert member.membership.holds()
+            assert member.membership.is_session_valid()
             assert {n: state.epoch_of(n) for n in NODES} == self.history.sessions
             assert {one.state for one in state.registrations.values()} == {ACTIVE}
             assert not state.unfinished

@@ -16,7 +16,6 @@ from mansio.metadata.controller.controller_plan import (
     without_replica,
 )
 from mansio.metadata.controller.failure_detector import FailureDetector
-from mansio.metadata.controller.placement import UsableBroker, place_replicas
 from mansio.metadata.model import (
     ACTIVE,
     DRAINING,
@@ -28,6 +27,7 @@ from mansio.metadata.model import (
     Registration,
     Topic,
 )
+from mansio.metadata.topic_plan import UsableBroker, place_replicas
 from mansio.metadata.transactions import BATCH_CHANGES_MAX, batches
 
 NODES = st.integers(1, 6)

@@ -63,13 +63,13 @@ def test_metadata_of_a_newer_version_is_refused_at_start() -> None:
 @pytest.mark.parametrize("value", [b"damaged", b'{"schema": 99}', b'{"schema": 1}'])
 def test_view_that_cannot_go_on_answers_whoever_waits(value: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def check(admin: Admin) -> None:
-        waiting = asyncio.create_task(admin.state.reached(10**9, admin.scheduler))
+        waiting = asyncio.create_task(admin.state.wait_for_revision(10**9, admin.scheduler))
         await asyncio.sleep(0)
         await admin.store.transact([], [Put(admin.state.keys.topic("a"), value)])
         with pytest.raises(StorageError, match="metadata"):
             await waiting
         with pytest.raises(StorageError, match="metadata"):
-            await admin.state.reached(10**9, admin.scheduler)
+            await admin.state.wait_for_revision(10**9, admin.scheduler)
 
     run(check)
     assert [
@@ -79,7 +79,7 @@ def test_view_that_cannot_go_on_answers_whoever_waits(value: bytes, caplog: pyte
 
 def test_stopping_ends_waits() -> None:
     async def check(admin: Admin) -> None:
-        waiting = asyncio.create_task(admin.state.reached(10**9, admin.scheduler))
+        waiting = asyncio.create_task(admin.state.wait_for_revision(10**9, admin.scheduler))
         await asyncio.sleep(0)
         admin.state.stop()
         with pytest.raises(Unavailable):
@@ -115,13 +115,13 @@ def test_brokers_come_and_go() -> None:
         value = json.dumps(document).encode()
         keys = [state.keys.session(2), state.keys.session(1), state.keys.registration(1)]
         done = await admin.store.transact([], [Put(key, value) for key in keys])
-        await state.reached(done.revision, admin.scheduler)
+        await state.wait_for_revision(done.revision, admin.scheduler)
         assert sorted(state.brokers) == [1, 2]
         assert state.brokers[2] == (2, "h", 9, None, done.revision)
         assert [state.may_lead(node_id) for node_id in (1, 2, 3)] == [True, False, False]
         assert [state.epoch_of(node_id) for node_id in (1, 2, 3)] == [done.revision, done.revision, 0]
         done = await admin.store.transact([], [Delete(keys[1])])
-        await state.reached(done.revision, admin.scheduler)
+        await state.wait_for_revision(done.revision, admin.scheduler)
         assert [state.epoch_of(node_id) for node_id in (1, 2)] == [0, state.brokers[2].epoch]
 
     run(check)

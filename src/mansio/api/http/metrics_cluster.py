@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement, Problem
-from mansio.metadata.lifecycle.session import RENEW_FRACTION
 from mansio.metadata.model import FENCED, NO_LEADER
+from mansio.metadata.session import RENEW_FRACTION
 from mansio.state.replica import UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.partition.partition import Partition
-    from mansio.metadata.lifecycle.session import Session
+    from mansio.metadata.session import Session
 
 RENEWALS_MISSED_MAX: Final = 3
 """So many renewals in a row that were not answered, and somebody should look at etcd."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from mansio.broker.replication.isr_manager import IsrManager
     from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager
     from mansio.metadata.controller.controller import Controller
-    from mansio.metadata.lifecycle.session import Session
     from mansio.metadata.metadata_store import StoreCounts
+    from mansio.metadata.session import Session
 
 
 @dataclass(frozen=True, slots=True)

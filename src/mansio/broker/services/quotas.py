@@ -194,7 +194,7 @@ class QuotaService:
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
         else:
             done = await self._store.transact(guard, [Delete(key)])
-        await self._state.reached(done.revision, self._scheduler)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
     def _refresh(self) -> None:

@@ -241,7 +241,7 @@ class TopicLifecycle:
             return True
         if document["state"] == LIVE:
             return True
-        await self.state.reached(entry.mod_revision, self._scheduler)
+        await self.state.wait_for_revision(entry.mod_revision, self._scheduler)
         found = self._unfinished(topic)
         if found.state == CREATING and self._broker_epoch is not None:
             if not await self.write(dataclasses.replace(found, state=DELETING, created_by=self._owner())):
@@ -260,7 +260,7 @@ class TopicLifecycle:
         for chunk in chunks(deletes, self._store.operations_max):
             await metadata_store.transact_with_retries(self._store, guard, chunk)
         done = await metadata_store.transact_with_retries(self._store, guard, [Delete(key)])
-        await self.state.reached(done.revision, self._scheduler)
+        await self.state.wait_for_revision(done.revision, self._scheduler)
 
     async def write(self, topic: Topic, with_puts: Sequence[Put] = ()) -> bool:
         """Write a topic's key over revision `topic.mod_revision`; False when another was first. The view has caught up
@@ -270,7 +270,7 @@ class TopicLifecycle:
         puts = [Put(key, metadata_store.encode(topic_document(topic), writer)), *with_puts]
         compares = [Compare(key, mod_revision=topic.mod_revision), *self._session_guard()]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
-        await self.state.reached(done.revision, self._scheduler)
+        await self.state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
     def _owner(self) -> TopicCreator | None:

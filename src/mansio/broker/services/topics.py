@@ -279,7 +279,7 @@ class TopicService:
                 compares.append(Compare(key, mod_revision=entry.mod_revision))
                 puts.append(Put(key, metadata_store.encode(later, writer)))
             done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
-            await self.state.reached(done.revision, self._scheduler)
+            await self.state.wait_for_revision(done.revision, self._scheduler)
             if done.succeeded:
                 return
         raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")

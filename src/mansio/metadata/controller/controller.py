@@ -1,15 +1,14 @@
-"""The controller: the broker that carries out what `plan` says, as long as the metadata store has it in that place.
+"""Controller: executes the decisions of `controller_plan` while this broker is the elected controller.
 
-Owns becoming controller and the transactions of its decisions. Every broker runs one of these; all look, one acts. It
-becomes controller by a transaction that needs its own session and nobody in the place; the key goes with the session's
-lease. Every write depends on that key's create revision, so what a controller decided before it was replaced is refused
-however late it comes.
+Every broker runs one, and one of them acts. A broker becomes controller by a transaction that requires its own session
+and a missing controller key; the key belongs to the lease of the session. Every write depends on the create revision of
+that key, so late writes of a replaced controller are rejected.
 
-Always true: the view and a plan made from it are looked at anew after every round; a transaction that does not succeed
-means something changed, never that it should be tried again as it was. While conflicts go on, batches get smaller, so
-that one partition that changes all the time does not keep fifty from getting a leader.
+The metadata are read again for every round. A transaction that does not succeed means that something has changed, never
+that it should be repeated unchanged. While conflicts continue, batches get smaller, so that one partition that changes
+all the time does not prevent fifty others from getting a leader.
 
-The second half is for administrators: elections that any broker may be asked for.
+The second half serves administrators: elections on request, which any broker accepts.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ if TYPE_CHECKING:
 
     from mansio.metadata.controller.controller_plan import FenceBroker, PartitionChange
     from mansio.metadata.image import MetadataImage
-    from mansio.metadata.lifecycle.session import Session
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import PartitionState, Topic
+    from mansio.metadata.session import Session
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ ELECTION_CAUSES: Final = {
     "no in-sync member is there": "nobody_left",
     "unclean election": "unclean",
 }
-"""Of the reasons in a plan, those for which a leader changes, as one word each."""
+"""Reasons in a plan for which a leader changes, with the label of the metric."""
 
 
 class Controller:
@@ -77,7 +76,7 @@ class Controller:
         ttl_s: float,
         balance_interval_ms: int = BALANCE_INTERVAL_MS,
     ) -> None:
-        """`session`: this broker's, as `BrokerLifecycle.session` has it. `ttl_s`: the time of a lease."""
+        """`session` returns the current session of this broker. `ttl_s`: duration of a lease."""
         self._store = store
         self._state = state
         self._scheduler = scheduler
@@ -94,26 +93,26 @@ class Controller:
         self._waiting: Promise[None] | None = None
         self._running: Timer | None = None
         self.elections = dict.fromkeys(ELECTION_CAUSES.values(), 0)
-        """Changes of leader that this broker decided, by cause; those on request, too."""
+        """Changes of leader by this broker, by cause, including those on request."""
         state.on_progress(self._wake)
 
     @property
     def is_active(self) -> bool:
-        """Whether this broker is the controller, as far as it knows."""
+        """Whether this broker is the controller according to its own metadata."""
         return self._term is not None
 
     def start(self) -> None:
-        """Look, and act when it is this broker's turn, until `stop`."""
+        """Run until `stop`."""
         self._note(self._clock.monotonic())
         self._running = self._scheduler.spawn(self._run(), name="controller")
 
     def stop(self) -> None:
-        """Decide nothing any more. The controller's key goes with the session."""
+        """Stop. The controller key is deleted with the session."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
 
-    # Looking
+    # ------------------------------------------------------------------ rounds
 
     async def _run(self) -> None:
         while True:
@@ -124,7 +123,7 @@ class Controller:
                 logger.info("controller waits", extra=fields(reason=error.message))
                 wait_s = RETRY_MS / 1000
                 self._stale = False
-            except Exception as error:  # whatever it was: who cannot decide must not keep others from it
+            except Exception as error:  # a controller that cannot decide must not block the others
                 logger.exception("controller failed", extra=fields(reason=repr(error)))
                 await self._resign()
                 wait_s = ROUND_INTERVAL_MS_MAX / 1000
@@ -141,7 +140,7 @@ class Controller:
             self._waiting.set_result(None)
 
     async def _pause(self, wait_s: float) -> None:
-        """Until something changed, at most `wait_s`."""
+        """Wait for a change, at most `wait_s`."""
         if self._stale:
             return
         self._waiting = self._scheduler.promise()
@@ -153,10 +152,10 @@ class Controller:
             self._waiting = None
 
     async def _run_round(self) -> float:
-        """One round. The seconds until the next, should nothing change before."""
+        """Run one round. Returns the seconds until the next one unless something changes before."""
         now = self._clock.monotonic()
         session = self._session()
-        if session is None or not session.holds(now):
+        if session is None or not session.is_valid(now):
             self._term = None
             return ROUND_INTERVAL_MS_MAX / 1000
         if self._state.controller is None and self._state.may_lead(self._node_id):
@@ -165,9 +164,9 @@ class Controller:
         if self._term is None:
             return ROUND_INTERVAL_MS_MAX / 1000
         view = self._view(now)
-        todo = plan(view)
-        if todo:
-            await self._carry_out(todo, self._term)
+        due = plan(view)
+        if due:
+            await self._execute(due, self._term)
             return RETRY_MS / 1000
         if now >= self._balance_at and not view.expected_back:
             await self._balance(view, self._term, now)
@@ -188,10 +187,10 @@ class Controller:
         value = metadata_store.encode({"broker": self._node_id}, writer)
         put = Put(keys.controller, value, session.lease)
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
-        await self._state.reached(done.revision, self._scheduler)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
 
     def _take_term(self, session: Session, now: float) -> None:
-        """The controller's key is this session's if it names this broker and was made after the session."""
+        """The controller key belongs to this session if it names this broker and was created after the session."""
         found = self._state.controller
         ours = found is not None and found.node_id == self._node_id and found.epoch > session.epoch
         if not ours:
@@ -209,14 +208,14 @@ class Controller:
             with contextlib.suppress(Unavailable):
                 await self._store.transact([self._guard(term)], [Delete(self._state.keys.controller)])
 
-    # Acting
+    # ------------------------------------------------------------------ execution
 
-    async def _carry_out(self, todo: Plan, term: ControllerState) -> None:
-        await self._change(todo.changes, term)
-        for fence in todo.fences:
+    async def _execute(self, due: Plan, term: ControllerState) -> None:
+        await self._change(due.changes, term)
+        for fence in due.fences:
             await self._fence(fence, term)
-        for finish in todo.deletions:
-            await self._finish(finish.topic, term)
+        for deletion in due.deletions:
+            await self._complete_deletion(deletion.topic, term)
 
     async def _change(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
         guard = self._guard(term)
@@ -235,7 +234,7 @@ class Controller:
         if done_changes:
             self._count(done_changes)
             _log_changes(done_changes, conflicts)
-        await self._state.reached(revision, self._scheduler)
+        await self._state.wait_for_revision(revision, self._scheduler)
 
     def _count(self, changes: Sequence[PartitionChange]) -> None:
         for change in changes:
@@ -243,7 +242,7 @@ class Controller:
                 self.elections[cause] += 1
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
-        """A batch at a time: every leader that moves is a moment's pause for its producers."""
+        """Move one batch at a time: each change of leader interrupts the producers of a partition."""
         moves = plan(view, balance=True).changes
         await self._change(moves[:BATCH_CHANGES_MAX], term)
         more = len(moves) > BATCH_CHANGES_MAX
@@ -259,30 +258,30 @@ class Controller:
         ]
         put = Put(key, metadata_store.encode({"state": FENCED}, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
-        await self._state.reached(done.revision, self._scheduler)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
             logger.warning("broker fenced", extra=fields(broker=fence.node_id))
 
-    async def _finish(self, topic: Topic, term: ControllerState) -> None:
-        """Take the topic from its maker, whose late writes depend on the key as it was; then remove all of it."""
+    async def _complete_deletion(self, topic: Topic, term: ControllerState) -> None:
+        """Take over the topic from its creator, whose late writes depend on the old key; then delete all its keys."""
         keys = self._state.keys
         key = keys.topic(topic.name)
         guard = self._guard(term)
-        revision = await self._delete_partitions(topic, guard)
+        revision = await self._take_over(topic, guard)
         if revision == 0:
             return
         compares = [guard, Compare(key, mod_revision=revision)]
         listing = await self._store.list(f"{keys.partitions}{topic.topic_id}/")
-        room = self._store.operations_max - len(compares)
-        for start in range(0, len(listing.entries), room):
-            deletes = [Delete(entry.key) for entry in listing.entries[start : start + room]]
+        size = self._store.operations_max - len(compares)
+        for start in range(0, len(listing.entries), size):
+            deletes = [Delete(entry.key) for entry in listing.entries[start : start + size]]
             await metadata_store.transact_with_retries(self._store, compares, deletes)
         done = await metadata_store.transact_with_retries(self._store, compares, [Delete(key)])
-        await self._state.reached(done.revision, self._scheduler)
+        await self._state.wait_for_revision(done.revision, self._scheduler)
 
-    async def _delete_partitions(self, topic: Topic, guard: Compare) -> int:
-        """The revision of the topic's key once nobody is at it but the controller, whoever that is; 0 when it was
-        changed meanwhile."""
+    async def _take_over(self, topic: Topic, guard: Compare) -> int:
+        """Mark the topic as deleted by the controller. Returns the revision of its key, or 0 if it was changed
+        concurrently."""
         if topic.created_by is None and topic.state == DELETING:
             return topic.mod_revision
         key, writer = self._state.keys.topic(topic.name), new_writer_id(self._random)
@@ -290,7 +289,7 @@ class Controller:
         compares = [guard, Compare(key, mod_revision=topic.mod_revision)]
         put = Put(key, metadata_store.encode(document, writer))
         taken = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
-        await self._state.reached(taken.revision, self._scheduler)
+        await self._state.wait_for_revision(taken.revision, self._scheduler)
         if not taken.succeeded:
             return 0
         logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
@@ -299,21 +298,21 @@ class Controller:
     def _guard(self, term: ControllerState) -> Compare:
         return Compare(self._state.keys.controller, create_revision=term.epoch)
 
-    # For administrators
+    # ------------------------------------------------------------------ requests of administrators
 
     async def elect_preferred(self, name: str, index: int) -> PartitionState:
-        """Let a partition's preferred leader lead; its state then. Raises `UnknownTopicOrPartition`, `Unavailable`."""
+        """Elect the preferred leader. Returns the new state. Raises `UnknownTopicOrPartition`, `Unavailable`."""
         return await self._elect(name, index, None)
 
     async def elect_unclean(self, name: str, index: int, node_id: int) -> PartitionState:
-        """Let a broker lead that is not in sync, and give up what only in-sync brokers had. Raises `InvalidRequest`
-        where nothing has to be lost, `UnknownTopicOrPartition`, `Unavailable`."""
+        """Elect a leader that is not in sync; records that only in-sync replicas have are lost. Raises `InvalidRequest`
+        where no loss is necessary, `UnknownTopicOrPartition`, `Unavailable`."""
         return await self._elect(name, index, node_id)
 
     async def _elect(self, name: str, index: int, unclean_leader: int | None) -> PartitionState:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             session = self._session()
-            if session is None or not session.holds(self._clock.monotonic()):
+            if session is None or not session.is_valid(self._clock.monotonic()):
                 raise Unavailable("this broker has no session")
             topic = self._state.topics.get(name)
             if topic is None or not 0 <= index < len(topic.partitions):
@@ -328,14 +327,14 @@ class Controller:
                 return topic.partitions[index]
             guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
             done = await commit(self._store, self._state.keys, [change], guard, self._random)
-            await self._state.reached(done.revision, self._scheduler)
+            await self._state.wait_for_revision(done.revision, self._scheduler)
             if done.succeeded:
                 self._count([change])
                 level = logging.INFO if unclean_leader is None else logging.WARNING
                 known = fields(topic=name, partition=index, leader=change.after.leader, reason=change.reason)
                 logger.log(level, "leader elected on request", extra=known)
                 return change.after
-        raise ConcurrentChange(f"{name}-{index} is being changed by others")
+        raise ConcurrentChange(f"{name}-{index} was changed concurrently")
 
 
 def _has_moved(change: PartitionChange) -> bool:

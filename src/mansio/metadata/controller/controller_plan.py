@@ -1,18 +1,17 @@
-"""What a controller should do next, given what it sees. Pure: a view in, decisions out.
+"""Decisions of the controller: elections, removals from in-sync sets, fencing. Pure: a view in, a plan out.
 
-Owns every rule of who leads and who leaves an in-sync set. Nothing here waits, writes or remembers; a decision carries
-what it was made on (`Decision.required_sessions`), and becomes a transaction that fails when any of it is not so
-any more.
+All rules of leadership and in-sync sets are here. Nothing waits, writes or keeps state; a decision contains the
+sessions on which it relies (`PartitionChange.required_sessions`), and its transaction fails when one of them has
+changed.
 
-Always true of every decision on a partition:
-* a new leader is a member of the in-sync set and has a session; only `unclean_election` breaks this, and only when
-  told to;
-* a member leaves the set only when it is dead and another stays: what all members had, one still has;
-* where the leader changes, to nobody too, the leader epoch grows by one; where anything changes, the partition's.
+Invariants of each decision on a partition:
+* A new leader is a member of the in-sync set and has a session; only `unclean_election` violates this, on request.
+* A member is removed from the set only when it is dead and another one stays: what all members had, one still has.
+* When the leader changes, also to none, the leader epoch grows by one; with any change the partition epoch does.
 
-A broker is *dead* when it has no session and is not awaited any more (`FailureDetector` decides that). A leader
-whose session is not the one it was chosen in is gone, even if the broker is there again: what it had written
-without syncing may be lost, so it must not go on in the same leader epoch.
+A broker is *dead* when it has no session and is not expected back (`FailureDetector` decides that). A leader whose
+session is not the one in which it was elected is gone, even if the broker is back: records that it had written without
+a flush may be lost, so it must not continue in the same leader epoch.
 
 Sources: KIP-101, KIP-631, KIP-841, KIP-966.
 """
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 
 class ClusterView(NamedTuple):
-    """What a plan is made from; `MetadataImage` has all of it. `expected_back`: brokers without a session that are
-    not given up yet."""
+    """Input of a plan; `MetadataImage` has all of it. `expected_back`: offline brokers that are not declared dead."""
 
     brokers: Mapping[int, BrokerState]
     registrations: Mapping[int, Registration]
@@ -42,7 +40,7 @@ class ClusterView(NamedTuple):
     expected_back: frozenset[int] = frozenset()
 
     def epoch(self, node_id: int) -> int:
-        """0: it has no session."""
+        """The epoch of a broker's session; 0 without a session."""
         broker = self.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
@@ -54,13 +52,13 @@ class ClusterView(NamedTuple):
         return node_id in self.brokers and registration is not None and registration.state == ACTIVE
 
     def has_leader(self, partition: PartitionState) -> bool:
-        """Whether the leader is there, in the session it was chosen in."""
+        """Whether the leader has the session in which it was elected."""
         broker = self.brokers.get(partition.leader)
         return broker is not None and broker.epoch == partition.leader_broker_epoch
 
 
 class PartitionChange(NamedTuple):
-    """A partition's next state, over the one it was decided on."""
+    """The next state of a partition, and the state on which the decision is based."""
 
     topic_id: UUID
     partition: int
@@ -68,24 +66,24 @@ class PartitionChange(NamedTuple):
     after: PartitionState
     reason: str
     required_sessions: Mapping[int, int]
-    """Of each broker the decision depends on, the epoch of its session (0: none) as it was seen."""
+    """The epoch of the session (0: none) of each broker on which the decision relies."""
 
 
 class FenceBroker(NamedTuple):
-    """Give a broker up: it must register again."""
+    """Fence a broker: it must register again."""
 
     node_id: int
     mod_revision: int
 
 
 class CompleteDeletion(NamedTuple):
-    """Finish the deletion of a topic whose maker is gone: it was half made or half deleted."""
+    """Complete the deletion of a topic whose creator is gone: it was partly created or partly deleted."""
 
     topic: Topic
 
 
 class Plan(NamedTuple):
-    """Decisions, the most urgent first."""
+    """Decisions, the most urgent ones first."""
 
     changes: Sequence[PartitionChange]
     fences: Sequence[FenceBroker]
@@ -96,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def plan(view: ClusterView, *, balance: bool = False) -> Plan:
-    """Everything that is to be done now. With `balance`, leaderships also go back to the preferred leaders."""
+    """All decisions that are due. With `balance`, leaderships also return to the preferred leaders."""
     elections: list[PartitionChange] = []
     removals: list[PartitionChange] = []
     for topic in view.topics.values():
@@ -115,7 +113,7 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
 
 
 def transferable_leaderships(view: ClusterView, node_id: int) -> int:
-    """How many partitions a broker that is about to stop leads although another could."""
+    """Number of partitions that a stopping broker leads although another broker could."""
     return sum(
         1
         for partition in _live_partitions(view)
@@ -125,20 +123,23 @@ def transferable_leaderships(view: ClusterView, node_id: int) -> int:
 
 
 def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) -> PartitionChange:
-    """Let a broker lead that is not in sync: what only the others had is lost. For an administrator who said so.
+    """Elect a leader that is not in sync, on request of an administrator: records that only others have are lost.
 
-    Raises `InvalidRequest` where nothing has to be lost or the broker has no copy, `Unavailable` where it is not there.
+    Raises `InvalidRequest` where no loss is necessary or the broker is not a replica, `Unavailable` where it is
+    offline.
     """
     partition = topic.partitions[index]
     name = f"{topic.name}-{index}"
     if node_id not in partition.replicas:
-        raise InvalidRequest(f"{name}: broker {node_id} has no copy; {list(partition.replicas)} have")
+        raise InvalidRequest(
+            f"{name}: broker {node_id} is not a replica; the replicas are {list(partition.replicas)}"
+        )
     if view.has_leader(partition) or _candidate(view, partition) is not None:
         raise InvalidRequest(
-            f"{name} has a leader, or an in-sync broker that can lead: nothing has to be lost"
+            f"{name} has a leader, or an in-sync replica that can lead: no records have to be lost"
         )
     if not view.may_lead(node_id):
-        raise Unavailable(f"{name}: broker {node_id} is not there, or is stopping")
+        raise Unavailable(f"{name}: broker {node_id} is offline or stopping")
     required_sessions = {
         member: view.epoch(member) for member in (*partition.isr, partition.leader) if member >= 0
     }
@@ -148,21 +149,19 @@ def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) 
 
 
 def preferred_election(view: ClusterView, topic: Topic, index: int) -> PartitionChange | None:
-    """Let the preferred leader lead; None where it does. Raises `Unavailable` where it cannot."""
+    """Elect the preferred leader; None if it already leads. Raises `Unavailable` where it cannot lead."""
     partition = topic.partitions[index]
     if view.has_leader(partition) and partition.leader == partition.replicas[0]:
         return None
     change = _decide(view, topic.topic_id, index, partition, balance=True)
     if change is None or change.after.leader != partition.replicas[0]:
-        raise Unavailable(
-            f"{topic.name}-{index}: broker {partition.replicas[0]} is not in sync, or not there"
-        )
+        raise Unavailable(f"{topic.name}-{index}: broker {partition.replicas[0]} is not in sync or offline")
     return change
 
 
 def without_replica(partition: PartitionState, node_id: int) -> PartitionState:
-    """A partition whose copy on `node_id` is lost: out of the in-sync set, even as its last member. An empty set says
-    that no copy is known to have everything; only an unclean election goes on from there."""
+    """Remove a replica whose log is lost from the in-sync set, even if it is the last member. An empty set means
+    that no replica is known to be complete; only an unclean election continues from there."""
     in_sync = tuple(member for member in partition.isr if member != node_id)
     led = partition.leader == node_id
     return partition._replace(
@@ -182,7 +181,7 @@ def _live_partitions(view: ClusterView) -> Iterator[PartitionState]:
 def _decide(
     view: ClusterView, topic_id: UUID, index: int, partition: PartitionState, *, balance: bool
 ) -> PartitionChange | None:
-    """What is to change about one partition, if anything."""
+    """The change of one partition that is due, if any."""
     dead = [member for member in partition.isr if view.is_dead(member)]
     leader, reason = partition.leader, "in-sync member died"
     if view.has_leader(partition):
@@ -226,10 +225,10 @@ def _led_by(
 
 
 def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
-    """Who leads next: the first in-sync replica that may; one that is stopping is better than nobody."""
-    there = [member for member in _in_order(partition) if member in view.brokers]
+    """The next leader: the first in-sync replica that may lead; a stopping one is better than none."""
+    online = [member for member in _in_order(partition) if member in view.brokers]
     for state in (ACTIVE, DRAINING):
-        for member in there:
+        for member in online:
             registration = view.registrations.get(member)
             if registration is not None and registration.state == state:
                 return member
@@ -237,7 +236,7 @@ def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
 
 
 def _successor(view: ClusterView, partition: PartitionState) -> int:
-    """Who takes over from a leader that is there but should not be; itself, where nobody can."""
+    """The successor of a stopping leader; the leader itself where no other replica can lead."""
     return next((one for one in _in_order(partition) if view.may_lead(one)), partition.leader)
 
 
@@ -247,7 +246,7 @@ def _is_better(view: ClusterView, partition: PartitionState) -> bool:
 
 
 def _in_order(partition: PartitionState) -> list[int]:
-    """The in-sync members, the preferred leader first."""
+    """The in-sync replicas, the preferred leader first."""
     return [replica for replica in partition.replicas if replica in partition.isr]
 
 

@@ -29,17 +29,17 @@ from mansio.metadata.etcd.call_outcome import (
 )
 from mansio.metadata.etcd.config import target
 from mansio.metadata.etcd.messages import RANGE, STATUS, Method
-from mansio.metadata.etcd.single_flight import SingleFlight
 from mansio.metadata.etcd.versions import VersionSupport, version_support
 from mansio.metadata.metadata_store import FIRST_CLUSTER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from mansio.metadata.etcd.config import Certificates
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
 CALL_DEADLINE_S: Final = 1.0
@@ -78,6 +78,31 @@ def credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(
         certificates.ca, private_key=certificates.key, certificate_chain=certificates.certificate
     )
+
+
+class SingleFlight(Generic[T]):
+    """One run of a coroutine that all concurrent callers share.
+
+    While a run is in progress, no other one starts; a caller that is cancelled does not end it for the others; a caller
+    after its end starts a new run. So a hundred calls that wait for a dead endpoint wait as long as one.
+    """
+
+    __slots__ = ("_task",)
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+
+    async def run(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result, or the exception, of the run in progress; `begin` starts one if there is none."""
+        if self._task is None:
+            self._task = asyncio.create_task(begin())
+            self._task.add_done_callback(self._done)
+        return await asyncio.shield(self._task)
+
+    def _done(self, task: asyncio.Task[T]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # retrieved by the waiting callers, if any are left
 
 
 class Endpoint:

@@ -15,9 +15,15 @@ from mansio.errors import Unavailable
 from mansio.logs import fields
 from mansio.metadata.etcd import rpc_pb2 as rpc
 from mansio.metadata.etcd.call_outcome import EtcdUnsupported, EtcdWithoutUsers, Outcome
-from mansio.metadata.etcd.channel import CALL_DEADLINE_S, HAS_LEADER, CallFailed, Endpoint, Stream
+from mansio.metadata.etcd.channel import (
+    CALL_DEADLINE_S,
+    HAS_LEADER,
+    CallFailed,
+    Endpoint,
+    SingleFlight,
+    Stream,
+)
 from mansio.metadata.etcd.messages import AUTHENTICATE, STATUS
-from mansio.metadata.etcd.single_flight import SingleFlight
 from mansio.metadata.metadata_store import Ambiguous, StoreCounts
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from crc32c import crc32c
 
 from mansio.errors import MetadataCorrupt, StorageError
-from mansio.metadata.sqlite.wal import with_wal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -360,3 +359,63 @@ def migrate(database: sqlite3.Connection) -> None:
         sum(row[-1] for row in event_rows),
     )
     database.execute(UPDATE_STORE, totals.row())
+
+
+# ---------------------------------------------------------------------- write-ahead log
+
+_WAL_HEADER = struct.Struct(">8I")  # magic, version, page size, sequence, salts, checksums
+_WAL_FRAME = struct.Struct(">6I")  # page number, pages after a commit or 0, salts, checksums
+_WAL_MAGIC: Final = 0x377F0682  # the last bit: words are big-endian in checksums
+_WAL_VERSION: Final = 3_007_000
+_WAL_MASK: Final = 0xFFFFFFFF
+
+
+def with_wal(database: bytes, wal: bytes) -> bytes:
+    """The database file with all complete commits of its write-ahead log applied.
+
+    SQLite does this when it opens a file, but it needs disk space and cannot be prevented from writing the result back.
+    As in SQLite's recovery, the last applied commit is the last one whose frames are all complete.
+
+    Format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+    """
+    if len(wal) < _WAL_HEADER.size:
+        return database
+    magic, version, page_bytes, _, *rest = _WAL_HEADER.unpack_from(wal)
+    salts, found = tuple(rest[:2]), tuple(rest[2:])
+    order = ">" if magic & 1 else "<"
+    sums = _wal_checksum(order, wal[:24], (0, 0))
+    if magic | 1 != _WAL_MAGIC | 1 or version != _WAL_VERSION or sums != found:
+        return database
+    if page_bytes < 512 or page_bytes & (page_bytes - 1) or page_bytes > 65536:
+        return database
+    pages: dict[int, bytes] = {}
+    committed: dict[int, bytes] = {}
+    page_count = 0
+    position = _WAL_HEADER.size
+    while position + _WAL_FRAME.size + page_bytes <= len(wal):
+        number, after_commit, first_salt, second_salt, *found_sums = _WAL_FRAME.unpack_from(wal, position)
+        page = wal[position + _WAL_FRAME.size : position + _WAL_FRAME.size + page_bytes]
+        sums = _wal_checksum(order, page, _wal_checksum(order, wal[position : position + 8], sums))
+        if (first_salt, second_salt) != salts or not number or sums != tuple(found_sums):
+            break
+        pages[number] = page
+        if after_commit:
+            committed, page_count = dict(pages), after_commit
+        position += _WAL_FRAME.size + page_bytes
+    if not page_count:
+        return database
+    merged = bytearray(database.ljust(page_count * page_bytes, b"\0")[: page_count * page_bytes])
+    for number, page in committed.items():
+        if number <= page_count:
+            merged[(number - 1) * page_bytes : number * page_bytes] = page
+    return bytes(merged)
+
+
+def _wal_checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Running checksum over pairs of 32-bit words."""
+    first, second = sums
+    words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
+    for left, right in zip(words, words, strict=True):
+        first = (first + left + second) & _WAL_MASK
+        second = (second + right + first) & _WAL_MASK
+    return first, second

@@ -1,9 +1,11 @@
-"""Who gets which partition: assignors, pure functions from members and topics to a target for everybody.
+"""Assignors: pure functions from members and topics to a target assignment for each member.
 
-Owns the seam that assignors plug into, and the two there are: `uniform` and `range`. Others come as entry points.
+Built in are `uniform` and `range`; others are installed as entry points. Share groups use `simple`.
 
-Always true of a result: every partition that anybody subscribes to has exactly one owner, who subscribes to its topic;
-the same input gives the same result, in whatever order it is given; what need not move does not move.
+Invariants of a result:
+* Every partition to which any member subscribes has exactly one owner, who subscribes to its topic.
+* Equal input in any order gives an equal result.
+* Partitions that need not move do not move.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 TopicPartition = tuple[bytes, int]
-"""A partition: the 16 bytes of its topic's id, and its index."""
+"""A partition: the 16 bytes of the topic id, and the partition index."""
 
 
 class MemberSpec(NamedTuple):
-    """One member as an assignor sees it. `topics`: the ids it subscribes to; `assigned`: its target so far."""
+    """Input for one member. `topics`: ids of subscribed topics; `assigned`: its current target."""
 
     member_id: str
     instance_id: str | None
@@ -27,11 +29,11 @@ class MemberSpec(NamedTuple):
 
 
 class Assignor(Protocol):
-    """`name` is what a client asks for (`group.remote.assignor`)."""
+    """An assignor. Clients select it by `name` (`group.remote.assignor`)."""
 
     name: str
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
     ) -> Mapping[str, Collection[TopicPartition]]:
-        """The target of every member, by its id, in any order; `partitions`: topic id -> how many there are."""
+        """The target of every member by its id, in any order; `partitions`: topic id -> number of partitions."""

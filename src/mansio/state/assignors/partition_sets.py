@@ -1,8 +1,4 @@
-"""The set of all partitions of some topics. A group needs the same one again and again while its members come, and to
-make one of 10,000 takes longer than the rest of an assignment.
-
-Always true: no more than 4 sets of `CACHED_PARTITIONS_MAX` are kept.
-"""
+"""Cached sets of all partitions of some topics."""
 
 from __future__ import annotations
 
@@ -15,14 +11,18 @@ if TYPE_CHECKING:
     from mansio.state.assignors import TopicPartition
 
 CACHED_PARTITIONS_MAX: Final = 20_000
-"""A set of more is made anew each time. One of so many takes 3 MB."""
+"""Larger sets are not cached. A set of this size takes 3 MB."""
 
 
 def all_partitions(topics: Iterable[bytes], partitions: Mapping[bytes, int]) -> frozenset[TopicPartition]:
-    """All there are; `partitions`: topic id -> how many."""
+    """The set of all partitions of some topics; `partitions`: topic id -> number of partitions.
+
+    A group needs the same set repeatedly while its members join, and building one of 10,000 takes longer than the
+    remaining assignment: the last 4 sets are cached.
+    """
     counts = tuple((topic, partitions.get(topic, 0)) for topic in sorted(topics))
-    few = sum(count for _, count in counts) <= CACHED_PARTITIONS_MAX
-    return _cached(counts) if few else _build(counts)
+    is_small = sum(count for _, count in counts) <= CACHED_PARTITIONS_MAX
+    return _cached(counts) if is_small else _build(counts)
 
 
 def _build(counts: Sequence[tuple[bytes, int]]) -> frozenset[TopicPartition]:

@@ -45,7 +45,6 @@ from mansio.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from mansio.state.classic_group.join_phase import JoinPhase
 from mansio.state.classic_group.members import GroupMembers, park_sync, take_sync_waiter
 from mansio.state.classic_group.types import (
     TRANSITIONS,
@@ -71,6 +70,58 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """How long a member that has no generation yet may wait for one: nobody can tell whether its client lives."""
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
+
+
+class JoinPhase:
+    """Deadline of the join phase of one group; infinity outside of a join phase.
+
+    A rebalance ends when all known members have joined, or when the longest rebalance timeout has passed (KIP-62). The
+    first rebalance of an empty group has no known members: it lasts for the initial delay, and for another delay while
+    members join, but no longer than that timeout in total (KIP-134).
+    """
+
+    __slots__ = ("_has_new_member", "_initial_delay_ms", "_remaining_ms", "deadline_ms")
+
+    def __init__(self, initial_delay_ms: float) -> None:
+        self.deadline_ms = math.inf
+        self._initial_delay_ms = initial_delay_ms
+        self._remaining_ms: float | None = None  # in the initial delay: how much it may still be extended
+        self._has_new_member = False
+
+    def begin(self, now_ms: float, timeout_ms: int) -> None:
+        """Start a join phase with known members."""
+        self._remaining_ms = None
+        self.deadline_ms = now_ms + timeout_ms
+
+    def begin_from_empty(self, now_ms: float, timeout_ms: int) -> None:
+        """Start the join phase of a group that was empty."""
+        self._remaining_ms = max(timeout_ms - self._initial_delay_ms, 0)
+        self._has_new_member = False
+        self.deadline_ms = now_ms + int(self._initial_delay_ms)
+
+    @property
+    def awaits_new_members(self) -> bool:
+        """Whether new members are awaited: the phase does not end when all known members have joined."""
+        return self._remaining_ms is not None
+
+    def member_joined(self) -> None:
+        """Record a new member: more may follow."""
+        self._has_new_member = True
+
+    def extended(self, now_ms: float) -> bool:
+        """At the deadline: extend the initial delay if members joined meanwhile. Returns whether it was extended."""
+        if not self._remaining_ms or not self._has_new_member:
+            return False
+        delay_ms = min(self._initial_delay_ms, self._remaining_ms)
+        self._remaining_ms -= delay_ms
+        self._has_new_member = False
+        self.deadline_ms = now_ms + delay_ms
+        return True
+
+    def end(self) -> None:
+        """End the phase."""
+        self._remaining_ms = None
+        self.deadline_ms = math.inf
 
 
 class ClassicGroup:

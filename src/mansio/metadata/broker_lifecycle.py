@@ -1,15 +1,15 @@
-"""This broker's place in the cluster: registered under a session, lost, registered again, handed over, left.
+"""Life cycle of this broker in the cluster: registration, loss of the session, draining and shutdown.
 
-Owns the broker's session and registration keys, and the order of steps: wait until no session stands under this
-node's number (none is ever taken over: two processes with one number must not both believe they are it); leave the
-in-sync sets of partitions whose log is lost; only then put the session, with a lease, and with it the registration.
-A session that ended is followed by another with a new epoch: nothing of the old one goes on. There is none any more
-once the view of the metadata has failed.
+Writes the session and registration keys of the broker, in this order: wait until no session exists under this node id
+(a session is never taken over: two processes with the same node id must not both act as that broker); leave the in-sync
+sets of partitions whose log is lost; only then write the session, with a lease, and the registration. A session that
+ended is followed by one with a new epoch: nothing continues in the old one. After the metadata image has failed
+there is no further session.
 
-Always true: `session` is None or the one this process registered last; what it may do is for `Session.holds` to say.
-Somebody else keeps the lease alive (`kept` is the session to keep) and tells of its end (`lost`).
+Invariant: `session` is None or the last one that this process registered; `Session.is_valid` decides whether the broker
+may act with it. Another component keeps the lease alive (`kept` is the session to keep) and reports its end (`lost`).
 
-Everything here runs on the broker's loop.
+All methods are to be called on the broker's loop.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from mansio.metadata.controller.controller_plan import (
     transferable_leaderships,
     without_replica,
 )
-from mansio.metadata.lifecycle.session import Session
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
 from mansio.metadata.model import ACTIVE, DRAINING
+from mansio.metadata.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ WARNING_INTERVAL_S: Final = 10.0
 
 
 class _OtherSession(NamedTuple):
-    """Whose session stands under this node's number, and since when it was seen."""
+    """Another session under this node id, and the time at which it was first seen."""
 
     run: str
     host: str
@@ -55,7 +55,7 @@ class _OtherSession(NamedTuple):
 
 
 class BrokerLifecycle:
-    """See the module. Make it, `register`, keep `kept` alive; at the end `transfer_leaderships`, then `leave`."""
+    """Call `register`, keep the lease of `kept` alive; at the end `transfer_leaderships`, then `leave`."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class BrokerLifecycle:
         rack: str | None,
         lost_logs: Callable[[], Iterable[tuple[UUID, int]]] = tuple,
     ) -> None:
-        """`host` and `port` are what clients and other brokers are told. `lost_logs`: the partitions (topic id, index)
-        whose log here cannot vouch for what this broker once confirmed; asked before each registration."""
+        """`host` and `port` are advertised to clients and other brokers. `lost_logs`: the partitions (topic id, index)
+        whose local log may lack records that this broker acknowledged; called before each registration."""
         self._store = store
         self._leases = leases
         self._state = state
@@ -90,7 +90,7 @@ class BrokerLifecycle:
         self._warned_at = float("-inf")
         self._other: _OtherSession | None = None
         self.sessions_lost = 0
-        """How many ended although this broker wanted to go on."""
+        """Number of sessions that ended unintentionally."""
         self.session: Session | None = None
         self.kept: Session | None = None
         state.on_broker_change(self._broker_changed)
@@ -100,22 +100,22 @@ class BrokerLifecycle:
         """The broker epoch; 0 while there is no session."""
         return 0 if self.session is None else self.session.epoch
 
-    def holds(self) -> bool:
-        """Whether this broker may act as its session now: confirm, decide, change metadata."""
-        return self.session is not None and self.session.holds(self._clock.monotonic())
+    def is_session_valid(self) -> bool:
+        """Whether this broker may act with its session now: acknowledge, decide, change metadata."""
+        return self.session is not None and self.session.is_valid(self._clock.monotonic())
 
     def on_session(self, callback: Callable[[Session | None], None]) -> None:
-        """Call `callback` with each new session, and with None when there is none any more, on the loop."""
+        """Call `callback` on the loop with each new session, and with None when the session has ended."""
         self._callbacks.append(callback)
 
-    # Registering
+    # ------------------------------------------------------------------ registration
 
     async def register(self, other_s_max: float | None = None) -> Session:
-        """Return when this broker is registered and its own view shows it. Tries on while the store does not answer
-        and while another session stands under this node's number; says so every ten seconds.
+        """Return when this broker is registered and its image contains that. Retries while the store is unavailable and
+        while another session exists under this node id; logs a warning every ten seconds.
 
-        `other_s_max`: raise `ConfigError` when the same session has stood there for so long, with the store answering
-        all the time: somebody else keeps it alive. None: wait for its end however long that takes."""
+        `other_s_max`: raise `ConfigError` when the same other session has existed for this time while the store was
+        available: another process keeps it alive. None: wait without a limit."""
         while True:
             if self._state.failure is not None:
                 raise self._state.failure
@@ -124,7 +124,7 @@ class BrokerLifecycle:
                 session = await self._register()
             except Unavailable as error:
                 self._other = None
-                if self.session is not None:  # registered, but the view does not follow the store any more
+                if self.session is not None:  # registered, but the image has failed
                     raise
                 self._warn("not registered yet", reason=error.message)
                 session = None
@@ -142,7 +142,7 @@ class BrokerLifecycle:
                 self._other = _OtherSession(
                     other["run"], other["host"], other["port"], self._clock.monotonic()
                 )
-            self._warn("another session under this node's number", host=other["host"], port=other["port"])
+            self._warn("another session under this node id", host=other["host"], port=other["port"])
             return None
         self._other = None
         await self._leave_isrs()
@@ -162,19 +162,19 @@ class BrokerLifecycle:
         logger.info("broker registered", extra=fields(node=self._node_id, epoch=epoch, ttl_s=self._ttl_s))
         for callback in self._callbacks:
             callback(session)
-        await self._state.reached(epoch, self._scheduler)
+        await self._state.wait_for_revision(epoch, self._scheduler)
         return session
 
     def _refuse_other(self, s_max: float | None) -> None:
         other = self._other
         if s_max is not None and other is not None and self._clock.monotonic() - other.since >= s_max:
             raise ConfigError(
-                f"node_id: broker {self._node_id} runs already, at {other.host}:{other.port}; each broker of a cluster "
-                f"needs a number of its own"
+                f"node_id: broker {self._node_id} is already running at {other.host}:{other.port}; each broker of a "
+                f"cluster needs its own node_id"
             )
 
     async def _put_session(self, session: Session) -> int:
-        """The epoch, or 0 when another was first."""
+        """The epoch, or 0 if another process was first."""
         keys, writer = self._state.keys, new_writer_id(self._random)
         registration = keys.registration(self._node_id)
         found = await self._store.get(registration)
@@ -191,14 +191,14 @@ class BrokerLifecycle:
         return done.revision if done.succeeded else 0
 
     async def _leave_isrs(self) -> None:
-        """While this node has no session nobody can add it again, so what is left behind stays so."""
+        """While this node has no session no leader can add it to an in-sync set again."""
         listing = await self._store.list(self._state.keys.format)
-        await self._state.reached(listing.revision, self._scheduler)
-        left = [change for place in self._lost_logs() if (change := self._isr_removal(*place, 0)) is not None]
+        await self._state.wait_for_revision(listing.revision, self._scheduler)
+        left = [change for lost in self._lost_logs() if (change := self._isr_removal(*lost, 0)) is not None]
         for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
             done = await transactions.commit(self._store, self._state.keys, batch, None, self._random)
             if not done.succeeded:
-                raise ConcurrentChange("partitions with a lost log are being changed by others")
+                raise ConcurrentChange("partitions with a lost log were changed concurrently")
         if left:
             logger.warning(
                 "left the in-sync sets of partitions whose log is lost", extra=fields(partitions=len(left))
@@ -214,27 +214,29 @@ class BrokerLifecycle:
         after = without_replica(before, self._node_id)
         return PartitionChange(topic_id, index, before, after, "log is lost", {self._node_id: epoch})
 
-    async def give_up(self, places: Iterable[tuple[UUID, int]]) -> int:
-        """Leave leadership and in-sync set of partitions (topic id, index) whose log failed while the broker runs, as
-        far as another is in sync; the controller has one of those lead. How many. Raises `Unavailable`."""
+    async def give_up(self, partitions: Iterable[tuple[UUID, int]]) -> int:
+        """Leave leadership and in-sync set of partitions (topic id, index) whose log failed at run time, where another
+        replica is in sync; the controller elects one of those. Returns the number of partitions. Raises `Unavailable`.
+        """
         session = self.session
         if session is None:
             return 0
-        found = [self._isr_removal(topic_id, index, session.epoch) for topic_id, index in places]
+        found = [self._isr_removal(topic_id, index, session.epoch) for topic_id, index in partitions]
         left = [one for one in found if one is not None and one.after.isr]
         guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
         for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
             done = await transactions.commit(self._store, self._state.keys, batch, guard, self._random)
             if not done.succeeded:
-                raise ConcurrentChange("partitions with a failed log are being changed by others")
+                raise ConcurrentChange("partitions with a failed log were changed concurrently")
         if left:
             logger.warning("gave up partitions whose log failed", extra=fields(partitions=len(left)))
         return len(left)
 
-    # Losing
+    # ------------------------------------------------------------------ loss of the session
 
     def lost(self, session: Session) -> None:
-        """The store says that this session's lease is no more. Harmless when it is not the one in use."""
+        """Handle the end of the lease of a session, as reported by the store. No effect if it is not the current
+        one."""
         session.end()
         if session is not self.session:
             return
@@ -247,11 +249,11 @@ class BrokerLifecycle:
             self._scheduler.spawn(self._register_again(), name="register again")
 
     async def _register_again(self) -> None:
-        """Whatever the store says: a broker that took part, and is told to do so, does not stop trying."""
+        """Retry whatever the error is: a broker that was a member of the cluster tries until it is stopped."""
         while not self._leaving:
             try:
                 await self.register()
-            except Unavailable:  # the broker stops, or is registered and its view does not follow
+            except Unavailable:  # the broker is stopping, or is registered and its image has failed
                 return
             except MansioError as error:
                 self._warn("not registered yet", reason=error.message)
@@ -266,12 +268,12 @@ class BrokerLifecycle:
         if change.after is None and change.before.epoch == session.epoch:
             self.lost(session)
 
-    # Leaving
+    # ------------------------------------------------------------------ draining and shutdown
 
     async def transfer_leaderships(self, within_ms: float) -> int:
-        """Ask for no more leaderships and wait until others have taken those they can, at most `within_ms` (and what
-        one transaction takes). Keep serving meanwhile. How many partitions others could lead and do not yet; 0 when
-        all went well."""
+        """Start to drain and wait until other brokers lead all partitions that they can lead, at most `within_ms` (plus
+        one transaction). The broker continues to serve requests. Returns the number of partitions that others could
+        lead and do not yet lead; 0 on success."""
         session = self.session
         if session is None:
             return 0
@@ -280,23 +282,21 @@ class BrokerLifecycle:
             await self._drain(session)
             while (left := self._transferable()) and session is self.session:
                 if (remaining_s := deadline - self._clock.monotonic()) <= 0:
-                    logger.warning("leaderships not handed over in time", extra=fields(partitions=left))
+                    logger.warning("leaderships not transferred in time", extra=fields(partitions=left))
                     return left
                 await self._scheduler.sleep(min(remaining_s * 1000, RETRY_MS / 10))
         except MansioError as error:
-            logger.warning("leaderships not handed over", extra=fields(reason=error.message))
+            logger.warning("leaderships not transferred", extra=fields(reason=error.message))
         return self._transferable()
 
     async def announce_shutdown(self) -> None:
-        """Ask for no more leaderships and wait for nothing: who has said that it goes is not awaited when its session
-        has ended. Where that cannot be said, others wait for as long as a lease may last."""
+        """Start to drain without waiting: a broker that announced its end is not expected back after its session. If
+        the announcement fails, the controller waits for the time of a lease."""
         try:
             if self.session is not None:
                 await self._drain(self.session)
         except MansioError as error:
-            logger.warning(
-                "the end of the session could not be announced", extra=fields(reason=error.message)
-            )
+            logger.warning("shutdown could not be announced", extra=fields(reason=error.message))
 
     async def _drain(self, session: Session) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
@@ -309,10 +309,10 @@ class BrokerLifecycle:
         put = Put(key, metadata_store.encode({"state": DRAINING}, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         if not done.succeeded:
-            raise ConcurrentChange("the registration was changed by another")
+            raise ConcurrentChange("the registration was changed concurrently")
 
     def _transferable(self) -> int:
-        """How many partitions others could lead; also those that they cannot while the view does not show the drain."""
+        """Number of partitions that others could lead; before the image contains the drain, also those they cannot."""
         state = self._state
         registration = state.registrations.get(self._node_id)
         if registration is None or registration.state != DRAINING:
@@ -326,8 +326,8 @@ class BrokerLifecycle:
         return transferable_leaderships(view, self._node_id)
 
     async def leave(self) -> None:
-        """End the session; nothing may be confirmed after this. The store hears of it if it answers, and otherwise
-        finds out when the lease ends."""
+        """End the session; nothing may be acknowledged after this. If the store is unavailable, the session ends
+        with its lease."""
         self._leaving = True
         session = self.session
         self.session = None
@@ -344,7 +344,7 @@ class BrokerLifecycle:
         try:
             await self._leases.revoke(session.lease)
         except Unavailable as error:
-            logger.warning("lease not given back; it ends by itself", extra=fields(reason=error.message))
+            logger.warning("lease not revoked; it expires by itself", extra=fields(reason=error.message))
 
     def _warn(self, event: str, **known: Any) -> None:
         now = self._clock.monotonic()

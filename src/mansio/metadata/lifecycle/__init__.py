@@ -1,1 +1,0 @@
-"""Registration of this broker in the cluster: cluster id, session, re-registration."""
