@@ -1,4 +1,4 @@
-"""Share group administration: members, offsets, leases, dead letters; available as `client.admin.shares`.
+"""Share group administration: members, offsets, leases, dead-lettered records; available as `client.admin.shares`.
 
 Members and offsets come from the group's coordinator (KIP-932); leases and redrives use Mansio's own requests to the
 partition leaders.

@@ -48,7 +48,7 @@ class Waiter(Protocol):
 
 
 class Batch:
-    """Records of one partition that are stored or refused together.
+    """Batch of records of one partition, stored or refused as a whole.
 
     Stored as columns, because most records have only a value: this avoids one object per record.
     """
