@@ -1,18 +1,16 @@
-"""Idempotent producers: who has written what, so that a batch sent twice is stored once.
+"""Producer state of one partition (Kafka `ProducerStateManager`): detects batches that are sent twice.
 
-One `ProducerTable` belongs to one partition. It remembers, per producer id, the epoch and the last five
-batches (a Java producer has at most five requests in flight: KIP-98), and answers one question before an
-append: is this batch the next one, a repeat, or out of order?
+A `ProducerTable` stores, per producer id, the epoch and the last five batches (a Java producer has at most five
+requests in flight: KIP-98), and decides before an append whether a batch is the next one, a duplicate, or out of order.
 
-Always true:
-* The table is a view of the log. Replaying the headers of all batches through `record` rebuilds it; a
-  snapshot (`to_bytes`) saves that time, never data.
+Invariants:
+* The table is a view of the log. Replaying the headers of all batches through `record` rebuilds it; a snapshot
+  (`to_bytes`) saves that time, never data.
 * `check` changes nothing. Only `record`, called after the append, does.
-* A producer this table does not know may start at any sequence (KIP-360, as Kafka since 2.5): retention may
-  have removed its batches. What that costs is named here: the table forgets a producer after `expiration_ms`
-  without a batch, or when it is the oldest of more than `producers_max`; a repeat from before that is not
-  recognised.
-* Producers stand in the order of their last batch, so expiry and eviction look only at those that go.
+* An unknown producer may start at any sequence (KIP-360, as Kafka since 2.5): retention may have removed its batches.
+  Consequence: a producer expires after `expiration_ms` without a batch, or when it is the oldest of more than
+  `producers_max`; a duplicate from before that is not detected.
+* Producers are ordered by their last batch, so that expiry and eviction only read those that they remove.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _CHECKSUM = struct.Struct(">I")
 
 
 class Duplicate(NamedTuple):
-    """The batch is in the log already: answer with where it is, and append nothing."""
+    """The batch is in the log already: respond with its offset, and append nothing."""
 
     base_offset: int
     last_offset: int
@@ -60,8 +58,7 @@ class BatchMetadata(NamedTuple):
 
 
 class Producer:
-    """What a partition knows about one producer id. `batches` is oldest first, at most five, all of
-    `epoch`."""
+    """State of one producer id. `batches` is oldest first, at most five, all of `epoch`."""
 
     __slots__ = ("batches", "epoch", "last_seen_ms")
 
@@ -86,22 +83,22 @@ class ProducerTable:
     ) -> None:
         self.expiration_ms = expiration_ms
         self.producers_max = producers_max
-        self.evicted = 0  # producers dropped before their time, because there were too many: worth a metric
+        self.evicted = 0  # producers evicted because there were too many
         self._producers: dict[int, Producer] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def get(self, producer_id: int) -> Producer | None:
-        """What is known about a producer; callers read it and do not change it."""
+        """The state of a producer; read-only for callers."""
         return self._producers.get(producer_id)
 
     def items(self) -> Iterable[tuple[int, Producer]]:
-        """All producers by id, the one that was quiet longest first; to be read, not changed."""
+        """All producers by id, least recently active first; read-only."""
         return self._producers.items()
 
     def retained_batch_offsets(self) -> frozenset[int]:
-        """The base offsets of all batches that are remembered: a log from which they go cannot rebuild the table."""
+        """The base offsets of all stored batches: a log without them cannot rebuild the table."""
         return frozenset(
             batch.base_offset for producer in self._producers.values() for batch in producer.batches
         )
@@ -109,8 +106,8 @@ class ProducerTable:
     def check(self, header: BatchHeader) -> Duplicate | None:
         """Whether a client's batch may be appended: None if so, `Duplicate` if the log has it already.
 
-        Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer
-        instance of the producer) and `OutOfOrderSequence` (a gap, or a repeat too old to be recognised).
+        Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer instance of
+        the producer) and `OutOfOrderSequence` (a gap, or a duplicate too old to be detected).
         """
         if header.producer_id < 0:
             return None
@@ -140,23 +137,23 @@ class ProducerTable:
         return None
 
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """Remember a batch that was appended at `base_offset` (also: that a replay has read there).
+        """Record a batch that was appended at `base_offset`, or that a replay has read there.
 
-        Nothing is checked: what is in the log is true. `now_ms` starts the producer's expiry anew; it is the
-        broker's time, because a client's clock must not decide how long we remember it.
+        Nothing is checked: the log is authoritative. `now_ms` restarts the producer's expiry; it is the broker's time,
+        because a client's clock must not control how long its state is kept.
         """
         if header.producer_id < 0:
             return
         producer = self._producers.pop(header.producer_id, None)
         if producer is None:
             producer = Producer(header.producer_epoch, now_ms)
-        self._producers[header.producer_id] = producer  # now the youngest
+        self._producers[header.producer_id] = producer  # now the most recent
         producer.last_seen_ms = now_ms
         if producer.epoch != header.producer_epoch:
             producer.epoch = header.producer_epoch
             producer.batches.clear()
         if header.is_control:
-            return  # a transaction marker carries an epoch, but no sequence
+            return  # a transaction marker has an epoch, but no sequence
         batches = producer.batches
         if len(batches) == BATCHES_RETAINED:
             del batches[0]
@@ -174,12 +171,13 @@ class ProducerTable:
             self.evicted += 1
 
     def replay(self, headers: Iterable[BatchHeader], now_ms: int) -> None:
-        """Record the batches of a log, whose headers carry their real base offsets."""
+        """Record the batches of a log, whose headers contain their real base offsets."""
         for header in headers:
             self.record(header, header.base_offset, now_ms)
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers without a batch for `expiration_ms`; says how many. Call it every few minutes."""
+        """Remove producers without a batch for `expiration_ms`; returns their number. To be called every few
+        minutes."""
         gone: list[int] = []
         for producer_id, producer in self._producers.items():
             if now_ms - producer.last_seen_ms < self.expiration_ms:
@@ -190,7 +188,7 @@ class ProducerTable:
         return len(gone)
 
     def to_bytes(self, end_offset: int) -> bytes:
-        """A snapshot of the table as it is when every batch below `end_offset` has been recorded."""
+        """A snapshot of the table as of all batches below `end_offset`."""
         pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]
         for producer_id, producer in self._producers.items():
             pieces.append(
@@ -210,8 +208,7 @@ class ProducerTable:
     ) -> tuple[ProducerTable, int]:
         """Read a snapshot: the table, and the offset from which to replay the log's headers into it.
 
-        Raises `CorruptLog` if the bytes are not a whole snapshot; the caller then replays from the log's
-        start.
+        Raises `CorruptLog` if the bytes are not a whole snapshot; the caller then replays from the log start.
         """
         if len(data) < _HEAD.size + _CHECKSUM.size:
             raise CorruptLog("producer snapshot: too short")
@@ -235,7 +232,8 @@ class ProducerTable:
 
 
 def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
-    """A batch whose epoch is not the producer's current one: older is fenced, newer starts at sequence 0."""
+    """Check a batch whose epoch is not the producer's current one: an older epoch is fenced, a newer one starts at
+    sequence 0."""
     if header.producer_epoch < producer.epoch:
         raise InvalidProducerEpoch(
             f"producer {header.producer_id} has epoch {producer.epoch}, the batch has {header.producer_epoch}"

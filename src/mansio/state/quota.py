@@ -1,16 +1,16 @@
-"""Byte-rate quotas: whose quota a client falls under, and how long one that took too much has to pause.
+"""Byte-rate quotas: which quota applies to a client, and the throttle time of a client that exceeds it.
 
-Every quota in use is a bucket of bytes. It fills at the quota's rate up to what `burst_ms` brings, every request takes
-its bytes out, and a request may take more than there is: the client then pauses until the debt is paid (KIP-219: it is
-answered at once, with the time to pause). A client that was quiet may thus take up to `burst_ms` worth at once, as much
-as Kafka lets through with its windows (`quota.window.num` - 1 of `quota.window.size.seconds`); but where Kafka forgets
-a burst as soon as it has left the last window, a bucket never does, so the rate holds however the requests come.
+Every quota in use is a token bucket of bytes. It fills at the quota's rate up to `burst_ms` worth; every request takes
+its bytes out, and may take more than there is: the client is then throttled until the debt is paid (KIP-219: it is
+answered at once, with the throttle time). An idle client may thus send `burst_ms` worth at once, as much as Kafka
+allows with its windows (`quota.window.num` - 1 of `quota.window.size.seconds`); but while Kafka forgets a burst that
+has left the last window, a bucket does not, so the rate holds whatever the timing of requests.
 
-Always true:
-* Of a client that keeps its pauses, no stretch of time carries more than rate x time + one burst + one request; one
-  that always has something gets all of its rate.
-* At most `buckets_max` buckets are kept. A full one says nothing that a new one does not, so it is forgotten when
-  others come; if none is full, the one that was idle longest goes, and its debt with it.
+Invariants:
+* For a client that respects its throttle times, no time range carries more than rate x time + one burst + one request;
+  one that always has data gets its full rate. A client that ignores throttle_time_ms is charged for the remainder.
+* At most `buckets_max` buckets are kept. A full one is equivalent to a new one, so it is evicted first; if none is
+  full, the least recently used is evicted together with its debt.
 
 Sources: KIP-13, KIP-55 (which quota applies), KIP-219, KIP-546.
 """
@@ -28,48 +28,49 @@ PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 
 THROTTLE_MS_MAX: Final = 60 * 60 * 1000
-"""No client is told to pause for longer; what is then still owed counts against its next request."""
+"""Upper bound of a throttle time; a remaining debt counts against the next request."""
 
 DEFAULT_BURST_MS: Final = 10_000
 DEFAULT_BUCKETS_MAX: Final = 10_000
 
 NAME_CHARACTERS_MAX: Final = 255
-"""Client ids that agree in so many characters share a bucket."""
+"""Client ids that are equal in their first characters, up to this length, share a bucket."""
 
 EVICTION_SCAN_MAX: Final = 2
-"""So many of the longest idle buckets are looked at when a new one comes: they can go faster than they come."""
+"""Number of least recently used buckets checked per new one: they can be evicted faster than they are created."""
 
 
 class Part(Enum):
-    """What stands for a name that is not one."""
+    """Placeholders for an entity's name."""
 
     DEFAULT = "default"
-    """Everybody of this kind who has no quota of their own."""
+    """All clients of this kind without a quota of their own."""
     ABSENT = "absent"
-    """The quota says nothing about this kind."""
+    """The quota does not depend on this kind."""
 
 
 Name = str | Part
 
 
 class Entity(NamedTuple):
-    """Whom a quota is for; one of the two at least is not ABSENT."""
+    """The entity of a quota; at least one of the two is not ABSENT."""
 
     user: Name = Part.ABSENT
     client_id: Name = Part.ABSENT
 
 
 class Scope(NamedTuple):
-    """Who shares one bucket: None where it does not matter."""
+    """The clients that share one bucket: None where the name is irrelevant."""
 
     user: str | None
     client_id: str | None
 
 
 def rate_for(rates: Mapping[Entity, float], user: str, client_id: str) -> tuple[Scope, float] | None:
-    """The quota a client falls under, in bytes/s, and with whom it shares that; None if there is none.
+    """The quota of a client in bytes/s and the scope that shares it; None if there is none.
 
-    The most special one counts: a user's before anybody's, and of each first what also names the client id (KIP-55).
+    The most specific quota applies: a user's before the default, and of each first the one that also names the client
+    id (KIP-55).
     """
     for who in (user, Part.DEFAULT):
         for client in (client_id, Part.DEFAULT):
@@ -84,7 +85,7 @@ def rate_for(rates: Mapping[Entity, float], user: str, client_id: str) -> tuple[
 
 
 class TokenBucket:
-    """The bytes somebody may still take; below zero is what they owe. Times are monotonic seconds."""
+    """Bytes that may still be taken; a negative value is a debt. Times are monotonic seconds."""
 
     __slots__ = ("_at", "_credit", "capacity", "rate")
 
@@ -95,14 +96,14 @@ class TokenBucket:
         self._at = now
 
     def change_rate(self, rate: float, burst_ms: int, now: float) -> None:
-        """Another quota from now on; a debt stays, in bytes."""
+        """Change the rate; a debt stays, in bytes."""
         self._fill(now)
         self.rate = rate
         self.capacity = rate * burst_ms / 1000
         self._credit = min(self._credit, self.capacity)
 
     def take(self, size_bytes: int, now: float) -> int:
-        """Take so many bytes; how long to pause, in ms (0: not at all)."""
+        """Take bytes; returns the throttle time in ms (0: none)."""
         self._fill(now)
         self._credit -= size_bytes
         if self._credit >= 0:
@@ -110,7 +111,7 @@ class TokenBucket:
         return min(ceil(-self._credit / self.rate * 1000), THROTTLE_MS_MAX)
 
     def is_full(self, now: float) -> bool:
-        """Whether it is as good as a new one."""
+        """Whether the bucket is equivalent to a new one."""
         self._fill(now)
         return self._credit >= self.capacity
 
@@ -121,7 +122,7 @@ class TokenBucket:
 
 
 class RateLimiter:
-    """The quotas of one kind (bytes written, or bytes read), and how far everybody has used theirs."""
+    """The quotas of one kind (bytes written, or bytes read) and their buckets."""
 
     __slots__ = ("_buckets", "_buckets_max", "_burst_ms", "_rates")
 
@@ -129,25 +130,25 @@ class RateLimiter:
         self._rates: dict[Entity, float] = {}
         self._burst_ms = burst_ms
         self._buckets_max = buckets_max
-        self._buckets: dict[Scope, TokenBucket] = {}  # the one that was idle longest first
+        self._buckets: dict[Scope, TokenBucket] = {}  # least recently used first
 
     def __len__(self) -> int:
-        """How many buckets there are."""
+        """Number of buckets."""
         return len(self._buckets)
 
     def set_rates(self, rates: Mapping[Entity, float]) -> None:
-        """The quotas from now on, in bytes/s; what somebody owes is not forgotten while they have a quota."""
+        """Set the quotas, in bytes/s; a client's debt is kept while it has a quota."""
         self._rates = dict(rates)
         if not rates:
             self._buckets.clear()
 
     def take(self, user: str, client_id: str, size_bytes: int, now: float) -> int:
-        """A client takes so many bytes; how long it has to pause, in ms. With 0 bytes: how long it has to anyway."""
+        """Take bytes for a client; returns its throttle time in ms. With 0 bytes: its current throttle time."""
         bucket = self._find(user, client_id, now)
         return 0 if bucket is None else bucket.take(size_bytes, now)
 
     def burst_bytes(self, user: str, client_id: str, now: float) -> int | None:
-        """What a client may take at once at the most; None: anything."""
+        """Upper bound of what a client may take at once; None: no bound."""
         bucket = self._find(user, client_id, now)
         return None if bucket is None else max(int(bucket.capacity), 1)
 
@@ -162,7 +163,7 @@ class RateLimiter:
             bucket = TokenBucket(rate, self._burst_ms, now)
         elif bucket.rate != rate:
             bucket.change_rate(rate, self._burst_ms, now)
-        self._buckets[scope] = bucket  # now the last one used
+        self._buckets[scope] = bucket  # now the most recently used
         return bucket
 
     def _forget_idle(self, now: float) -> None:

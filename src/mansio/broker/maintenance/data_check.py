@@ -1,11 +1,13 @@
-"""Examines a data directory that no broker has open: metadata, every partition, views, and what does not belong there.
+"""Data check: examines a data directory that no broker has open: metadata, partitions, views and unknown files (fsck).
 
-Owns the order of the examination and what the files beside the logs mean; a log itself is
-`mansio.storage.inspection`'s.
+Owns the order of the check and the meaning of the files beside the logs; a log itself is checked by
+`mansio.storage.inspection`.
 
-Always true: the lock of the directory is held throughout; without `repair` no file in it is changed (the metadata is
-looked at in a copy, because SQLite cannot read a write-ahead log without touching files); with it, only files that can
-be derived from others are. What cannot be read is reported, and the rest is examined all the same.
+Invariants:
+* The lock of the directory is held throughout.
+* Without `repair` no file in it is changed (the metadata is read from a copy, because SQLite cannot read a write-ahead
+  log without modifying files). With it, only files that can be derived from others are.
+* What cannot be read is reported, and everything else is checked all the same.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ DAY_MS: Final = 24 * 3600 * 1000
 
 
 class PartitionReport(NamedTuple):
-    """One partition and what was found in its log."""
+    """One partition and the findings in its log."""
 
     topic: str
     partition: int
@@ -83,21 +85,21 @@ class PartitionReport(NamedTuple):
 
 @dataclass(slots=True)
 class DataCheckReport:
-    """Everything found. `findings` are about the directory itself; those of logs are in `partitions`."""
+    """All findings. `findings` concern the directory itself; those of logs are in `partitions`."""
 
     data_dir: str
     findings: list[Finding] = field(default_factory=list)
     partitions: list[PartitionReport] = field(default_factory=list)
 
     def each_finding(self) -> Iterator[Finding]:
-        """All of them, the directory's first."""
+        """All findings, the directory's first."""
         yield from self.findings
         for partition in self.partitions:
             yield from partition.log.findings
 
     @property
     def clean(self) -> bool:
-        """Nothing is damaged, and nothing is left to be repaired."""
+        """Nothing is damaged, and nothing remains to be repaired."""
         return not any(
             partition.log.has_damage or partition.log.has_rebuilds for partition in self.partitions
         ) and all(
@@ -107,7 +109,7 @@ class DataCheckReport:
 
 
 class PartitionLocation(NamedTuple):
-    """Where a partition should be."""
+    """The directory in which a partition should be."""
 
     topic: str
     partition: int
@@ -116,7 +118,7 @@ class PartitionLocation(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Who is told how it goes: the bytes there are to read, once, and each time some were read."""
+    """Callbacks for progress: the number of bytes to read, once, and each number of bytes read."""
 
     total: Callable[[int], object] = lambda _: None
     read: Callable[[int], object] = lambda _: None
@@ -128,9 +130,9 @@ NOBODY: Final = Progress()
 def check_data_directory(
     disk: Disk, data_dir: str, *, repair: bool = False, progress: Progress = NOBODY
 ) -> DataCheckReport:
-    """Examine everything in `data_dir`.
+    """Check everything in `data_dir`.
 
-    Raises `DataDirectoryLocked` while a broker runs on it, `StorageError` when it is no data directory.
+    Raises `DataDirectoryLocked` while a broker uses it, `StorageError` if it is not a data directory.
     """
     data_dir = data_dir.rstrip("/") or "/"
     if not disk.exists(f"{data_dir}/{METADATA_NAME}") and not disk.exists(f"{data_dir}/topics"):
@@ -168,7 +170,7 @@ class _Examination:
     # Metadata
 
     def _metadata(self) -> list[Topic] | None:
-        """The topics; None when the metadata cannot tell."""
+        """The topics; None if the metadata cannot be read."""
         path = f"{self.data_dir}/{METADATA_NAME}"
         mark = f"{self.data_dir}/{CLUSTERED}"
         if self.disk.exists(mark) and not self.disk.exists(path):
@@ -242,7 +244,7 @@ class _Examination:
     def _bytes(self, place: PartitionLocation) -> int:
         try:
             return log_bytes(self.disk, place.directory)
-        except OSError:  # reported when its turn comes
+        except OSError:  # reported when the partition is checked
             return 0
 
     def _partition(self, place: PartitionLocation) -> None:
@@ -275,7 +277,7 @@ class _Examination:
         self.diagnosis.partitions.append(PartitionReport(place.topic, place.partition, report))
 
     def _other_file(self, report: LogReport, name: str) -> None:
-        """A file in a partition's directory that is not the log's."""
+        """Check a file in a partition's directory that is not part of the log."""
         path = f"{report.directory}/{name}"
         if name.endswith(PRODUCERS_SUFFIX):
             try:
@@ -296,14 +298,14 @@ class _Examination:
             report.add(Finding(Severity.NOTE, path, "no file of the broker's", "it is left alone"))
 
     def _remove(self, path: str) -> str:
-        """Remove a file that only saves time, if files are repaired; what was done."""
+        """Remove a file that only saves time, if files are repaired; returns what was done."""
         if not self.repair:
             return ""
         self.disk.remove(path)
         self.disk.sync_directory(path.rpartition("/")[0])
         return "removed"
 
-    # The rest
+    # Views and unknown files
 
     def _views(self) -> None:
         root = f"{self.data_dir}/views"
@@ -330,7 +332,7 @@ class _Examination:
 
 
 async def _read_topics(path: str) -> list[Topic]:
-    """All topics of a metadata file, unfinished ones too."""
+    """All topics of a metadata file, unfinished ones included."""
     scheduler = AsyncioScheduler(asyncio.get_running_loop())
     background = BackgroundThread(scheduler.call_from_thread, name="mansio-data-check")
     try:

@@ -1,7 +1,7 @@
-"""Whether a data directory is that of a single broker or that of one of a cluster: neither can be started as the other.
+"""Data directory mode: single node or cluster. A directory of one mode cannot be started in the other.
 
-A single broker keeps its metadata beside its logs, a cluster in etcd. Started the wrong way, with `--etcd` forgotten
-for one, a broker would come up without any of its topics, and clients would make them anew.
+A single node keeps its metadata next to its logs, a cluster in etcd. Started in the wrong mode, for example without
+`--etcd`, a broker would start without any of its topics, and clients would create them again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLUSTERED: Final = "broker.json"
 
 
 def check_data_dir_mode(disk: Disk, data_dir: str, *, clustered: bool) -> None:
-    """Raise `ConfigError` for a directory of the other kind."""
+    """Raise `ConfigError` for a directory of the other mode."""
     if clustered and disk.exists(f"{data_dir}/{SINGLE}"):
         raise ConfigError(
             f"data_dir: {data_dir} holds the topics of a single broker, which cannot become one of a cluster: take an "

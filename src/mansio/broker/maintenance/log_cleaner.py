@@ -1,14 +1,15 @@
-"""Compaction of all partitions of a broker: which one is next, at what pace, and what came of it.
+"""Log cleaner (Kafka `LogCleaner`): compaction of all partitions of a broker.
 
-Every `interval_ms` each partition whose cleanup.policy has `compact` is judged, and the dirtiest one that is due is
-compacted, one at a time, on a thread of its own. The interpreter is shared with the loop, so the work comes in slices
-of about a millisecond with pauses between: it takes a quarter of the time at the most, and reads and writes no more
-than `bytes_per_second`.
+Every `interval_ms` each partition whose cleanup.policy contains `compact` is evaluated, and the one with the largest
+dirty part that is due is compacted, one at a time, on a separate thread. The interpreter is shared with the event loop,
+so the work is done in slices of about a millisecond with pauses in between: it takes a quarter of the time at most, and
+reads and writes no more than `bytes_per_second`.
 
-Always true: the active segment is never touched, nor anything a reader of committed records may not see yet, or that a
-feature still needs as it was written (`Partition.retention_floor`). A partition whose compaction_failed (a damaged
-batch, an error of the disk) is left as it is and said so, once; it goes on being served and is tried again after a
-restart.
+Invariants:
+* The active segment is never changed, nor anything that readers of committed records may not see yet, or that a feature
+  still needs as it was written (`Partition.retention_floor`).
+* A partition whose compaction failed (a damaged batch, a disk error) is left unchanged and logged once. It continues to
+  be served and is retried after a restart.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WORK_SHARE_MAX = 0.25
-"""So much of the time the other thread may be at work: what it computes, the loop cannot."""
+"""Upper bound on the share of time in which the other thread works: while it computes, the event loop cannot."""
 
 PAUSE_MS_MIN = 1.0
 WAIT_MS = 20.0
-"""How long to wait for housekeeping of the log before asking again."""
+"""Delay before a log whose maintenance is running is tried again."""
 
 ROOM_WAIT_MS = 500.0
-"""How long a swap that found no room waits before it is tried again."""
+"""Delay before a segment swap that failed with disk full is retried."""
 
 CANDIDATES_PER_SLICE = 16
 
 
 class Counts(NamedTuple):
-    """What this compactor has done since the broker started. `seconds` is time at work, without the pauses."""
+    """Counts since the broker started. `seconds` is time at work, without the pauses."""
 
     runs: int = 0
     given_up: int = 0
@@ -71,7 +72,7 @@ class Counts(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A partition that is due; the largest goes first."""
+    """A partition that is due; the largest is compacted first."""
 
     forced: bool
     dirty_ratio: float
@@ -82,7 +83,7 @@ class Candidate(NamedTuple):
 
 
 class _Current(NamedTuple):
-    """What is being compacted. `ended` is kept when it is not any more."""
+    """The compaction in progress. `ended` completes when it ends."""
 
     partition: Partition
     run: CompactionRun
@@ -90,9 +91,10 @@ class _Current(NamedTuple):
 
 
 class LogCleaner:
-    """See the module. All methods belong to the broker's loop.
+    """All methods run on the broker's event loop.
 
-    `tombstone_floor(partition)`: from which offset on somebody will read who knows older values, if anybody will.
+    `tombstone_floor(partition)` returns the offset from which a reader that knows older values will continue; None if
+    there is none.
     """
 
     def __init__(
@@ -125,19 +127,20 @@ class LogCleaner:
         self._failed: dict[Log, tuple[str, str]] = {}
         self.counts = Counts()
         self.dirty_ratio_max = 0.0
-        """The largest of all partitions, when they were last judged."""
+        """Largest dirty ratio of all partitions at the last evaluation."""
 
     @property
     def uncleanable(self) -> dict[str, str]:
-        """Every partition that is not compacted any more, by name, and why."""
+        """Every partition that is no longer compacted because it failed, by name, with the error."""
         return dict(self._failed.values())
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the periodic evaluation."""
         self._timer = self._scheduler.call_later(self._interval_ms, self._look)
 
     async def stop(self) -> None:
-        """Give up what is being done, at the next slice; a swap that finds no room is left to the next start."""
+        """Abort the compaction in progress at the next slice; a swap that fails with disk full is left to the next
+        start."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -148,13 +151,13 @@ class LogCleaner:
             await self._busy
 
     async def leave(self, topic_id: UUID) -> None:
-        """The topic is about to be deleted: on return nothing is done to its files any more."""
+        """The topic is about to be deleted: on return its files are no longer used."""
         while (current := self._current) is not None and current.partition.topic_id == topic_id:
             current.run.stop()
             self._wake()
             await current.ended
 
-    # Looking
+    # Evaluation
 
     def _look(self) -> None:
         self._timer = None
@@ -162,7 +165,8 @@ class LogCleaner:
             self._scheduler.spawn(self._round(), name="compaction")
 
     async def _round(self) -> None:
-        """Judge all, compact the dirtiest, and again until none is due. Who did not come to the end waits a round."""
+        """Evaluate all partitions and compact the largest, until none is due. An aborted compaction waits for the next
+        round."""
         self._busy = self._scheduler.promise()
         later: set[Log] = set()
         try:
@@ -236,7 +240,7 @@ class LogCleaner:
             extra=fields(topic=partition.topic, partition=partition.index, reason=error),
         )
 
-    # Compacting
+    # Compaction
 
     async def _compact(self, candidate: Candidate) -> CompactionOutcome:
         partition = candidate.partition
@@ -272,7 +276,7 @@ class LogCleaner:
         return run.end
 
     async def _slice(self, run: CompactionRun) -> None:
-        """One slice of work, and the pause it is worth."""
+        """One slice of work, and the pause that follows from it."""
         work = run.advance()
         if work is None:
             if run.end is None:
@@ -291,7 +295,7 @@ class LogCleaner:
             await self._pause(max(ROOM_WAIT_MS if run.waits_for_disk_space else PAUSE_MS_MIN, pause_s * 1000))
 
     async def _run_in_thread(self, work: Callable[[], object]) -> tuple[Any, BaseException | None, float]:
-        """(result, error, seconds it took)."""
+        """(result, error, duration in s)."""
         promise: Promise[tuple[Any, BaseException | None]] = self._scheduler.promise()
         clock = self._clock
         took = 0.0
@@ -359,7 +363,7 @@ class LogCleaner:
 
 
 def compaction_settings(settings: TopicSettings) -> CompactionSettings:
-    """What of a topic's settings concerns compaction."""
+    """The part of a topic's settings that concerns compaction."""
     return CompactionSettings(
         min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
         min_compaction_lag_ms=settings.min_compaction_lag_ms,
@@ -369,7 +373,7 @@ def compaction_settings(settings: TopicSettings) -> CompactionSettings:
 
 
 def _last_batches(partition: Partition) -> Callable[[BatchHeader], bool]:
-    """Whether a batch is one of those that the partition remembers of a living producer."""
+    """Whether a batch is among the last batches of a producer that has not expired."""
     producers = partition.find_hook(ProducerHook)
     offsets = frozenset[int]() if producers is None else producers.table.retained_batch_offsets()
     return lambda header: header.base_offset in offsets

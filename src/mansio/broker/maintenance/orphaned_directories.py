@@ -1,15 +1,16 @@
-"""Directories of topics that were deleted while this broker was away: removed when it starts, if that is sure.
+"""Orphaned directories (Kafka stray logs): directories of topics that were deleted while this broker was down.
 
-In a cluster nobody tells a broker later of a topic that was deleted meanwhile; it only finds a directory whose topic id
-the metadata does not have. The same is found when the metadata are not those that the directory was made under: an
-etcd that was wiped, restored from a backup, or is another one under the same cluster id. So the broker notes what it
-has seen of the metadata: the value of the cluster's `format` key, which is written once with a token of its own, and
-how far the revisions had come when it last made a directory. Where the format is another one now, or revisions went
-back, nothing is removed: the directories are set aside, for an operator to look at.
+In a cluster a broker is not informed later of a topic that was deleted meanwhile; it only finds a directory whose topic
+id is not in the metadata. It finds the same when the metadata is not the one under which the directory was created: an
+etcd that was wiped, restored from a backup, or another one with the same cluster id. Therefore the broker records what
+it has seen of the metadata: the value of the cluster's `format` key, which is written once with a unique token, and the
+revision at which it last created a directory. If the format differs now, or the revision is lower, nothing is removed:
+the directories are quarantined for an operator.
 
-Always true: a directory is removed only under the very metadata it was made under, and only when these do not know its
-topic id, neither live nor half made; what is no topic's directory by its name is left alone. A crash anywhere leaves a
-directory where it was, or in one of the two places it was moved to.
+Invariants:
+* A directory is removed only under the metadata under which it was created, and only if its topic id is not in it,
+  neither live nor unfinished. A directory whose name is not that of a topic is kept.
+* After a crash at any time a directory is at its old path, or in one of the two directories to which it is moved.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ FILE: Final = "metadata-seen"
 MAGIC: Final = b"MANSSEEN"
 VERSION: Final = 1
 REMOVED: Final = "removed"
-"""Where directories wait for their removal; a start goes on with it."""
+"""Directories that wait for their removal; a start continues with it."""
 SET_ASIDE: Final = "set-aside"
-"""Where directories are kept whose topic may have existed under other metadata."""
+"""Directories whose topic may have existed under other metadata."""
 ID_BYTES: Final = 16
 
 
 class SeenMetadata(NamedTuple):
-    """The metadata as this broker saw them last: the cluster's `format` as it is written, and the revision."""
+    """The metadata as last seen by this broker: the cluster's `format` value, and the revision."""
 
     format: str
     revision: int
 
 
 class OrphanedDirectories:
-    """See the module. `look` once, before any topic can be made or deleted; then `note` and `remove`."""
+    """Call `look` once, before any topic can be created or deleted; then `note` and `remove`."""
 
     def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
         self._disk = disk
@@ -66,8 +67,8 @@ class OrphanedDirectories:
         self._format = ""
 
     async def look(self, store: MetadataStore, state: MetadataImage) -> None:
-        """Move what belongs to no topic of `state`, which is as `store` had it a moment ago. Raises `Unavailable`;
-        a disk that does not let it is told, and everything stays as it is."""
+        """Move the directories that belong to no topic of `state`, which was just loaded from `store`. Raises
+        `Unavailable`; a disk error is logged, and all directories stay unchanged."""
         entry = await store.get(state.keys.format)
         self._format = "" if entry is None else entry.value.decode()
         topics = [*state.topics.values(), *state.unfinished.values()]
@@ -78,18 +79,18 @@ class OrphanedDirectories:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
 
     async def note(self, revision: int) -> None:
-        """The metadata have come this far, and directories were made under them. Raises `StorageError`."""
+        """Record the revision under which directories were created. Raises `StorageError`."""
         if self._format:
             await self._run_in_thread(partial(self._write, SeenMetadata(self._format, revision)))
 
     async def remove(self) -> None:
-        """Remove what waits for it, one directory at a time. Raises `StorageError`."""
+        """Remove the moved directories, one at a time. Raises `StorageError`."""
         root = f"{self._data_dir}/{REMOVED}"
         for name in await self._run_in_thread(partial(self._names, root)):
             await self._run_in_thread(partial(self._disk.remove_tree, f"{root}/{name}"))
             logger.info("orphaned_directory_removed", extra=fields(directory=name))
 
-    # On the thread
+    # On the file thread
 
     def _move(self, known: frozenset[str], now: SeenMetadata) -> None:
         root = f"{self._data_dir}/topics"
@@ -138,7 +139,7 @@ class OrphanedDirectories:
 
 
 def _doubt(seen: SeenMetadata | None, now: SeenMetadata) -> str:
-    """Why these may not be the metadata that were seen, or empty."""
+    """Why the metadata may not be the one that was seen; empty if it is."""
     if seen is None:
         return "this broker has not noted under which metadata it was made"
     if seen.format != now.format or not now.format:
@@ -149,7 +150,7 @@ def _doubt(seen: SeenMetadata | None, now: SeenMetadata) -> str:
 
 
 def _is_topic_directory(name: str) -> bool:
-    """By its name: a topic's, a dot, and an id."""
+    """Whether the name is a topic name, a dot and an id."""
     topic, _, tag = name.rpartition(".")
     try:
         return bool(topic) and len(base64.urlsafe_b64decode(f"{tag}==")) == ID_BYTES

@@ -1,15 +1,15 @@
-"""Age: lets go of what topics do not want to keep any longer.
+"""Retention: deletes records by age and size, for all partitions of a broker.
 
-One keeper for all partitions of a broker. It goes over them every `check_interval_ms`, with the settings that are in
-force then, so a change counts from the next time on. What may go is decided by `mansio.storage.retention`; the log
-removes the files once it is on disk that it begins later.
+Checks the partitions every `check_interval_ms` with the settings effective at that time, so that a change applies from
+the next check. `mansio.storage.retention` decides what can be deleted; the log removes the files once its new start is
+flushed.
 
-Always true:
-* nothing at or above the high watermark goes, nor what a feature still needs (`Partition.retention_floor`);
-* time and size let go of records only where cleanup.policy has `delete`, and never of the broker's own topics, which
-  carry the state of groups; of others only what lies below the start of the log leaves;
-* a check looks at the segments that go and one more, and the loop is given back after `TURN_S` seconds;
-* a partition that cannot be checked is reported, and the next ones are checked all the same.
+Invariants:
+* Nothing at or above the high watermark is deleted, nor what a feature still needs (`Partition.retention_floor`).
+* Time and size delete records only where cleanup.policy contains `delete`, and never of internal topics, which contain
+  the state of groups; in those, only what lies below the log start is removed.
+* A check reads the segments that are deleted and one more, and yields the event loop after `TURN_S` seconds.
+* A partition that cannot be checked is reported, and the next ones are checked all the same.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_CHECK_MS = 30_000
-"""A broker that is restarted more often than it checks must let go of things too."""
+"""Short, because a broker that restarts more often than it checks must delete records, too."""
 
 TURN_S = 0.002
-"""How long the partitions are looked at before others have their turn."""
+"""Time after which a round yields the event loop."""
 
 TURN_PAUSE_MS = 5
 
 
 class RetentionCounts(NamedTuple):
-    """What this keeper has done since the broker started. Bytes are those of segments as they were on disk."""
+    """Counts since the broker started. Bytes are those of segments on disk."""
 
     checks: int = 0
     failures: int = 0
@@ -51,7 +51,7 @@ class RetentionCounts(NamedTuple):
 
 
 class RetentionManager:
-    """See the module. `partitions` is iterated at the beginning of every round. All on the broker's loop."""
+    """`partitions` is iterated at the start of every round. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class RetentionManager:
         self.counts = RetentionCounts()
 
     def start(self) -> None:
-        """Begin with a first round soon."""
+        """Start with a first round after `FIRST_CHECK_MS`."""
         first_ms = min(FIRST_CHECK_MS, self._check_interval_ms)
         self._timer = self._scheduler.call_later(first_ms, self._round)
 
     def check_soon(self) -> None:
-        """Do not wait for the next round: there is a reason to look now."""
+        """Start the next round now."""
         if self._timer is not None and not self._waiting:
             self._timer.cancel()
             self._timer = self._scheduler.call_later(0, self._round)
 
     def stop(self) -> None:
-        """No more checks."""
+        """Stop the checks."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -92,7 +92,7 @@ class RetentionManager:
         self._turn()
 
     def _turn(self) -> None:
-        """Look at some partitions, at least one, and come back for the others."""
+        """Check some partitions, at least one, and continue with the others later."""
         clock, waiting = self._clock, self._waiting
         end = clock.monotonic() + TURN_S
         while waiting:
@@ -116,7 +116,7 @@ class RetentionManager:
                 "retention_failed",
                 extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
             )
-        except Exception as error:  # a defect costs one look at one partition, not all retention
+        except Exception as error:  # a defect skips one check of one partition, not all retention
             self.counts = self.counts._replace(failures=self.counts.failures + 1)
             logger.error(
                 "retention_failed",
@@ -125,13 +125,13 @@ class RetentionManager:
             )
 
     def check(self, partition: Partition) -> None:
-        """Let go of what one partition may lose now. Raises `StorageError`."""
+        """Delete what one partition may lose now. Raises `StorageError`."""
         log = partition.log
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
-            partition.roll()  # all of it was deleted: give back the space of the segment that is written to as well
+            partition.roll()  # all records were deleted: free the space of the active segment as well
         settings = partition.settings
         if not partition.is_leader or partition.internal or not settings.deletes:
-            return  # a follower's log begins where its leader's does
+            return  # a follower's log starts where its leader's does
         by_size = settings.retention_bytes != UNLIMITED
         if not by_size and settings.retention_ms == UNLIMITED:
             return
@@ -149,7 +149,8 @@ class RetentionManager:
             self._let_go(partition, found)
 
     def _let_go(self, partition: Partition, found: Expired) -> None:
-        """Trim to what was found. Without room for a new segment all goes but the one that is written to."""
+        """Trim to the offset that was found. If there is no space for a new segment, everything but the active
+        segment is deleted."""
         if found.newest:
             active = partition.log.active_segment()
             try:

@@ -1,14 +1,13 @@
 """Append validation (Kafka `LogValidator`): the topic's limits, and the errors for batches that violate them.
 
-Pure. The partition tests the limits on its hot path and calls these functions only to build the error.
+Pure. The partition tests the limits on its hot path and calls these functions only to build the error. A batch is
+decoded only for a compacted topic, which needs a key in every record, or when it is rejected anyway; the error then
+names the records to remove (KIP-467).
 
-Invariant: an error names the partition and no path on the broker's disk.
-
-Rules about single records, for topics that ask for them: which records of a batch are at fault, by their index.
-
-A batch is opened here only for a compacted topic, or when it is refused anyway. Always true: what is opened is bounded
-in bytes and in records, so that one batch can hold up the broker's loop for a fraction of a second at most; a batch
-stands or falls as a whole, and the answer names what to take out of it (KIP-467).
+Invariants:
+* An error names the partition and no path on the broker's disk.
+* What is decoded is bounded in bytes and in records, so that one batch cannot block the event loop for long.
+* A batch is accepted or rejected as a whole.
 """
 
 from __future__ import annotations
@@ -106,12 +105,12 @@ def _reason(error: StorageError) -> str:
 
 
 DECODED_BYTES_MAX = 32 << 20
-"""What a batch for a compacted topic may grow to when it is decompressed."""
+"""Limit of a decompressed batch of a compacted topic."""
 
 DECODED_RECORDS_MAX = 100_000
 REPORTED_RECORDS_MAX = 1000
 REJECTED_DECODED_BYTES_MAX = 4 << 20
-"""A batch that is refused by its header is opened to name the records only up to so many bytes."""
+"""Limit up to which a batch that was rejected by its header is decoded to name the records."""
 
 REJECTED_DECODED_RECORDS_MAX = 10_000
 
@@ -120,9 +119,8 @@ BAD_TIMESTAMP = "the timestamp is out of the accepted range"
 
 
 def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
-    """Refuse a batch with a record without a key. Raises `InvalidRecord`, which names them (1,000 at most);
-    `MessageTooLarge` for more records than are looked at: a client then sends smaller batches.
-    """
+    """Check that every record has a key. Raises `InvalidRecord` with the records that have none (1,000 at most),
+    `MessageTooLarge` for more records than are checked: the client then sends smaller batches."""
     if header.record_count > DECODED_RECORDS_MAX:
         raise MessageTooLarge(
             f"{partition}: a batch of {header.record_count} records; {DECODED_RECORDS_MAX} at most are taken by a"
@@ -138,7 +136,8 @@ def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
 
 
 def timestamp_errors(batch: Buffer, header: BatchHeader, earliest_ms: int, latest_ms: int) -> RecordErrors:
-    """The records of a refused batch that lie outside [earliest_ms, latest_ms]; none when it would take long to say."""
+    """The records of a rejected batch that lie outside [earliest_ms, latest_ms]; none if decoding would take too
+    long."""
     if (
         header.record_count > REJECTED_DECODED_RECORDS_MAX
         or header.timestamp_type is not TimestampType.CREATE
@@ -147,7 +146,7 @@ def timestamp_errors(batch: Buffer, header: BatchHeader, earliest_ms: int, lates
     try:
         records = read_records(batch, max_output_bytes=REJECTED_DECODED_BYTES_MAX)
     except RequestError:
-        return ()  # it is refused in any case
+        return ()  # the batch is rejected in any case
     late = [
         index
         for index, record in enumerate(records)

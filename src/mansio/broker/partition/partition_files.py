@@ -1,23 +1,19 @@
-"""The files of the partitions a broker holds: made, recovered, set aside and removed.
+"""Partition directories of a broker: creation, recovery, quarantine and removal.
 
 Owns the directories under `<data>/topics/`. A directory is named after the topic *and its id* (`orders.mJ2v...`), so
-that a topic created again under an old name never meets the old one's files. In a cluster it owns the list of the
-partitions that were ever made here (`made`), too.
+that a topic that is created again under an old name never uses the old files. Everything except `directory` and `close`
+waits for the disk and runs on the file thread.
 
-All of it waits for the disk, so it runs on the broker's file thread, but for `directory` and `close`.
+In a cluster it also owns the file `partitions-made` (`HostedPartitions`): the partitions whose directories this broker
+has ever created, which distinguishes a lost log from one that never existed. A partition is recorded durably after its
+directory was created and before it is reported as open, so that everything this broker ever confirmed is in the list.
+Missing directories of partitions that are not in it never existed: the broker was down when they were assigned to it.
 
-Always true: what is returned as open has been noted in the list; a directory that should be there and is not, or is
-empty, is a loss that is told, never a new and empty log.
-
-Which partitions' directories this broker of a cluster has ever made: what tells a log that is lost from one that
-never was.
-
-Owns the file `partitions-made` in the data directory. A partition is written down, durably, after its directory was
-made and before anybody is told that it is open here; so whatever was once confirmed from here is in the list. Missing
-directories of partitions that are not in it never existed: the broker was away when they were placed on it.
-
-Always true: there is no list before this broker is out of all in-sync sets that a lost disk had it in (`begin`);
-without one nothing is concluded. What is in it of deleted topics goes from it in time.
+Invariants:
+* A partition that is returned as open is recorded in the list.
+* A directory that should exist and does not, or is empty, is reported as a loss; it never becomes a new and empty log.
+* There is no list before this broker has left all in-sync sets that a lost disk was in (`begin`); without a list
+  nothing is concluded. Deleted topics are removed from it in time.
 """
 
 from __future__ import annotations
@@ -47,22 +43,22 @@ if TYPE_CHECKING:
     from mansio.storage.file_cache import FileCache
     from mansio.storage.settings import LogSettings
 
-    Wanted = tuple[Topic, int]  # a partition to be opened
+    Wanted = tuple[Topic, int]  # a partition to open
     Opened = tuple[Log, ProducerHook]
-    PartitionKey = tuple[UUID, int]  # topic and partition
+    PartitionKey = tuple[UUID, int]  # topic id and partition
 
 
-NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249 and the id takes 23
+NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249, and the id takes 23
 
 
 def topic_directory(data_dir: str, topic: Topic) -> str:
-    """Where the partitions of a topic are: one directory per index in there."""
+    """The directory of a topic; it has one directory per partition index."""
     tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
     return f"{data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
 
 class PartitionFiles:
-    """See the module."""
+    """Files of the partitions of this broker."""
 
     def __init__(
         self, settings: Settings, disk: Disk, clock: Clock, files: FileCache, file_thread: Background
@@ -73,12 +69,12 @@ class PartitionFiles:
         self._files = files
         self._file_thread = file_thread
         self._root = f"{settings.data_dir}/topics"
-        """Many logs are synced through it at once. The syncer uses the directory above: each of the two hears of every
-        error of the file system."""
+        """Group commit flushes many logs through this directory. It uses the directory above itself, so that each of
+        the two descriptors reports every error of the file system."""
         self.made = HostedPartitions(disk, settings.data_dir) if settings.clustered else None
 
     def directory(self, topic: Topic) -> str:
-        """Of all its partitions."""
+        """The directory of all partitions of a topic."""
         return topic_directory(self._settings.data_dir, topic)
 
     def open(
@@ -87,8 +83,8 @@ class PartitionFiles:
         settings: dict[UUID, LogSettings],
         is_new: Callable[[PartitionState], bool] | None,
     ) -> list[Opened | StorageError]:
-        """Make the logs that are missing and recover the others. At a start (`is_new`) a directory that is missing, of
-        a partition that is not new, is a loss. Raises `OSError` when there is no room for any."""
+        """Create the logs that are missing and recover the others. At start (`is_new`), a missing directory of a
+        partition that is not new is a loss. Raises `OSError` if the disk has no space."""
         self._disk.make_directory(self._root)
         made: dict[int, Opened | StorageError] = {}
         requests: dict[int, OpenRequest] = {}
@@ -110,7 +106,7 @@ class PartitionFiles:
         return [made[number] for number in range(len(wanted))]
 
     def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
-        """Was there a log that is not there, and may somebody count on it? An empty directory is none."""
+        """A log that existed is missing, and its records may be needed. An empty directory is not a log."""
         if contains_log(self._disk, f"{self.directory(topic)}/{index}"):
             return False
         state = topic.partitions[index]
@@ -119,7 +115,7 @@ class PartitionFiles:
         return self._settings.node_id in state.isr and self.made.has(topic.topic_id, index)
 
     def _note(self, wanted: Sequence[Wanted], made: dict[int, Opened | StorageError]) -> None:
-        """Before anybody is told that they are open. Where that cannot be noted they are not."""
+        """Record the partitions before they are reported as open. If that fails they are not open."""
         opened = {number: one[0] for number, one in made.items() if isinstance(one, tuple)}
         if self.made is None or not opened:
             return
@@ -145,13 +141,13 @@ class PartitionFiles:
             return error if isinstance(error, StorageError) else StorageError(f"{log.directory}: {error}")
 
     def remove(self, topic: Topic) -> None:
-        """All of a topic's data."""
+        """Remove all data of a topic."""
         directory = self.directory(topic)
         if self._disk.exists(directory):
             self._disk.remove_tree(directory)
 
     def set_aside(self, topic: Topic, index: int) -> None:
-        """Make room for a new log; what may still be of use to somebody stays until the next time."""
+        """Move a directory away to replace it; the quarantined data is kept until the next quarantine."""
         directory = f"{self.directory(topic)}/{index}"
         if not self._disk.exists(directory):
             return
@@ -162,7 +158,7 @@ class PartitionFiles:
         self._disk.sync_directory(directory.rpartition("/")[0])
 
     def unknown(self, topics: Sequence[Topic]) -> list[str]:
-        """Directories that belong to none of these topics, in full."""
+        """Full paths of the directories that belong to none of these topics."""
         if not self._disk.exists(self._root):
             return []
         known = frozenset(self.directory(topic) for topic in topics)
@@ -170,7 +166,7 @@ class PartitionFiles:
         return [directory for directory in found if directory not in known]
 
     def flush_on_shutdown(self, logs: Sequence[Log]) -> None:
-        """What makes the next start quick: these logs are about to be closed."""
+        """Save what shortens the next start; these logs are about to be closed."""
         flush_on_shutdown(self._disk, self._root, logs)
 
 
@@ -182,7 +178,7 @@ _ENTRY: Final = struct.Struct(">16sII")  # and the checksum of both
 
 
 class HostedPartitions:
-    """See the module. On the file thread, but for making it."""
+    """List of the partitions ever created on this broker. Methods run on the file thread, except the constructor."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
         self._disk = disk
@@ -191,11 +187,11 @@ class HostedPartitions:
         self._size = 0
         self._places: set[PartitionKey] = set()
         self.begun = False
-        """Is there a list? Without one nobody knows what was made."""
+        """Whether the list exists; without it, it is unknown which partitions were created."""
 
     def load(self, known: Iterable[UUID]) -> None:
-        """Read the list, if there is one. What it has of topics that are not `known` is left out, and goes from the
-        file once it is most of it."""
+        """Read the list if it exists. Entries of topics that are not `known` are ignored, and removed from the file
+        when they are most of it."""
         if not self._disk.exists(self._path):
             return
         data = self._disk.read_file(self._path)
@@ -206,20 +202,20 @@ class HostedPartitions:
         if 2 * len(self._places) * _ENTRY.size < self._size:
             try:
                 self._write()
-            except OSError as error:  # on a full disk the old one does as well
+            except OSError as error:  # on a full disk the old file is sufficient
                 logger.warning("hosted_partitions_not_compacted", extra=fields(path=self._path, reason=error))
 
     def begin(self) -> None:
-        """From now on there is a list."""
+        """Create the list."""
         if not self.begun:
             self._write()
 
     def has(self, topic_id: UUID, index: int) -> bool:
-        """Was this partition's directory ever made here? Asked only where there is a list."""
+        """Whether this partition's directory was ever created here. Only valid while the list exists."""
         return (topic_id, index) in self._places
 
     def add(self, places: Iterable[PartitionKey]) -> None:
-        """These directories are there, durably; and durably noted, on return, where there is a list."""
+        """Record directories that exist durably. On return they are recorded durably, if the list exists."""
         new = [place for place in places if place not in self._places]
         if self.begun and new:
             data = b"".join(map(_entry, new))
@@ -233,7 +229,7 @@ class HostedPartitions:
         self._places.update(new)
 
     def _write(self) -> None:
-        """All of it, whole or not at all, and durable."""
+        """Replace the file atomically and durably."""
         data = b"".join(_entry(place) for place in sorted(self._places, key=_in_order))
         write_file_atomically(self._disk, self._path, data)
         self._size = len(data)
@@ -250,7 +246,7 @@ def _entry(place: PartitionKey) -> bytes:
 
 
 def _places(data: bytes) -> Iterable[PartitionKey]:
-    """What is whole. An entry that is torn was never relied on."""
+    """The valid entries. A torn entry was never relied on."""
     for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
         topic_id, index, checksum = _ENTRY.unpack_from(data, at)
         if crc32c(data[at : at + _PLACE.size]) == checksum:

@@ -1,6 +1,8 @@
-"""What a feature sees and steers of one partition (`PartitionHook`), and what an append did (`AppendResult`).
+"""Interface of features that observe or control one partition (`PartitionHook`), and the result of an append
+(`AppendResult`).
 
-Always true: every method of a hook runs on the broker's loop and does not block, but for `on_truncate`, which is rare.
+Invariant: every method of a hook runs on the broker's event loop and does not block, except `on_truncate`, which is
+rare.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AppendResult(NamedTuple):
-    """What an append did. `append_time_ms` is -1 unless the topic stamps log-append time."""
+    """Result of an append. `append_time_ms` is -1 unless the topic uses log-append time."""
 
     base_offset: int
     end_offset: int
@@ -21,28 +23,28 @@ class AppendResult(NamedTuple):
 
 
 class PartitionHook(Protocol):
-    """A feature's view into one partition."""
+    """A feature attached to one partition."""
 
     def before_append(self, header: BatchHeader) -> AppendResult | None:
-        """Refuse the batch by raising, answer it without an append (a duplicate), or let it pass with None."""
+        """Reject the batch by raising, return the result of an earlier append (a duplicate), or accept it with None."""
 
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        """The batch is in the log (not yet durable), here or, on a follower, as its leader appended it."""
+        """The batch is in the log (not flushed yet), on this leader or, on a follower, as its leader appended it."""
 
     def on_committed(self, high_watermark: int) -> None:
-        """Everything below is durable and readable."""
+        """Everything below is flushed on all in-sync replicas and readable."""
 
     def on_trim(self, start_offset: int) -> None:
-        """Records below are gone."""
+        """Records below were deleted."""
 
     def on_truncate(self, end_offset: int) -> None:
-        """This replica has taken back what it had from `end_offset` on; the log may begin later than before, too."""
+        """This replica has truncated its log at `end_offset`; the log start may have moved up, too."""
 
     def readable_end(self, isolation_level: int) -> int | None:
-        """A bound on what a reader may see, below the high watermark; None for no bound."""
+        """An upper bound for readers, below the high watermark; None for no bound."""
 
     def retention_floor(self) -> int | None:
-        """Records from here on must be kept, whatever retention says; None for no wish."""
+        """Records from this offset on must be kept by retention; None for no requirement."""
 
     def close(self) -> None:
-        """The partition closes cleanly: save what saves time later."""
+        """The partition closes cleanly: save what shortens the next start."""

@@ -1,15 +1,14 @@
-"""All partitions this broker holds: from the metadata's topics to open logs on disk, and back.
+"""Open partitions of this broker, from the metadata's topics to logs on disk.
 
-Owns the open partitions, and through `partition_files` what they are on the disk.
+A creation has two steps: `open_partitions` recovers or creates the logs, `serve` makes them available to clients once
+the metadata has the topic as live. In a cluster only the partitions assigned to this broker are opened; their roles are
+applied by the replica manager.
 
-Two steps, because a creation has two: `open_partitions` recovers or makes the logs, `serve` lets clients find them
-once the metadata says the topic is live.
-
-In a cluster only the partitions that are placed on this broker are opened; who leads them is for `replica_manager`
-to apply.
-
-Always true: a partition can be found only when its log is open and its topic live; files are deleted only for a topic
-whose deletion is durable in the metadata. A directory the metadata does not know is reported and left alone.
+Invariants:
+* A partition is found only while its log is open and its topic is live. A partition that is not a replica here is
+  distinguished from one that does not exist: in a cluster its client has to find another broker.
+* Files are deleted only for a topic whose deletion is durable in the metadata. A directory that the metadata does not
+  know is reported and kept.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OPEN_BATCH_MAX = 256
-"""Logs made or recovered in one job of the file thread: they share their syncs, and others wait no longer for them."""
+"""Logs created or recovered per job of the file thread: they share their flushes, and other jobs are not delayed for
+longer."""
 
 
 class _IndexedTopic:
@@ -102,14 +102,16 @@ class PartitionSet:
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
     def kept(self, topic: Topic) -> list[Partition | StorageError | None]:
-        """What is open of a topic, by index, whether or not it is served; or why it could not be opened."""
+        """The open partitions of a topic by index, whether or not they are served, or the errors for which they are not
+        open."""
         opened = self._opened.get(topic.topic_id, {})
         return [opened.get(index) for index in range(len(topic.partitions))]
 
     # Index
 
     def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
-        """By name, or by id where the request carries ids. Raises `UnknownTopicOrPartition` / `UnknownTopicId`."""
+        """The partition, by topic name or by id. Raises `UnknownTopicOrPartition`, `UnknownTopicId`,
+        `NotLeaderOrFollower`, `StorageError`."""
         if topic is not None:
             found = self._by_name.get(topic)
             if found is None:
@@ -123,38 +125,39 @@ class PartitionSet:
         partition = found.partitions[index]
         if partition is None:
             raise NotLeaderOrFollower(f"this broker keeps no copy of {found.topic.name}-{index}")
-        if isinstance(partition, StorageError):  # raised anew: the frames of all who meet it are not kept
+        if isinstance(partition, StorageError):  # a new error, without old tracebacks
             kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
             raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
         return partition
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """The partition, or None where there is none to be had."""
+        """The partition; None if it is not available."""
         try:
             return self.find(topic, None, index)
         except MansioError:
             return None
 
     def of(self, topic: str) -> list[Partition]:
-        """All partitions of a topic, none if there is no such topic. Raises the error of one that is not open here."""
+        """All partitions of a topic; empty if there is no such topic. Raises the error of a partition that is not
+        open."""
         found = self._by_name.get(topic)
         return (
             [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
         )
 
     def served(self) -> list[Topic]:
-        """The topics that can be found."""
+        """The topics that are served."""
         return [served.topic for served in self._by_id.values()]
 
     def drop(self, topic: Topic) -> None:
-        """It cannot be found any more."""
+        """Stop serving a topic."""
         self._by_id.pop(topic.topic_id.bytes, None)
         found = self._by_name.get(topic.name)
         if found is not None and found.topic.topic_id == topic.topic_id:
             del self._by_name[topic.name]
 
     def __iter__(self) -> Iterator[Partition]:
-        """The partitions that are open."""
+        """The open partitions."""
         for topic in self._by_name.values():
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
@@ -166,7 +169,7 @@ class PartitionSet:
         )
 
     def failures(self) -> dict[str, StorageError]:
-        """Every partition that takes no writes, by name, and why."""
+        """Every partition that accepts no writes, by name, with the error."""
         found: dict[str, StorageError] = {}
         for served in self._by_name.values():
             for index, partition in enumerate(served.partitions):
@@ -184,9 +187,9 @@ class PartitionSet:
     async def open_known(
         self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
     ) -> None:
-        """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
-        served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one? Asked
-        only where there is no list of those that had (`made`)."""
+        """At start: open and serve the live topics. A log that cannot be opened makes only its own partition
+        unavailable. `is_new`: whether a partition without a directory may never have had one; only used while there
+        is no list of created partitions (`HostedPartitions`)."""
         if (made := self._files.made) is not None:
             await self._on_disk(partial(made.load, [topic.topic_id for topic in topics]))
         for topic, index, error in await self._open(self._kept_here(topics), is_new):
@@ -199,7 +202,8 @@ class PartitionSet:
             self.serve(topic)
 
     async def create_hosted_list(self) -> None:
-        """Note from now on what is opened. For a broker that is out of all in-sync sets that a lost disk had it in."""
+        """Record from now on which partitions are opened. For a broker that has left all in-sync sets that a lost
+        disk was in."""
         made = self._files.made
         if made is None or made.begun:
             return
@@ -209,16 +213,16 @@ class PartitionSet:
             logger.warning("hosted_partitions_not_created", extra=fields(reason=error.message))
 
     async def open_partitions(self, topic: Topic) -> None:
-        """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`.
+        """Create the directories and logs that are missing, and open them. They are not found before `serve`.
 
-        Raises the first `StorageError`; those that are open by then stay so.
+        Raises the first `StorageError`; partitions opened before it stay open.
         """
         for _, _, error in await self._open(self._kept_here([topic])):
             raise error
 
     async def renew(self, topic: Topic, index: int) -> None:
-        """Begin a partition anew whose log could not be opened: its directory is set aside, replacing what was set
-        aside before. Raises `StorageError`."""
+        """Recreate a partition whose log could not be opened: its directory is quarantined, replacing an earlier
+        quarantined one. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
             await self._on_disk(partial(self._files.set_aside, topic, index))
@@ -228,7 +232,7 @@ class PartitionSet:
             raise error
 
     async def reopen(self, topic: Topic, index: int) -> None:
-        """Try once more to open a log whose disk did not answer. Raises `StorageError`."""
+        """Retry to open a log whose disk did not respond. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
             opened.pop(index)
@@ -239,7 +243,7 @@ class PartitionSet:
     async def _open(
         self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] | None = None
     ) -> list[tuple[Topic, int, StorageError]]:
-        """Some hundred at a time; those that failed are returned. `is_new`: see `PartitionFiles.open`."""
+        """Open in batches of `OPEN_BATCH_MAX`; returns those that failed. `is_new`: see `PartitionFiles.open`."""
         while self._opening is not None:
             await self._opening
         self._opening = self._scheduler.promise()
@@ -264,7 +268,7 @@ class PartitionSet:
             opening.set_result(None)
 
     def serve(self, topic: Topic) -> None:
-        """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
+        """The topic is live (or has changed): serve its partitions with the effective settings."""
         served = _IndexedTopic(topic, self.kept(topic))
         settings = self._settings_of(topic)
         rules, log_settings = _append_rules(settings), _log_settings(settings)
@@ -278,7 +282,7 @@ class PartitionSet:
         self._put(served)
 
     def follow(self, change: TopicChange) -> None:
-        """The metadata's view changed: serve what is live, and what is not no more."""
+        """The metadata image changed: serve live topics and stop serving the others."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             self._by_name.pop(before.name, None)
@@ -286,7 +290,7 @@ class PartitionSet:
         if after is None:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
-            self._put(_IndexedTopic(after, self.kept(after)))  # roles follow the metadata elsewhere
+            self._put(_IndexedTopic(after, self.kept(after)))  # roles are applied by the replica manager
         else:
             self.serve(after)
 
@@ -326,7 +330,7 @@ class PartitionSet:
         return partition
 
     def _kept_here(self, topics: Iterable[Topic]) -> list[Wanted]:
-        """On a single node all of them."""
+        """The replicas of this broker; on a single node all partitions."""
         node_id = self._settings.node_id
         return [
             (topic, index)
@@ -338,21 +342,21 @@ class PartitionSet:
     def _settings_of(self, topic: Topic) -> TopicSettings:
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
-    # Closing
+    # Close
 
     async def close_partitions(self, topic: Topic) -> None:
-        """Close those that are open and remove the data of all: their deletion is durable in the metadata."""
+        """Close the open partitions of a topic and remove the data of all; the deletion is durable in the metadata."""
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
                 self._group_commit.forget(partition.log)
                 partition.log.close(save=False)
-        # When this is through, a sync or checkpoint of these logs that was under way has ended.
+        # After this, no flush or checkpoint of these logs is in progress.
         await run_in_thread(self._scheduler, self._sync_thread, lambda: None)
         await self._on_disk(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:
-        """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
+        """Close every partition; with `save`, save what shortens the next start. The last flush has been done."""
         partitions = [one for one in self._all_opened() if isinstance(one, Partition)]
         for partition in partitions:
             self._closing(partition, partial(partition.close, save=save))
@@ -378,12 +382,12 @@ class PartitionSet:
             )
 
     def truncated_partitions(self) -> list[Partition]:
-        """Partitions that a recovery cut, at this start or one that was killed before the next epoch began: their next
-        records need a leader epoch of their own."""
+        """Partitions that recovery truncated, at this start or at one that was killed before the next epoch: their next
+        records need a new leader epoch."""
         return [partition for partition in self if partition.log.epoch_due]
 
     def report_unknown_directories(self) -> None:
-        """Directories under `topics/` that belong to no topic of the metadata: logged, never removed."""
+        """Log directories under `topics/` that belong to no topic of the metadata; they are never removed."""
         for directory in self._files.unknown([served.topic for served in self._by_name.values()]):
             logger.warning("unknown_directory_kept", extra=fields(directory=directory))
 
@@ -400,7 +404,7 @@ def _log_settings(settings: TopicSettings) -> LogSettings:
 
 
 def _has_same_settings(before: Topic, after: Topic) -> bool:
-    """Most changes of a topic are one partition's leader or in-sync set, and there may be thousands of them at once."""
+    """Most topic changes concern one partition's leader or in-sync set, and thousands may come at once."""
     return (before.topic_id, len(before.partitions), before.replication_factor, before.configs) == (
         after.topic_id,
         len(after.partitions),

@@ -1,13 +1,14 @@
-"""Idempotence, plugged into a partition: no batch of one producer is stored twice, also not after a restart.
+"""Idempotence of producers as a partition hook: no batch of a producer is stored twice, also not after a restart.
 
-Owns the partition's `ProducerTable` and its snapshots. The table is a view of the log; a snapshot only saves the time
-of reading all batch headers again.
+Owns the partition's `ProducerTable` and its snapshots. The table is a view of the log; a snapshot only saves reading
+all batch headers again.
 
-Always true: a snapshot on disk describes the log up to an offset that was durable when the snapshot was written. So a
-crash cannot leave a snapshot that knows batches which the log has lost; one beyond the log's end, where damage cut the
-log, goes before the log can grow up to it.
-Snapshots are written off the loop and not synced: their checksum tells a torn one, and the one before it is kept until
-the next.
+Invariants:
+* A snapshot describes the log up to an offset that was durable when it was written, so that a crash cannot leave a
+  snapshot with batches that the log has lost. A snapshot beyond the log's end, after the log was truncated for damage,
+  is removed before the log can grow up to it.
+* Snapshots are written off the event loop and not flushed: their checksum detects a torn one, and the previous one is
+  kept until the next.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
-"""So much log is read again at the most to bring a snapshot up to date (headers only)."""
+"""Upper bound of the log bytes whose headers are read again to bring a snapshot up to date."""
 
 SNAPSHOTS_KEPT = 2
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
@@ -75,7 +76,7 @@ class ProducerHook:
         self.table = ProducerTable(expiration_ms=expiration_ms)
         self._load()
 
-    # What the partition calls
+    # Hook methods
 
     def before_append(self, header: BatchHeader) -> AppendResult | None:
         if header.producer_id < 0:
@@ -105,12 +106,13 @@ class ProducerHook:
             self._background.submit(lambda: self._save(end_offset, data), self._saved)
 
     def on_trim(self, start_offset: int) -> None:
-        """Producers are remembered by time, not by whether their batches are still there."""
+        """Producers expire by time, not when their batches are deleted."""
 
     def on_truncate(self, end_offset: int) -> None:
-        """What was taken back must not be remembered, nor come back from a snapshot when the log has grown again.
+        """Remove what was truncated from the table and from the snapshots, so that it cannot return when the log has
+        grown again.
 
-        Reads the headers since the newest snapshot that is left.
+        Reads the headers since the newest remaining snapshot.
         """
         self._waiting_snapshot = None
         self._unsaved_bytes = 0
@@ -126,13 +128,13 @@ class ProducerHook:
 
     def close(self) -> None:
         end_offset = self._log.end_offset
-        if end_offset == self._saved_end_offset:  # an idle partition costs nothing
+        if end_offset == self._saved_end_offset:  # an idle partition writes no snapshots
             return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
             self._save(end_offset, self.table.to_bytes(end_offset))
 
     def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
-        if error is not None:  # a snapshot saves time, never data: the one before it still stands
+        if error is not None:  # a snapshot saves time, never data: the one before it remains valid
             logger.warning(
                 "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
             )
@@ -149,7 +151,7 @@ class ProducerHook:
         return sorted(own, reverse=True)
 
     def _remove_snapshots_beyond(self, end_offset: int) -> None:
-        """Remove the snapshots that know more than the log, for good."""
+        """Remove the snapshots that are beyond the end of the log."""
         beyond = [name for name in self._names() if int(name.removesuffix(_SUFFIX)) > end_offset]
         for name in beyond:
             self._disk.remove(self._path(name))

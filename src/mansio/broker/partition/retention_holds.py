@@ -1,26 +1,20 @@
-"""What pipelines hold back: which records of which partition must stay because a pipeline has not read them yet.
+"""Retention holds: records that must be kept because a pipeline has not read them yet (ZFS hold / release).
 
-A hold is a committed offset with a mark (`mansio.wire.internal_records.encode_hold_metadata`), so this is a view
-of `__consumer_offsets`: told of every commit and deletion as it is applied, and of all of them again at a start.
-`RetentionHoldHook` asks it for one partition; health and metrics show what became of the holds.
+A hold is a committed offset with a mark in its metadata (`mansio.wire.internal_records`), so this is a view of
+`__consumer_offsets`: it receives every commit and deletion as it is applied, and all of them at a start.
+`RetentionHoldHook` applies the holds to one partition; health checks and metrics show what became of them.
 
-Always true:
-* until every group is loaded nobody can know what is held, and nothing is deleted;
-* a hold is broken only by a limit of its topic or by a full disk; each time that costs a pipeline records it had not
-  read there is one line, one count, and a warning of health until the pipeline is past the place;
-* a hold moves as soon as a commit is in the log, before that is durable: who commits 100 needs nothing below 100,
-  whether or not a power loss takes the commit back.
+    start ---- may be deleted ---- floor ---- held ---- end        floor: the lowest of all holds, or what a limit of
+                                                                   the topic leaves of it
 
-The hold of pipelines, plugged into a partition: what a pipeline has not read yet is not deleted or compacted.
-
-Owns no state but why the last look found less held than pipelines asked for; which holds there are
-`RetentionHolds` knows.
-
-    start ---- may go ---- floor ---- held ---- end            floor: the lowest of all holds, or what a limit
-                                                               of the topic leaves of it
-
-Always true: nothing at or above the floor leaves by retention, compaction or DeleteRecords; a limit moves the floor by
-whole segments, the oldest first, and never further than it says.
+Invariants:
+* Until every group is loaded the holds are unknown, and nothing is deleted.
+* Nothing at or above the floor is deleted by retention, compaction or DeleteRecords. A limit moves the floor by whole
+  segments, the oldest first, and never further than required.
+* A hold is released only by a limit of its topic or by a full disk. Each time that deletes records which a pipeline had
+  not read there is one log line, one count, and a health warning until the pipeline has passed the offset.
+* A hold moves as soon as a commit is in the log, before it is durable: a pipeline that commits 100 needs nothing below
+  100, whether or not a power failure removes the commit.
 """
 
 from __future__ import annotations
@@ -56,11 +50,11 @@ REASONS: Final = {
     TIME: "mansio.hold.ms.max",
     DISK: "the disk is nearly full",
 }
-"""What can break a hold, in one word and for people: the two limits of its topic, and too little room."""
+"""Reasons for a release: the two limits of its topic, and too little disk space."""
 
 
 class RetentionHold(NamedTuple):
-    """One partition of one pipeline: records from `offset` on are needed; `commit_ms` is when it said so."""
+    """One partition of one pipeline: records from `offset` on are needed; `commit_ms` is the time of the commit."""
 
     pipeline: str
     offset: int
@@ -68,7 +62,7 @@ class RetentionHold(NamedTuple):
 
 
 class ReleasedHold(NamedTuple):
-    """A hold that was broken: the log begins (or is compacted up to) `start`, and the pipeline is at `offset`."""
+    """A released hold: the log starts (or is compacted up to) `start`, and the pipeline is at `offset`."""
 
     topic: str
     partition: int
@@ -79,12 +73,12 @@ class ReleasedHold(NamedTuple):
 
 
 def is_hold(group_id: str, metadata: str) -> bool:
-    """Whether a committed offset holds records back."""
+    """Whether a committed offset is a hold."""
     return pipeline_of(group_id) is not None and parse_hold_metadata(metadata) is not None
 
 
 class RetentionHolds:
-    """See the module. One per broker; all methods on its loop."""
+    """One per broker; all methods run on its event loop."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, int], dict[str, RetentionHold]] = {}
@@ -92,13 +86,13 @@ class RetentionHolds:
         self._is_loaded: Callable[[], bool] = lambda: False
         self._unknown_logged = False
         self.disk_low = False
-        """Too little room where the data is: no hold counts until there is more."""
+        """Too little disk space: holds are ignored until there is more."""
         self.released_counts = dict.fromkeys(REASONS, 0)
 
-    # What is held
+    # Holds
 
     def follow(self, is_loaded: Callable[[], bool]) -> None:
-        """From now on `is_loaded` says whether the offsets of all groups are known."""
+        """Set the function that returns whether the offsets of all groups are loaded."""
         self._is_loaded = is_loaded
 
     def note(self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
@@ -130,7 +124,7 @@ class RetentionHolds:
 
     @property
     def known(self) -> bool:
-        """Whether all holds are known. The first time that somebody has to wait for it there is a line."""
+        """Whether all holds are known. Logged the first time that a caller has to wait for it."""
         known = self._is_loaded()
         if not known and not self._unknown_logged:
             self._unknown_logged = True
@@ -139,16 +133,16 @@ class RetentionHolds:
 
     @property
     def unknown(self) -> bool:
-        """Whether something was kept because not all holds are known."""
+        """Whether records were kept because not all holds are known."""
         return self._unknown_logged and not self._is_loaded()
 
     def __len__(self) -> int:
         return sum(len(place) for place in self._of.values())
 
-    # What became of it
+    # Released holds
 
     def on_released(self, held: RetentionHold, topic: str, partition: int, start: int, reason: str) -> None:
-        """Records below `start` are gone, and a pipeline had not read them."""
+        """Records below `start` were deleted, and a pipeline had not read them."""
         key = (topic, partition, held.pipeline)
         if key not in self._broken:
             self.released_counts[reason] += 1
@@ -166,15 +160,15 @@ class RetentionHolds:
         self._broken[key] = ReleasedHold(topic, partition, held.pipeline, held.offset, start, reason)
 
     def broken(self) -> Iterator[ReleasedHold]:
-        """The holds that are broken now."""
+        """The holds that are released now."""
         yield from tuple(self._broken.values())
 
 
 class HoldDiskLimit:
-    """Looks at the disk now and then: with too little room no hold counts, until there is more.
+    """Disk-space limit of holds: with too little space holds are ignored until there is more.
 
-    Asked on another thread, because a disk that hangs does not answer; the last answer counts meanwhile. `on_low` is
-    called when the room falls below `free_bytes_min` and something is held.
+    Checked on another thread, because a disk that hangs does not respond; the last result is used meanwhile. `on_low`
+    is called when the space falls below `free_bytes_min` and records are held.
     """
 
     def __init__(
@@ -199,7 +193,7 @@ class HoldDiskLimit:
         self._stopped = False
 
     def start(self) -> None:
-        """Begin to look; a minimum of 0 bytes needs no looking."""
+        """Start the checks; a minimum of 0 bytes needs none."""
         if self._free_bytes_min > 0:
             self._background.submit(self._free_bytes, self._seen)
 
@@ -235,7 +229,8 @@ NO_LIMIT = -1
 
 
 class Floor(NamedTuple):
-    """From which offset on a hold keeps records; `reason`: which limit keeps it from keeping more, "" for none."""
+    """The offset from which a hold keeps records. `reason` is the limit that prevents it from keeping more, "" for
+    none."""
 
     offset: int
     reason: str = ""
@@ -250,11 +245,10 @@ def floor_of(
     ms_max: int,
     now_ms: int,
 ) -> Floor:
-    """What the limits leave of a hold. `segments`: all, oldest first, of `size_bytes` together.
+    """What the limits leave of a hold. `segments` are all segments, oldest first, of `size_bytes` in total.
 
-    `bytes_max`: only the newest segments that fit into so many bytes are held. `ms_max`: a pipeline that has not
-    committed for so long holds only segments with a record younger than that; one that commits is never too slow.
-    -1: no limit.
+    `bytes_max`: only the newest segments that fit into this size are held. `ms_max`: a pipeline without a commit for
+    this time holds only segments with a younger record; one that commits is never too slow. -1: no limit.
     """
     excess_bytes = size_bytes - bytes_max if bytes_max != NO_LIMIT else 0
     oldest_ms = now_ms - ms_max if ms_max != NO_LIMIT and now_ms - held.commit_ms > ms_max else None
@@ -272,15 +266,13 @@ def floor_of(
 
 
 class RetentionHoldHook:
-    """`PartitionHook` for the holds of pipelines; not on the path of appends and reads."""
+    """`PartitionHook` for retention holds; not called by appends and reads."""
 
     def __init__(self, partition: Partition, holds: RetentionHolds, clock: Clock) -> None:
         self._partition = partition
         self._holds = holds
         self._clock = clock
-        self._limited: dict[
-            str, str
-        ] = {}  # pipeline -> what kept its hold from counting in full, at the last look
+        self._limited: dict[str, str] = {}  # pipeline -> limit that reduced its hold at the last check
 
     def retention_floor(self) -> int | None:
         if not self._partition.settings.hold_enabled:
@@ -297,14 +289,14 @@ class RetentionHoldHook:
         self.passed(start_offset)
 
     def passed(self, offset: int) -> None:
-        """Records below are gone, or only the latest of each key is left of them."""
+        """Records below were deleted, or compacted."""
         for one in tuple(self._held()):
             if one.offset < offset and (reason := self._limited.get(one.pipeline)):
                 self._holds.on_released(one, self._partition.topic, self._partition.index, offset, reason)
 
     def check_deletion(self, before_offset: int) -> None:
-        """Somebody wants the records below an offset deleted (-1: all that are committed). Raises `PolicyViolation`,
-        which names the pipeline that still needs some of them."""
+        """Check a request to delete the records below an offset (-1: all committed ones). Raises `PolicyViolation` with
+        the pipeline that still needs some of them."""
         partition = self._partition
         floor = self.retention_floor()
         wanted = partition.high_watermark if before_offset == HIGH_WATERMARK else before_offset
@@ -342,7 +334,7 @@ class RetentionHoldHook:
         yield from log.closed_segments()
         yield log.active_segment()
 
-    # Nothing to see or to steer in these
+    # Hook methods without effect
 
     def before_append(self, header: BatchHeader) -> AppendResult | None: ...
 

@@ -1,16 +1,16 @@
-"""Who is in sync: a leader takes replicas into the in-sync sets of its partitions, and takes them out.
+"""ISR manager: a leader's changes of the in-sync sets (ISR) of its partitions.
 
-Each change is one transaction of the metadata store, guarded by: nobody changed the partition since, this broker's
-session lives, and for each broker that is added, the session lives in which it fetched what it needs. Until the answer
-is known the set that was asked for counts beside the committed one (`ReplicationProgress.propose`).
+Each change is one transaction of the metadata store, guarded by: the partition is unchanged, this broker's session is
+alive, and for each broker that is added, the session in which it fetched what it needs is alive. Until the outcome is
+known, the proposed set counts in addition to the committed one (`ReplicationProgress.propose`).
 
-Always true:
-* only the leader changes the set, and never takes itself out;
-* a replica joins when it has everything up to the high watermark and up to where this epoch began; it leaves when its
-  broker's session ends, or when it did not keep up for `lag_ms_max`;
-* an answer that was lost is not guessed: the same transaction is tried again until it is known to have happened, or
-  the partition is known to have changed, after which it can not;
-* of one partition one change is under way, of all together `CHANGES_MAX`.
+Invariants:
+* Only the leader changes the set, and it never removes itself.
+* A replica joins when it has everything up to the high watermark and up to the start of this epoch. It leaves when its
+  broker's session ends, or when it lags for more than `lag_ms_max`.
+* A lost response is not guessed: the same transaction is retried until it is known to be committed, or the partition is
+  known to have changed, after which it cannot be.
+* At most one change per partition is in flight, and `CHANGES_MAX` in total.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RETRY_MS_MAX: Final = 2000
 
 
 class _LeaderPartition:
-    """A partition that is led here, and what the store says about it."""
+    """A partition led by this broker, and its state in the metadata store."""
 
     __slots__ = ("changing", "gone", "partition", "replica", "state")
 
@@ -62,12 +62,12 @@ class _LeaderPartition:
 
     @property
     def current(self) -> bool:
-        """Does this broker lead the partition still, in the same epoch?"""
+        """This broker still leads the partition, in the same epoch."""
         return self.partition.replica is self.replica and not self.partition.closed
 
 
 class IsrManager:
-    """See the module. All methods belong to the broker's loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -82,10 +82,9 @@ class IsrManager:
         is_session_valid: Callable[[], bool],
         lag_ms_max: int,
     ) -> None:
-        """`broker_epoch_of`: the epoch of a broker's session now, 0 for none; `can_join_isr`: is a broker neither
-        fenced nor on its way out; `is_session_valid`: is the own session sure to live; `lag_ms_max`:
-        replica.lag.time.max.ms.
-        """
+        """`broker_epoch_of` returns the epoch of a broker's current session, 0 for none; `can_join_isr` whether a
+        broker is neither fenced nor shutting down; `is_session_valid` whether this broker's session has certainly
+        not expired. `lag_ms_max` is replica.lag.time.max.ms."""
         self._store = store
         self._keys = keys
         self._node_id = node_id
@@ -104,11 +103,11 @@ class IsrManager:
         self.shrinks = 0
 
     def start(self) -> None:
-        """Look after the partitions now and then, too: who does not keep up says nothing."""
+        """Also check the partitions periodically: a replica that lags sends no event."""
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
 
     def stop(self) -> None:
-        """No more changes."""
+        """Make no further changes."""
         self._stopped = True
         self._leader_partitions.clear()
         self._waiting.clear()
@@ -117,7 +116,7 @@ class IsrManager:
             self._timer = None
 
     def become_leader(self, partition: Partition, state: PartitionState) -> None:
-        """This broker leads the partition, as `state` says (`Partition.become_leader` has been called)."""
+        """This broker leads the partition in `state` (`Partition.become_leader` has been called)."""
         replica = partition.leader_progress
         assert replica is not None, "Partition.become_leader comes first"
         known = self._leader_partitions.get(partition)
@@ -129,14 +128,14 @@ class IsrManager:
         self._decide(led)
 
     def leave(self, partition: Partition) -> None:
-        """This broker leads the partition no more."""
+        """This broker no longer leads the partition."""
         led = self._leader_partitions.pop(partition, None)
         partition.on_isr_candidate = None
         if led is not None:
             self._waiting.pop(led, None)
 
     def metadata_changed(self, partition: Partition, state: PartitionState) -> None:
-        """The metadata says so; what is known already, or older, changes nothing."""
+        """Apply the partition's state in the metadata; a known or older one changes nothing."""
         led = self._leader_partitions.get(partition)
         if led is None or state.leader_epoch != led.state.leader_epoch or state.leader != self._node_id:
             return
@@ -144,7 +143,7 @@ class IsrManager:
             self._adopt(led, state)
 
     def session_ended(self, node_id: int) -> None:
-        """A broker's session ended, whether or not it has another one by now: nobody waits for it any longer."""
+        """A broker's session ended, whether or not it has a new one: commits no longer wait for it."""
         for led in list(self._leader_partitions.values()):
             if node_id in led.state.isr and node_id != self._node_id:
                 led.gone.add(node_id)
@@ -165,10 +164,10 @@ class IsrManager:
             led.partition.check_session()
             self._decide(led)
 
-    # Deciding
+    # Decide
 
     def _decide(self, led: _LeaderPartition) -> None:
-        """Begin a change if one is due and none is under way."""
+        """Start a change if one is due and none is in flight."""
         if led.changing or self._stopped or not led.current or not self._is_session_valid():
             return
         if self._target(led) == led.replica.in_sync:
@@ -177,7 +176,7 @@ class IsrManager:
         self._begin()
 
     def _target(self, led: _LeaderPartition) -> frozenset[int]:
-        """Who should be in sync, as far as is known here."""
+        """The in-sync set that should be, as far as this broker knows."""
         replica, partition = led.replica, led.partition
         lagging = replica.lagging(partition.now_ms(), self._lag_ms_max, partition.end_offset)
         gone = {
@@ -211,13 +210,13 @@ class IsrManager:
             name = f"in-sync set of {led.partition.name}"
             self._scheduler.spawn(self._change(led, led.state, target, sessions), name=name)
 
-    # Changing
+    # Change
 
     async def _change(
         self, led: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
     ) -> None:
-        """Turn `state` into `target`, or find out that it can not be done any more. `sessions`: of those who are added,
-        the broker epoch in which they had what it takes. All of it is as it was when `target` was proposed."""
+        """Change `state` to `target`, or find that it is no longer possible. `sessions` are the broker epochs in
+        which the added brokers met the conditions, as of the time when `target` was proposed."""
         try:
             isr = (*(node for node in state.isr if node in target), *sessions)
             wanted = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
@@ -238,7 +237,7 @@ class IsrManager:
     async def _commit(
         self, led: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
     ) -> None:
-        """Until it is known to have happened, or that it never can."""
+        """Retry until the transaction is known to be committed, or known to be impossible."""
         writer = new_writer_id(self._random)
         put = Put(self._key(led), encode(partition_document(wanted), writer))
         wait_ms = RETRY_MS
@@ -264,9 +263,7 @@ class IsrManager:
                 return
             break
         await self._read_with_retries(led)
-        await self._scheduler.sleep(
-            RETRY_MS
-        )  # whatever it failed for, the view of the metadata has to catch up first
+        await self._scheduler.sleep(RETRY_MS)  # whatever the reason, the metadata image has to catch up first
 
     async def _read_with_retries(self, led: _LeaderPartition) -> None:
         wait_ms = RETRY_MS
@@ -280,14 +277,14 @@ class IsrManager:
                 return
 
     async def _read_again(self, led: _LeaderPartition) -> None:
-        """A change did not happen, and will not: take what there is."""
+        """A change was not committed and will not be: read the current state."""
         entry = await self._store.get(self._key(led))
         if entry is None or not led.current or entry.mod_revision < led.state.mod_revision:
             return
         document = decode(entry.key, entry.value)
         state = led.state
         if (document["leader"], document["leader_epoch"]) != (state.leader, state.leader_epoch):
-            return  # nothing is committed here any more; the metadata will say who leads
+            return  # nothing is committed here any more; the metadata will name the leader
         found = state._replace(
             replicas=tuple(document["replicas"]),
             isr=tuple(document["isr"]),
@@ -299,7 +296,7 @@ class IsrManager:
         self._adopt(led, found)
 
     def _committed(self, led: _LeaderPartition, old: PartitionState, state: PartitionState) -> None:
-        """A change happened. It is told of here, because the view may have had it before the answer came."""
+        """A change was committed. Reported here, because the image may have had it before the response arrived."""
         before, after = frozenset(old.isr), frozenset(state.isr)
         self.expansions += bool(after - before)
         self.shrinks += bool(before - after)
@@ -316,7 +313,7 @@ class IsrManager:
             self._adopt(led, state)
 
     def _adopt(self, led: _LeaderPartition, state: PartitionState) -> None:
-        """The store has it so."""
+        """The metadata store has this state."""
         if not led.current:
             return
         led.state = state

@@ -1,11 +1,12 @@
-"""From the metadata to roles: what this broker leads, what it copies, and from whom.
+"""Leadership applier: turns the partition states of the metadata into roles of the partitions.
 
-Puts together what the parts do by themselves: `Partition.become_leader` and `become_follower`, the
-`ReplicaFetcherManager`, the `IsrManager`.
+Calls `Partition.become_leader` and `become_follower` and keeps the `ReplicaFetcherManager` and the `IsrManager`
+informed.
 
-Always true: news of a leader epoch that is over changes nothing; a broker leads only what it was chosen for in the
-session it has now. One that may not lead what it should (its log failed, or knows the epoch from before a restart) says
-so and leads nothing until the next epoch.
+Invariants:
+* A state of a leader epoch that has ended changes nothing.
+* A broker leads only what it was elected for in its current session. If it may not lead a partition (its log failed, or
+  contains the epoch from before a restart) it logs this and does not lead it until the next epoch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeadershipApplier:
-    """See the module. All methods belong to the broker's loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -40,26 +41,27 @@ class LeadershipApplier:
         broker_epoch: Callable[[], int],
         is_session_valid: Callable[[], bool],
     ) -> None:
-        """`broker_epoch`: that of this broker's session now; `is_session_valid`: is that session sure to live."""
+        """`broker_epoch` returns the epoch of this broker's current session; `is_session_valid` whether that session
+        has certainly not expired."""
         self._node_id = node_id
         self.fetcher_manager = fetcher_manager
         self.isr_manager = isr_manager
         self._broker_epoch = broker_epoch
         self._is_session_valid = is_session_valid
         self.on_leader_elected: Callable[[], None] = _nobody
-        """Called when this broker leads a partition in an epoch in which it did not."""
+        """Called when this broker becomes leader of a partition in a new epoch."""
 
     def start(self) -> None:
-        """Look after what is led here."""
+        """Start the management of in-sync sets."""
         self.isr_manager.start()
 
     def stop(self) -> None:
-        """Copy nothing and change nothing any more."""
+        """Stop replication and changes of in-sync sets."""
         self.fetcher_manager.stop()
         self.isr_manager.stop()
 
     def apply(self, partition: Partition, state: PartitionState) -> None:
-        """The metadata says this of a partition that is open here."""
+        """Apply the metadata's state of a partition that is open here."""
         if state.leader_epoch < partition.leader_epoch or partition.closed:
             return
         is_leader = state.led_by(self._node_id, self._broker_epoch())
@@ -89,15 +91,15 @@ class LeadershipApplier:
         self.fetcher_manager.become_follower(partition)
 
     def leave(self, partition: Partition) -> None:
-        """The partition is about to be closed here."""
+        """The partition is about to be closed."""
         self.fetcher_manager.leave(partition)
         self.isr_manager.leave(partition)
 
     def broker_changed(self, change: BrokerChange) -> None:
-        """A broker's session began or ended, or another one took its place."""
+        """A broker's session began or ended, or was replaced."""
         if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
             self.isr_manager.session_ended(change.node_id)
 
 
 def _nobody() -> None:
-    """Stands where a listener will be."""
+    """Default of `on_leader_elected`."""

@@ -1,26 +1,22 @@
-"""Copies from one leader: the loop that asks, appends, syncs, and asks again. `follower` has all of them.
+"""Replica fetcher: replicates the partitions led by other brokers, with one fetcher per leader (Kafka
+`ReplicaFetcherThread`).
 
-Always true: an answer changes a partition only if its role is the one it had when the request left; a partition that
-fails is set aside for a while, one whose log has failed for good, and the others go on.
+    fetch -> append as it is -> flush -> fetch ...
 
-Copies the logs of other brokers: one fetcher for each leader, one request under way for each fetcher.
+All partitions of one leader are in one request, and one request per fetcher is in flight. A partition is fetched from
+this broker's flushed end offset, so the request at the same time confirms to the leader what is flushed here. A fetcher
+therefore waits for its flushes before it fetches again; the leader flushes meanwhile.
 
-    fetch -> append as it is -> sync -> fetch ...
+Invariants:
+* A response changes a partition only if its role is the one it had when the request was sent.
+* A log is truncated by epoch only: when the leader reports where the logs diverge, or when the leader's log starts
+  after this one ends.
+* A partition that fails is delayed and reported; the others of its leader continue. A partition whose log has failed is
+  not retried.
+* Memory is bounded: one response of `response_bytes_max` per leader. Replicas that are not in sync, below their
+  leader's high watermark, are replicated at `catch_up_bytes_per_second` in total, if that is set.
 
-All partitions that a leader leads go into one request. The offset a partition is fetched from is what this broker has
-on stable storage, so the request is at the same time the word on which the leader counts (`replicating`). A fetcher
-therefore waits for its syncs before it asks again; the leader syncs meanwhile.
-
-Always true:
-* an answer changes a partition only if its role is the one it had when the request left;
-* a log is cut by epoch alone: when the leader says where the logs part, or when the leader's log begins later than this
-  one ends;
-* a partition that fails is set aside for a while and told; the others of its leader go on. A log that has failed is set
-  aside for good;
-* what is held is bounded: one answer of `response_bytes_max` for each leader. Replicas that are not in sync, the ones
-  below their leader's high watermark, are copied at `catch_up_bytes_per_second` together, if that is set.
-
-Runs on ports alone: a simulator runs this very code.
+Uses ports only: the simulator runs this code.
 """
 
 from __future__ import annotations
@@ -54,29 +50,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VERSION: Final = fetch.REPLICA_VERSION
-"""Of Fetch, which brokers speak among each other."""
+"""Version of Fetch between brokers."""
 
 CLIENT_ID: Final = "mansio-follower"
 CLIENT_ID_BYTES: Final = CLIENT_ID.encode()
 BUSY_WAIT_MS: Final = 20
-"""How soon a log that has to be cut is looked at again when a sync holds it."""
+"""Delay before a truncation is retried while a flush holds the log."""
 
 ACTIVE_S: Final = 0.5
-"""So long after its last news a partition is taken to have more soon."""
+"""How long after its last records a partition counts as active."""
 
 QUIET_ROUND_S: Final = 0.0001
-"""Times the number of partitions: so often the quiet ones are asked for, too, while others are lively."""
+"""Multiplied by the number of partitions: interval at which idle partitions are fetched while others are active."""
 
 CATCH_UP_BURST_MS: Final = 1000
 JITTER: Final = 0.2
 
 LOG_FROM_ATTEMPT: Final = 5
-"""A leader that does not know its role yet refuses for a moment, after each creation and each move: nobody's business
-unless it lasts (about a second)."""
+"""A leader that has not applied its role yet rejects fetches after each creation and each move; not logged unless it
+lasts (about a second)."""
 
 
 class ReplicaFetcherSettings(NamedTuple):
-    """How to copy, and how much at a time. `catch_up_bytes_per_second`: 0 for as fast as it goes."""
+    """Settings of replication. `catch_up_bytes_per_second` 0 means unlimited."""
 
     fetch_wait_ms: int = 500
     partition_bytes_max: int = 1 << 20
@@ -86,11 +82,11 @@ class ReplicaFetcherSettings(NamedTuple):
     backoff_ms_max: int = 2000
     catch_up_bytes_per_second: int = 0
     all_partitions_max: int = 200
-    """Of more partitions than that, those where nothing happens are asked for less often."""
+    """With more partitions than this, idle ones are fetched less often."""
 
 
 class _FetchedReplica:
-    """One partition that is copied. `retry_at_s`: it is set aside until then."""
+    """One replicated partition. It is not fetched before `retry_at_s`."""
 
     __slots__ = (
         "active_until_s",
@@ -119,12 +115,12 @@ class _FetchedReplica:
 
     @property
     def current(self) -> bool:
-        """Does the partition have the role still that this was made for?"""
+        """The partition still has the role for which this object was created."""
         return self.partition.replica is self.replica and not self.partition.closed
 
 
 class ReplicationThrottle:
-    """The bytes per second that replicas far behind may take, of all leaders together."""
+    """Bytes per second for replicas that are far behind, over all leaders."""
 
     __slots__ = ("_bucket", "_clock", "_free_at_s")
 
@@ -135,19 +131,19 @@ class ReplicationThrottle:
         self._free_at_s = now
 
     def took(self, size_bytes: int) -> None:
-        """So much was copied."""
+        """Record replicated bytes."""
         if self._bucket is not None and size_bytes:
             now = self._clock.monotonic()
             self._free_at_s = now + self._bucket.take(size_bytes, now) / 1000
 
     @property
     def free_at_s(self) -> float:
-        """From when on more may be taken."""
+        """Time from which more may be fetched, monotonic seconds."""
         return self._free_at_s
 
 
 class FetcherContext(NamedTuple):
-    """What the fetchers of a broker share. `broker_epoch`: that of this broker's session now."""
+    """What the fetchers of a broker share. `broker_epoch` returns the epoch of this broker's current session."""
 
     node_id: int
     peers: Peers
@@ -160,7 +156,7 @@ class FetcherContext(NamedTuple):
 
 
 class ReplicaFetcher:
-    """What is copied from one leader."""
+    """Replicates the partitions of one leader."""
 
     def __init__(self, context: FetcherContext, leader: int) -> None:
         self._context = context
@@ -173,10 +169,10 @@ class ReplicaFetcher:
         self._all_due_s = 0.0
 
     def copy(self, partition: Partition, replica: FollowerReplica) -> None:
-        """Copy it, from the next request on."""
+        """Include the partition from the next request on."""
         known = self.copies.get(partition)
         if known is not None and known.replica is replica:
-            self._attempts = 0  # whoever says so again has news: of a session, of the leader
+            self._attempts = 0  # a repeated call means news of a session or of the leader
             self._poke()
             return
         self.copies[partition] = _FetchedReplica(partition, replica)
@@ -186,7 +182,7 @@ class ReplicaFetcher:
             self._work = self._context.scheduler.spawn(self._run(), name=name)
 
     def leave(self, partition: Partition) -> None:
-        """Copy it no more; an answer that is under way changes nothing of it."""
+        """Stop replicating the partition; a response in flight no longer changes it."""
         self.copies.pop(partition, None)
 
     def stop(self) -> None:
@@ -225,7 +221,7 @@ class ReplicaFetcher:
             await self._synced(self._take(asked, response))
 
     def _due(self) -> list[_FetchedReplica]:
-        """The partitions to ask for now, those first that got nothing for longest."""
+        """The partitions to fetch now, those first that got nothing for the longest time."""
         now = self._context.clock.monotonic()
         throttled = now < self._context.throttle.free_at_s
         due = []
@@ -241,17 +237,17 @@ class ReplicaFetcher:
                 self._delay_retry(one, failure)
             elif (
                 log.end_offset > log.durable_end_offset
-            ):  # it led before; what it asks from has to be durable
+            ):  # it was the leader before; its fetch position must be flushed
                 one.retry_at_s = now + BUSY_WAIT_MS / 1000
             else:
                 due.append(one)
         return due
 
     def _turn(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
-        """Whom to ask for this time, and how long the leader may wait for something to answer.
+        """Select the partitions of the next request, and how long the leader may wait for records.
 
-        A request costs both sides some time for each partition. Of many, most are quiet while some have news all the
-        time: those are asked for alone for a while.
+        A request costs both brokers time for each partition. Of many partitions most are idle while some are active:
+        the active ones are fetched alone for a while.
         """
         settings = self._context.settings
         if len(due) <= settings.all_partitions_max:
@@ -265,7 +261,7 @@ class ReplicaFetcher:
         return due, settings.fetch_wait_ms
 
     def _wait_ms(self) -> float:
-        """Until one that is set aside, or held back, is due."""
+        """Time until a delayed or throttled partition is due, in ms."""
         now = self._context.clock.monotonic()
         due = [
             max(one.retry_at_s, self._context.throttle.free_at_s if one.behind else 0.0)
@@ -312,10 +308,10 @@ class ReplicaFetcher:
             replica_epoch=self._context.broker_epoch(),
         )
 
-    # Answers
+    # Responses
 
     def _take(self, asked: Sequence[_FetchedReplica], response: FetchResponse) -> list[_FetchedReplica]:
-        """Carry out an answer; the partitions that have something to sync now."""
+        """Apply a response; returns the partitions that have something to flush now."""
         by_place = {one.place: one for one in asked}
         grown = []
         for _, topic_id, answers in response.topics:
@@ -341,14 +337,14 @@ class ReplicaFetcher:
             if (log := one.partition.log).end_offset > log.durable_end_offset and one.current
         ]
         if unsynced:
-            asked[0].partition.group_commit.request_all(unsynced)  # a broker has one
-        for copied in grown:  # the others come first next time
+            asked[0].partition.group_commit.request_all(unsynced)  # one group commit per broker
+        for copied in grown:  # the others come first in the next request
             if self.copies.pop(copied.partition, None) is copied:
                 self.copies[copied.partition] = copied
         return grown
 
     def _take_one(self, copied: _FetchedReplica, answer: FetchedPartition) -> bool:
-        """Carry out one partition's answer. True when the log has something to sync."""
+        """Apply one partition's result. Returns True if the log has something to flush."""
         partition = copied.partition
         log = partition.log
         if answer.error_code:
@@ -374,10 +370,10 @@ class ReplicaFetcher:
         return log.end_offset > log.durable_end_offset
 
     def _delay_retry(self, copied: _FetchedReplica, error: MansioError) -> None:
-        """It failed: try it again in a while, or, when the log has failed, never."""
+        """Retry a failed partition after a delay; never, if its log has failed."""
         partition = copied.partition
         now = self._context.clock.monotonic()
-        if isinstance(error, ConcurrentChange):  # its log is being synced
+        if isinstance(error, ConcurrentChange):  # its log is being flushed
             copied.retry_at_s = now + BUSY_WAIT_MS / 1000
             return
         copied.attempts += 1
@@ -397,7 +393,7 @@ class ReplicaFetcher:
             copied.retry_at_s = now + self._backoff_ms(copied.attempts) / 1000
 
     def _defect(self, copied: _FetchedReplica, error: Exception) -> None:
-        """What nobody thought of: told once in a spell, with its traceback, and tried again."""
+        """An unexpected exception: logged once per series, with its traceback, and retried."""
         name = copied.partition.name
         if not copied.attempts:
             known = fields(work=f"copy {name}", reason=repr(error))
@@ -405,7 +401,8 @@ class ReplicaFetcher:
         self._delay_retry(copied, MansioError(f"{name} cannot be copied: {error!r}"))
 
     async def _synced(self, grown: Iterable[_FetchedReplica]) -> None:
-        """Wait until what was appended is durable; who fails or changes its role meanwhile is not waited for."""
+        """Wait until what was appended is flushed; a partition that fails or changes its role meanwhile is not
+        waited for."""
         left = 0
         promise: Promise[None] = self._context.scheduler.promise()
 
@@ -432,7 +429,7 @@ class ReplicaFetcher:
         return backoff.delay_ms(attempts)
 
     async def _sleep(self, wait_ms: float) -> None:
-        """Until the time is over, or something new is to be copied."""
+        """Wait until the time is over, or a partition is added."""
         self._pause = self._context.scheduler.promise()
         timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self._poke)
         try:
@@ -446,7 +443,7 @@ class ReplicaFetcher:
             self._pause.set_result(None)
 
     def _tell(self, error: MansioError) -> None:
-        """One line for a spell of the same trouble."""
+        """Log once per series of the same error."""
         logged_error = type(error).__name__
         if logged_error != self._logged_error:
             logger.warning("leader_unreachable", extra=fields(leader=self._leader, reason=error.message))
@@ -457,14 +454,14 @@ __all__ = ["FailedReplica", "ReplicaFetcherManager", "ReplicaFetcherSettings"]
 
 
 class FailedReplica(NamedTuple):
-    """Why a partition is not copied now."""
+    """Why a partition is not replicated now."""
 
     partition: Partition
     error: MansioError
 
 
 class ReplicaFetcherManager:
-    """All that this broker copies. All methods belong to the broker's loop."""
+    """The fetchers of this broker, one per leader. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -477,7 +474,7 @@ class ReplicaFetcherManager:
         broker_epoch: Callable[[], int],
         settings: ReplicaFetcherSettings = ReplicaFetcherSettings(),  # noqa: B008 - a value
     ) -> None:
-        """`broker_epoch`: that of this broker's session now."""
+        """`broker_epoch` returns the epoch of this broker's current session."""
         throttle = ReplicationThrottle(settings.catch_up_bytes_per_second, clock)
         self._context = FetcherContext(
             node_id, peers, scheduler, clock, random, broker_epoch, settings, throttle
@@ -486,7 +483,7 @@ class ReplicaFetcherManager:
         self._stopped = False
 
     def become_follower(self, partition: Partition) -> None:
-        """The partition's role changed: copy it from the leader it has now, or not at all."""
+        """The partition's role changed: replicate it from its current leader, or not at all."""
         replica = partition.replica
         leader = (
             replica.leader if isinstance(replica, FollowerReplica) and not partition.closed else NO_LEADER
@@ -506,7 +503,7 @@ class ReplicaFetcherManager:
         found.copy(partition, replica)
 
     def leave(self, partition: Partition) -> None:
-        """The partition is closed here, or about to be."""
+        """The partition is closed, or is about to be."""
         for node_id, fetcher in list(self._fetchers.items()):
             fetcher.leave(partition)
             if not fetcher.copies:
@@ -514,14 +511,14 @@ class ReplicaFetcherManager:
                 del self._fetchers[node_id]
 
     def troubles(self) -> Iterator[FailedReplica]:
-        """Every partition that is set aside now, and why."""
+        """Every partition that is delayed by an error now, with the error."""
         for fetcher in self._fetchers.values():
             for copied in fetcher.copies.values():
                 if copied.error is not None:
                     yield FailedReplica(copied.partition, copied.error)
 
     def stop(self) -> None:
-        """Copy nothing more."""
+        """Stop all fetchers."""
         self._stopped = True
         for fetcher in self._fetchers.values():
             fetcher.stop()

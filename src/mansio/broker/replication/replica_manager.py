@@ -1,23 +1,20 @@
-"""Which partitions live on this broker of a cluster: opened when they are placed here, given their roles, closed and
-removed when their topic is deleted.
+"""Replica manager: opens, closes and removes the partition replicas of this broker, and applies their roles.
 
-Follows the metadata's view. Roles of partitions that are open change at once; opening, renewing and removing logs is
-work for the disk and done by one task, topic by topic, always from the newest view.
+Follows the metadata image. Roles of open partitions change at once; opening, recreating and removing logs needs the
+disk and is done by one task, topic by topic, always from the newest image.
 
-Always true:
-* a partition leads or follows only while its log is open, and only as the newest view says;
-* a log that could not be opened, or is missing, is begun anew only where this broker is not in sync any more, so that
-  nothing it once confirmed is forgotten in silence. The last replica in sync is never replaced: it stays out of
-  service, for an operator to decide;
-* data is removed only for a topic that the metadata says is being deleted, or does not have any more after it had it.
+Also logs, once per change, the partitions led here that reject acks=all because too few replicas are in sync, and when
+that ends (`UnderMinIsrLog`). A leader that reaches etcd and its clients but no follower stays the leader, because no
+other broker is known to have everything that it acknowledged; it rejects writes instead, as Kafka does, and an operator
+must be informed.
 
-Tells, in the log, of partitions led here for which acks=all is refused because too few replicas are in sync; and
-when that is over.
-
-A leader that reaches etcd and its clients but no follower stays the leader: nobody else is known to have all that it
-acknowledged. It refuses instead, as Kafka does, and an operator has to hear of it.
-
-Always true: changes that come together are one line, however many partitions they are.
+Invariants:
+* A partition leads or follows only while its log is open, and only as the newest image demands.
+* A log that could not be opened, or is missing, is recreated only where this broker is no longer in sync, so that
+  nothing it once confirmed is lost silently. The last in-sync replica is never replaced: it stays offline for an
+  operator to decide.
+* Data is removed only for a topic that the metadata marks as being deleted, or no longer contains after it did.
+* Changes of several partitions at the same time are one log line.
 """
 
 from __future__ import annotations
@@ -44,18 +41,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRY_AGAIN_MS = 1000
-"""After the disk did not let a topic be opened or removed, then twice as long; and how often failed logs are looked
-for."""
+"""Delay before opening or removing a topic is retried after a disk error, doubled each time; also the interval of the
+check for failed logs."""
 TRY_AGAIN_MS_MAX = 60_000
 RETRY_BACKOFF = Backoff(TRY_AGAIN_MS, TRY_AGAIN_MS_MAX, jitter=0)
 
 
 class ReplicaManager:
-    """See the module. All methods belong to the broker's loop.
+    """All methods run on the broker's event loop.
 
-    `remove(topic)` closes what is open of a topic and removes its data. `give_up(places)` asks that others lead
-    partitions (topic id, index) whose log failed here, or could not be opened. `on_role(partition)` hears of every role
-    that was applied, `on_made(revision)` of topics that were made, with how far the view had come.
+    `remove(topic)` closes a topic's open partitions and removes its data. `give_up(partitions)` requests that other
+    brokers lead the partitions (topic id, index) whose log failed here or could not be opened. `on_role(partition)` is
+    called for every applied role, `on_made(revision)` for created topics, with the revision of the image.
     """
 
     def __init__(
@@ -84,12 +81,12 @@ class ReplicaManager:
         self._made_any = False
         self._waiting: dict[UUID, Topic] = {}
         self._gone: dict[UUID, Topic] = {}
-        self._failed: dict[UUID, int] = {}  # how often, one after the other
+        self._failed: dict[UUID, int] = {}  # consecutive failures
         self._wake: Promise[None] | None = None
         self._stopped = False
 
     def start(self) -> None:
-        """Follow the view from now on. What it has lost since the partitions were opened goes, too."""
+        """Follow the image. Topics that it has lost since the partitions were opened are removed, too."""
         for topic in self._partitions.served():
             if topic.topic_id not in self._state.topics_by_id:
                 self._partitions.drop(topic)
@@ -106,8 +103,8 @@ class ReplicaManager:
         self._woken()
 
     def lost_logs(self) -> Iterator[tuple[UUID, int]]:
-        """Partitions placed here whose log cannot vouch for what this broker once confirmed. Where no other replica can
-        either, a disk that only does not answer is waited for: what it has may be all there is."""
+        """Replicas of this broker whose log cannot confirm what the broker once acknowledged. Where no other replica
+        can either, a disk that only does not respond is waited for: it may have the only copy."""
         for topic in self._state.topics.values():
             for index, kept in enumerate(self._partitions.kept(topic)):
                 if isinstance(kept, StorageError) and not self._is_awaited(topic, index, kept):
@@ -118,11 +115,11 @@ class ReplicaManager:
         return unread and topic.partitions[index].isr == (self._node_id,)
 
     def apply_all(self) -> None:
-        """The session of this broker began or ended: roles depend on it."""
+        """Apply all roles again, because the session of this broker began or ended."""
         for topic in tuple(self._state.topics.values()):
             self._look_at(topic)
 
-    # Following the view
+    # Metadata changes
 
     def _changed(self, change: TopicChange) -> None:
         self._partitions.follow(change)
@@ -137,7 +134,7 @@ class ReplicaManager:
             self._apply(after, known)
 
     def _leave(self, topic: Topic) -> None:
-        """It is deleted: nothing of it has a role here any more, and its data go."""
+        """The topic is deleted: its partitions have no role here any more, and its data is removed."""
         for partition in self._partitions.kept(topic):
             if isinstance(partition, Partition):
                 self._leadership_applier.leave(partition)
@@ -153,7 +150,7 @@ class ReplicaManager:
         self._apply(topic, ())
 
     def _apply(self, topic: Topic, known: Sequence[PartitionState]) -> None:
-        """Roles of the partitions that are not as they were in `known`: a dead broker changes thousands, one by one."""
+        """Apply the roles of partitions that differ from `known`: a failed broker changes thousands, one by one."""
         can_open = False
         kept = self._partitions.kept(topic)
         for index, (partition, state) in enumerate(zip(kept, topic.partitions, strict=True)):
@@ -190,7 +187,7 @@ class ReplicaManager:
                 await self._wake
 
     async def _tried(self, topics: dict[UUID, Topic], work: Callable[[UUID, Topic], Awaitable[None]]) -> None:
-        """Do the first of `topics`. One that fails comes again some time later, and is not in the way of the others."""
+        """Process the first of `topics`. One that fails is retried later and does not block the others."""
         topic_id, topic = next(iter(topics.items()))
         try:
             await work(topic_id, topic)
@@ -262,7 +259,8 @@ class ReplicaManager:
         self._scheduler.call_later(TRY_AGAIN_MS, self._look_for_failures)
 
     def _not_opened(self) -> Iterator[tuple[UUID, int]]:
-        """Partitions that others wait for, and that the disk did not let be opened here when it was tried last."""
+        """Partitions that other brokers wait for, and that could not be opened here at the last attempt because of the
+        disk."""
         for topic_id in self._failed:
             if (topic := self._state.topics_by_id.get(topic_id)) is not None:
                 for index, kept in enumerate(self._partitions.kept(topic)):
@@ -293,16 +291,16 @@ NAMED_MAX: Final = 5
 
 
 class UnderMinIsrLog:
-    """See the module. All methods belong to the broker's loop."""
+    """Logs partitions under min.insync.replicas. All methods run on the broker's event loop."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._told: dict[str, None] = {}
-        """Partitions that were last told to be short of replicas."""
+        """Partitions last logged as short of replicas."""
         self._looked_at: dict[str, Partition] = {}
 
     def look(self, partition: Partition) -> None:
-        """Its role or its in-sync set may have changed. One whose roles are as they were costs a look."""
+        """The role or the in-sync set of a partition may have changed."""
         if self._is_short(partition) == (partition.name in self._told) or partition.name in self._looked_at:
             return
         if not self._looked_at:

@@ -1,13 +1,14 @@
-"""Byte-rate quotas of this broker: kept in the metadata store, in force at once, and enforced by pauses (KIP-13).
+"""Quota service: byte-rate quotas of this broker, stored in the metadata store and enforced by throttling (KIP-13).
 
-Every broker of a cluster grants the whole quota, as in Kafka. A request over the quota is answered at once with the
-time its client has to pause (`throttle_time_ms`), and its connection is not read for that long (KIP-219).
+Every broker of a cluster grants the whole quota, as in Kafka. A request that exceeds the quota is answered at once with
+the time for which its client has to pause (`throttle_time_ms`), and its connection is not read for that time (KIP-219).
 
-Owns the rates in force (`active`) and the counters of what was throttled. The quotas themselves are keys of the
-metadata store, seen through `MetadataImage`.
+Owns the effective rates (`active`) and the throttle counters. The quotas themselves are keys of the metadata store,
+read through `MetadataImage`.
 
-Always true: `active` is None while there is no quota, so produce and fetch pay one look at it; a change is durable when
-it is answered. A value this version does not know, kept by another, is shown and has no effect.
+Invariants:
+* `active` is None while there is no quota, so that produce and fetch pay one comparison.
+* A change is durable when it is answered. A value that this version does not know is shown and has no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ANONYMOUS: Final = "ANONYMOUS"
-"""The user of every client that has not said who it is, as Kafka names it. Nobody can say who they are yet."""
+"""User of every client, as Kafka names it: there is no authentication yet."""
 
 ENTITIES_MAX: Final = 10_000
 NAME_CHARACTERS_MAX: Final = 1000
@@ -49,7 +50,7 @@ NOT_OFFERED: Final = {
 
 
 class QuotaCounters:
-    """Answers that told a client to pause, and for how long in all."""
+    """Throttled responses, and the sum of their throttle times."""
 
     __slots__ = ("fetch_throttled", "fetch_throttled_ms", "produce_throttled", "produce_throttled_ms")
 
@@ -61,14 +62,14 @@ class QuotaCounters:
 
 
 class Quota(NamedTuple):
-    """One entity's quotas as they are kept: rates by Kafka's name, bytes/s."""
+    """Stored quotas of one entity: rates by Kafka's names, in bytes/s."""
 
     entity: Entity
     values: Mapping[str, float]
 
 
 class ActiveQuotas:
-    """What produce and fetch ask while there is any quota."""
+    """Rate limiters of produce and fetch, while there is any quota."""
 
     __slots__ = ("_clock", "_counters", "consumers", "producers")
 
@@ -95,16 +96,17 @@ class ActiveQuotas:
         return throttle_ms
 
     def is_throttled(self, client_id: str | None) -> bool:
-        """Whether a fetch gets nothing now: what was fetched before is not paid for yet."""
+        """Whether a fetch returns no records now, because earlier fetches exceeded the quota."""
         return self.consumers.take(ANONYMOUS, client_id or "", 0, self._clock.monotonic()) > 0
 
     def fetch_max_bytes(self, client_id: str | None) -> int | None:
-        """What one answer may carry at the most, so that no answer costs a pause longer than a burst takes."""
+        """Upper bound of one response, so that no response costs a throttle time longer than a burst; None for no
+        bound."""
         return self.consumers.burst_bytes(ANONYMOUS, client_id or "", self._clock.monotonic())
 
 
 class QuotaService:
-    """See the module. All methods belong to the broker's loop."""
+    """All methods run on the broker's event loop."""
 
     __slots__ = (
         "_burst_ms",
@@ -142,17 +144,17 @@ class QuotaService:
 
     @property
     def tracked(self) -> int:
-        """How many buckets are kept; each stands for a client that took something lately."""
+        """Number of buckets; each stands for a client that was active recently."""
         active = self.active
         return 0 if active is None else len(active.producers) + len(active.consumers)
 
     def stop(self) -> None:
-        """The broker stops: nobody has to pause any more, so that what still waits is answered soon."""
+        """End all throttling: the broker is stopping, and waiting requests are answered soon."""
         self._stopped = True
         self.active = None
 
     def all(self) -> list[Quota]:
-        """Every quota there is."""
+        """Every stored quota."""
         return [
             Quota(_entity(entry.document["entity"]), entry.document["values"])
             for _, entry in sorted(self._state.quotas.items())
@@ -161,7 +163,7 @@ class QuotaService:
     async def alter(
         self, entity: Entity, changes: Mapping[str, float | None], *, validate_only: bool = False
     ) -> None:
-        """Set quotas of one entity, in bytes/s; None removes one, also what could not be set. In force on return.
+        """Set quotas of one entity, in bytes/s; None removes one, also one that could not be set. Effective on return.
 
         Raises `InvalidRequest`, `PolicyViolation` (too many entities), `ConcurrentChange`, `StorageError`.
         """
@@ -213,7 +215,7 @@ class QuotaService:
 
 
 def check_entity(entity: Entity) -> None:
-    """Whether there may be quotas for it. Raises `InvalidRequest`."""
+    """Check whether an entity can have quotas. Raises `InvalidRequest`."""
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
             raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
@@ -244,7 +246,7 @@ def _key(entity: Entity) -> str:
 
 
 def _entity_document(entity: Entity) -> dict[str, str | None]:
-    """What is kept: a null name stands for the default."""
+    """The stored form: a null name stands for the default."""
     return {
         kind: None if name is Part.DEFAULT else name
         for kind, name in entity._asdict().items()

@@ -1,10 +1,12 @@
-"""What a broker counts for people to look at: latencies, and errors by request.
+"""Statistics of a broker: latency histograms, and errors by request.
 
-Owns the histograms and the error counts of one broker; whoever serves requests bumps them, `/metrics` reads them.
+Updated by the request handlers, read by `/metrics`.
 
-Always true: nothing here is paid per record. Latencies of requests are taken of one in `SAMPLE_EVERY`, chosen by
-count and not by outcome, so slow ones are as likely to be seen as quick ones. Memory is bounded: histograms have fixed
-buckets, errors are counted per API and Kafka error code, and codes come from this program, not from clients.
+Invariants:
+* Nothing is updated per record. Latencies are measured for one request in `SAMPLE_EVERY`, chosen by count and not by
+  outcome, so that slow requests are as likely to be measured as fast ones.
+* Memory is bounded: histograms have fixed buckets, errors are counted per API and Kafka error code, and codes come from
+  this program, not from clients.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY: Final = 16
 SAMPLE_MASK: Final = SAMPLE_EVERY - 1
-"""A request is timed when the count of its kind has these bits all zero."""
+"""A request is measured when these bits of the count of its kind are all zero."""
 
 SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0
@@ -30,7 +32,7 @@ ANSWER_DEPTH_MAX: Final = 3
 
 
 class Histogram:
-    """Durations in seconds. `counts` has one entry per bucket and one for what is above the last bound.
+    """Durations in seconds. `counts` has one entry per bucket and one for values above the last bound.
 
     One thread writes, any may read: a reader may see a sum that is one observation ahead of the counts.
     """
@@ -48,7 +50,7 @@ class Histogram:
 
 
 class Stopwatch:
-    """One duration being taken."""
+    """One duration being measured."""
 
     __slots__ = ("_began", "_clock", "_into")
 
@@ -62,7 +64,7 @@ class Stopwatch:
 
 
 class Statistics:
-    """See the module. One per broker; all methods on its loop but `observe` of `sync`, which the sync thread calls."""
+    """One per broker; all methods run on its event loop except `observe` of `sync`, which the flush thread calls."""
 
     __slots__ = ("_clock", "acknowledge", "errors", "fetch", "fetch_waited", "sync")
 
@@ -71,16 +73,16 @@ class Statistics:
         self.acknowledge = Histogram()
         """From the append of a batch with acks=all to its acknowledgement."""
         self.fetch = Histogram()
-        """Of a fetch that was answered at once."""
+        """Fetches that were answered at once."""
         self.fetch_waited = Histogram()
-        """Of a fetch that had to wait for data, or for the end of its time."""
+        """Fetches that waited for data or for their timeout."""
         self.sync = Histogram()
-        """Of one sync of the disk, which everybody who waited when it began shares."""
+        """One fsync, shared by all batches that waited when it began."""
         self.errors: dict[tuple[int, int], int] = {}
-        """(API key, Kafka error code): how often a request, or an item of one, was answered with it."""
+        """(API key, Kafka error code): number of requests, or items of requests, answered with this error."""
 
     def time(self, into: Histogram) -> Stopwatch:
-        """Begin to take a duration."""
+        """Start to measure a duration."""
         return Stopwatch(self._clock, into)
 
     def refused(self, api_key: int, error_code: int) -> None:
@@ -89,7 +91,7 @@ class Statistics:
         self.errors[key] = self.errors.get(key, 0) + 1
 
     def answered(self, api_key: int, fields: Mapping[str, Any]) -> None:
-        """Count the errors in the fields of an answer; of a very long one, those of its first items."""
+        """Count the errors in the fields of a response; of a very long one, those of its first items."""
         self._look(api_key, fields, ANSWER_DEPTH_MAX)
 
     def _look(self, api_key: int, fields: Mapping[str, Any], depth: int) -> None:

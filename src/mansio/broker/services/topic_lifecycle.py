@@ -1,12 +1,13 @@
-"""How a topic is made, grown and deleted, step by step, so that a crash between any two leaves nothing half done.
+"""Topic lifecycle: creates, extends and deletes topics in steps, so that a crash between any two leaves no inconsistent
+topic.
 
-Owns the order. A creation is first written as `creating`, then its partitions are opened on disk, then it is written as
-`live`; a deletion is first written as `deleting`, then its data is removed, then its keys. So a crash anywhere leaves
-either a live topic with all its directories, or one that is finished deleting: by a single node when it starts, in a
-cluster by the controller. What fails without a crash is finished by whoever began, as soon as the store takes it; in a
+A creation is first written as `creating`, then its partitions are opened on disk, then it is written as `live`; a
+deletion is first written as `deleting`, then its data is removed, then its keys. So after a crash a topic is either
+live with all its directories, or its deletion is completed: on a single node at the start, in a cluster by the
+controller. What fails without a crash is completed by the broker that began it, as soon as the store accepts it; in a
 cluster while its session lasts.
 
-Always true: each step is a transaction guarded by the topic's key as the step before left it, and in a cluster by this
+Invariant: each step is a transaction guarded by the topic's key as the step before left it, and in a cluster by this
 broker's session.
 """
 
@@ -46,7 +47,7 @@ ABANDON_AGAIN_MS: Final = 1000
 
 
 class TopicLifecycle:
-    """See the module. `topics.TopicService` decides what; all methods belong to the broker's loop."""
+    """`TopicService` decides what is done; all methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class TopicLifecycle:
         close_partitions: Callable[[Topic], Awaitable[None]],
         broker_epoch: Callable[[], int] | None,
     ) -> None:
-        """As of `TopicService`."""
+        """Parameters as of `TopicService`."""
         self.state = state
         self.opening = 0
-        """Partitions that are promised but not in the view yet."""
+        """Partitions that are planned but not in the metadata image yet."""
         self._store = store
         self._scheduler = scheduler
         self._random = random
@@ -72,14 +73,14 @@ class TopicLifecycle:
         self._close_partitions = close_partitions
         self._broker_epoch = broker_epoch
         self._at_work: Counter[UUID] = Counter()
-        """Topics that this broker is making, deleting or abandoning now."""
+        """Topics that this broker is creating, deleting or abandoning now."""
         self._opened: dict[UUID, Topic] = {}
-        """In a cluster: topics whose partitions were opened here to make them, and that are not known to be live."""
+        """In a cluster: topics whose partitions were opened here to create them, and that are not known to be live."""
         if broker_epoch is not None:
             state.on_progress(self._check_remaining)
 
     async def create(self, planned: Topic) -> None:
-        """Make it; live in the view when this returns."""
+        """Create a topic; it is live in the metadata image on return."""
         count = len(planned.partitions)
         self.opening += count
         try:
@@ -106,7 +107,7 @@ class TopicLifecycle:
         self._opened.pop(topic.topic_id, None)
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a live one: its data here, then its keys."""
+        """Delete a live topic: its data here, then its keys."""
         await self._abandon_on_failure(topic, self._mark_and_remove(topic))
 
     async def _mark_and_remove(self, topic: Topic) -> None:
@@ -121,14 +122,14 @@ class TopicLifecycle:
         raise ConcurrentChange(f"topic {topic.name} is being changed by others")
 
     def _unfinished(self, topic: Topic) -> Topic:
-        """As this broker has just written it."""
+        """The topic as this broker has just written it."""
         found = self.state.unfinished.get(topic.name)
         if found is None or found.topic_id != topic.topic_id:
             raise ConcurrentChange(f"topic {topic.name} was changed by another")
         return found
 
     async def grow(self, topic: Topic, added: tuple[PartitionState, ...]) -> None:
-        """Add partitions; in the view when this returns."""
+        """Add partitions; they are in the metadata image on return."""
         there = len(topic.partitions)
         grown = dataclasses.replace(topic, partitions=topic.partitions + added)
         self.opening += len(added)
@@ -143,9 +144,9 @@ class TopicLifecycle:
             self.opening -= len(added)
 
     async def _abandon_on_failure(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out steps of making or deleting a topic. Where one fails, what is begun is deleted: now or as soon as
-        the store takes it; in a cluster as long as this session lasts (then it is the controller's). A single node
-        tries once before it says what failed, so that who asks again at once finds nothing in the way."""
+        """Carry out steps of creating or deleting a topic. If one fails, what was begun is deleted: now, or as soon
+        as the store accepts it; in a cluster while this session lasts (then by the controller). A single node tries
+        once before it returns the error, so that an immediate retry by the client finds no remains."""
         self._at_work[topic.topic_id] += 1
         try:
             await work
@@ -159,8 +160,8 @@ class TopicLifecycle:
             self._end_work(topic)
 
     async def delete_unfinished(self, topic: Topic) -> None:
-        """Delete what a crash left half made or half deleted on a single node: now, or as soon as the store and the
-        disk let it, for a full disk must not keep a broker from starting."""
+        """Delete an unfinished topic of a single node after a crash: now, or as soon as the store and the disk allow
+        it, because a full disk must not prevent the start."""
         self._at_work[topic.topic_id] += 1
         try:
             if not await self._is_abandoned_now(topic):
@@ -175,8 +176,8 @@ class TopicLifecycle:
             return False
 
     def _check_remaining(self) -> None:
-        """A step whose answer was lost may happen long after it was given up; and what bears this broker's name nobody
-        else may finish while its session lasts."""
+        """Check abandoned topics again: a step whose response was lost may be committed long after it was abandoned,
+        and while this broker's session lasts no other broker may complete what it owns."""
         own = TopicCreator(self._node_id, self.epoch())
         for topic in self.state.unfinished.values():
             if topic.created_by == own and topic.topic_id not in self._at_work:
@@ -184,8 +185,8 @@ class TopicLifecycle:
         self._close_deleted()
 
     def _close_deleted(self) -> None:
-        """A topic that the controller took from this broker and deleted never was live: nobody else would ever close
-        what was opened for it here."""
+        """Close the partitions of topics that the controller deleted before they were live: no other event closes
+        what was opened for them here."""
         if not self._opened:
             return
         unfinished = {topic.topic_id for topic in self.state.unfinished.values()}
@@ -233,7 +234,7 @@ class TopicLifecycle:
             await self._scheduler.sleep(ABANDON_AGAIN_MS)
 
     async def _is_abandoned(self, topic: Topic) -> bool:
-        """What the store has counts: the steps that failed may have happened all the same, also the last one."""
+        """The state in the store decides: failed steps may have been committed all the same, also the last one."""
         key = self.state.keys.topic(topic.name)
         entry = await self._store.get(key)
         document = None if entry is None else metadata_store.decode(key, entry.value)
@@ -251,7 +252,7 @@ class TopicLifecycle:
         return True
 
     async def remove(self, topic: Topic) -> None:
-        """Remove the data, then the partitions' keys, then the topic's."""
+        """Remove the data, then the partitions' keys, then the topic's key."""
         await self._close_partitions(topic)
         listing = await self._store.list(f"{self.state.keys.partitions}{topic.topic_id}/")
         key = self.state.keys.topic(topic.name)
@@ -263,8 +264,8 @@ class TopicLifecycle:
         await self.state.wait_for_revision(done.revision, self._scheduler)
 
     async def write(self, topic: Topic, with_puts: Sequence[Put] = ()) -> bool:
-        """Write a topic's key over revision `topic.mod_revision`; False when another was first. The view has caught up
-        in either case."""
+        """Write a topic's key over revision `topic.mod_revision`; returns False if another write was first. In both
+        cases the metadata image has caught up."""
         key = self.state.keys.topic(topic.name)
         writer = new_writer_id(self._random)
         puts = [Put(key, metadata_store.encode(topic_document(topic), writer)), *with_puts]
@@ -274,7 +275,7 @@ class TopicLifecycle:
         return done.succeeded
 
     def _owner(self) -> TopicCreator | None:
-        """This broker in its session. Raises `Unavailable` where it has none; None on a single node."""
+        """This broker and its session. Raises `Unavailable` if it has none; None on a single node."""
         if self._broker_epoch is None:
             return None
         epoch = self.epoch()
@@ -283,11 +284,11 @@ class TopicLifecycle:
         return TopicCreator(self._node_id, epoch)
 
     def epoch(self) -> int:
-        """Of this broker's session; 0: none."""
+        """The epoch of this broker's session; 0: none."""
         return 0 if self._broker_epoch is None else self._broker_epoch()
 
     def _session_guard(self) -> list[Compare]:
-        """What makes a write fail when this broker's session has ended."""
+        """The condition that makes a write fail when this broker's session has ended."""
         created_by = self._owner()
         if created_by is None:
             return []

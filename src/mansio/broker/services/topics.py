@@ -1,12 +1,12 @@
-"""Topics: made, changed, grown, deleted. The one place that decides these, whichever door asks.
+"""Topic service: create, delete, describe and configure topics, and add partitions.
 
-Owns what may be changed, and that whoever asks is told how it ended; `topic_steps` does it, in an order that survives a
-crash anywhere. In a cluster any broker makes and deletes topics; the others open and close their copies when their
-views show the topic live, or no more.
+Decides what may be changed, and returns the outcome to the caller; `TopicLifecycle` carries it out, in an order that
+survives a crash at any time. In a cluster any broker creates and deletes topics; the others open and close their
+replicas when their metadata images change.
 
-Always true: a topic is in `state.topics` only while it is live and that is durable; partitions that are open
-but not in there belong to nobody yet and must not be served. Two that change the same topic cannot both win:
-each step is a guarded transaction.
+Invariants:
+* A topic is in `state.topics` only while it is live, durably. Open partitions that are not in it are not served.
+* Of two changes of the same topic only one succeeds: each step is a guarded transaction.
 """
 
 from __future__ import annotations
@@ -78,16 +78,16 @@ INTERNAL_CHANGEABLE: Final = frozenset(
         "segment.ms",
     }
 )
-"""What may be set on the broker's own topics: how they lie on the disk, and how eagerly they are compacted. Kafka lets
-anything be set; another cleanup policy or a retention would make it forget the offsets of groups."""
+"""Settings of internal topics that may be changed: storage layout and compaction. Kafka allows all; another cleanup
+policy or a retention would delete the offsets of groups."""
 
 
 class TopicService:
-    """See the module. For every door; all methods belong to the broker's loop.
+    """All methods run on the broker's event loop.
 
-    `open_partitions(topic)` makes the directories and opens the logs of those that are not open yet;
-    `close_partitions(topic)` closes those that are open and removes the data of the whole topic, also where there
-    is none. Each is complete, and on disk, when it returns.
+    `open_partitions(topic)` creates the directories and opens the logs that are not open yet; `close_partitions(topic)`
+    closes the open ones and removes the data of the whole topic, also where there is none. Both are complete and
+    durable on return.
     """
 
     __slots__ = (
@@ -113,8 +113,8 @@ class TopicService:
         close_partitions: Callable[[Topic], Awaitable[None]],
         broker_epoch: Callable[[], int] | None = None,
     ) -> None:
-        """`broker_epoch` is that of this broker's session in its cluster (0: it has none now, and nothing can be
-        changed). None on a single node."""
+        """`broker_epoch` returns the epoch of this broker's session (0: it has none, and nothing can be changed);
+        None on a single node."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
@@ -133,7 +133,7 @@ class TopicService:
             broker_epoch=broker_epoch,
         )
 
-    # Looking
+    # Read
 
     def find(self, name: str) -> Topic:
         """The live topic of this name. Raises `UnknownTopicOrPartition`."""
@@ -150,21 +150,21 @@ class TopicService:
         return topic
 
     def settings_of(self, topic: Topic) -> TopicSettings:
-        """What is in force for a topic."""
+        """The effective settings of a topic."""
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
         """Every setting of a topic with its source."""
         return topic_entries(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
-    # Changing
+    # Change
 
     async def create(self, new: NewTopic, *, validate_only: bool = False, internal: bool = False) -> Topic:
-        """Make a topic; it is open, durable and visible when this returns.
+        """Create a topic; it is open, durable and visible on return.
 
         Raises `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
-        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only`
-        nothing is made and the topic returned has no id.
+        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only` nothing is
+        created, and the returned topic has no id.
         """
         topic = self._plan(new, internal=internal)
         if validate_only:
@@ -180,16 +180,14 @@ class TopicService:
         return made
 
     async def auto_create(self, name: str) -> Topic:
-        """Make a topic because a client asked for it; one that another has just made is as good."""
+        """Create a topic on a client's request for metadata; a topic that was created concurrently is returned."""
         try:
             return await self.create(NewTopic(name))
         except TopicAlreadyExists:
             return self.find(name)
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal),
-        `StorageError`.
-        """
+        """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal), `StorageError`."""
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
         await self._uninterrupted(self._steps.delete(topic), name=f"delete topic {topic.name}")
@@ -203,7 +201,7 @@ class TopicService:
         *,
         validate_only: bool = False,
     ) -> Topic:
-        """Give a topic more partitions, `count` in all; `assignments` names the brokers of the new ones.
+        """Add partitions, to `count` in total; `assignments` names the brokers of the new ones.
 
         Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`.
         """
@@ -229,10 +227,10 @@ class TopicService:
     async def alter_configs(
         self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> Topic:
-        """Change some settings of a topic (KIP-339); with `replace` the others go back to their defaults.
+        """Change settings of a topic (KIP-339); with `replace` the others are reset to their defaults.
 
-        What the broker's own topics cannot do without keeps its value. Raises `UnknownTopicOrPartition`,
-        `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (a setting the broker's own topic depends on).
+        Settings that an internal topic requires keep their values. Raises `UnknownTopicOrPartition`, `InvalidConfig`,
+        `InvalidRequest`, `PolicyViolation` (a required setting of an internal topic).
         """
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             topic = self.find(name)
@@ -253,11 +251,11 @@ class TopicService:
         raise ConcurrentChange(f"the settings of {name} are being changed by others")
 
     async def begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
-        """This broker leads these partitions (topic, index) anew: what it writes from now on carries a leader epoch of
-        its own. One change for all of them: each would have every view of the topic made anew.
+        """Start a new leader epoch of these partitions (topic, index), led by this broker. One change for all of them:
+        each change rebuilds the topic in every metadata image.
 
-        Needed after a recovery that cut a torn tail, because the offsets of that tail are given out again. Not in a
-        cluster: there a leader is chosen for one session, so after a start there is another epoch in any case.
+        Needed after a recovery that truncated a torn tail, because the offsets of that tail are assigned again. Not in
+        a cluster, where a leader is elected per session, so that a start has a new epoch in any case.
         """
         if self._broker_epoch is not None:
             return
@@ -285,9 +283,9 @@ class TopicService:
         raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")
 
     async def recover(self) -> None:
-        """At start: finish deleting what a crash left half made or half deleted, where the disk is full later; bring
-        the broker's own topics, if an earlier version made them, to the settings they are made with now. In a cluster
-        others may be at what is unfinished: the controller knows."""
+        """At start: finish the deletion of unfinished topics, later if the disk is full, and bring internal topics
+        that an earlier version created to their current settings. In a cluster other brokers may be working on
+        unfinished topics; the controller decides there."""
         for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
             logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
             await self._steps.delete_unfinished(topic)
@@ -298,7 +296,7 @@ class TopicService:
                 configs = {**_own_configs(topic.name), **topic.configs}
                 await self._steps.write(dataclasses.replace(topic, configs=configs))
 
-    # Planning: no effects
+    # Plan, without effects
 
     def _plan(self, new: NewTopic, *, internal: bool) -> Topic:
         check_topic_name(new.name)
@@ -330,7 +328,7 @@ class TopicService:
         return self._settings.partitions_max - self.state.partition_count - self._steps.opening
 
     def _hosts(self, start: int) -> ClusterBrokers | None:
-        """The brokers partitions can be placed on; None on a single node."""
+        """The brokers that can hold partitions; None on a single node."""
         if self._broker_epoch is None:
             return None
         brokers = {
@@ -339,7 +337,7 @@ class TopicService:
         known = frozenset((*self.state.registrations, *self.state.brokers))
         return ClusterBrokers(brokers, known, self._settings.replication_factor, start)
 
-    # Doing
+    # Execute
 
     async def _create(self, topic: Topic) -> Topic:
         await self._steps.create(topic)
@@ -350,7 +348,7 @@ class TopicService:
         return self.find(topic.name)
 
     async def _uninterrupted(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
-        """Carry `work` to its end even when whoever asked goes away in the middle."""
+        """Complete `work` even if the caller is cancelled."""
         promise: Promise[T] = self._scheduler.promise()
 
         async def run() -> None:
@@ -363,7 +361,7 @@ class TopicService:
                     logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
                 else:
                     promise.set_exception(error)
-            finally:  # a defect of ours is reported by the scheduler; whoever asked is not left hanging
+            finally:  # the scheduler reports a defect, and the caller does not wait forever
                 if not promise.done():
                     promise.set_exception(Unavailable(f"{name}: broken off"))
 
@@ -372,7 +370,7 @@ class TopicService:
 
 
 def _own_configs(name: str) -> dict[str, str]:
-    """What the broker's own topic of this name is made with."""
+    """The settings with which the internal topic of this name is created."""
     return INTERNAL_CONFIGS_PRUNED if name in PRUNED_TOPICS else INTERNAL_CONFIGS
 
 
@@ -386,7 +384,7 @@ def _check_internal(name: str, changes: Sequence[Change]) -> None:
 
 
 def _told(before: Topic, after: Topic) -> str:
-    """What changed, as `name=value` with commas; a setting that went back to its default has no value."""
+    """The changes as `name=value` with commas; a setting that was reset to its default has no value."""
     names = sorted({*before.configs, *after.configs})
     return ",".join(
         f"{name}={after.configs.get(name, '')}"
