@@ -394,7 +394,7 @@ class Log:
         return done
 
     def _contiguous_run(self, headers: Sequence[BatchHeader], first: int) -> tuple[int, int]:
-        """(number of batches from `first` on that can be written together, their bytes)."""
+        """(number of batches from `first` on that one write can append, their bytes)."""
         header = headers[first]
         epoch, following, size = header.leader_epoch, header.last_offset + 1, header.size
         space = self.settings.segment_bytes - self._active.size
@@ -606,9 +606,8 @@ class Log:
         count = 0
         for segment in self._segments.segments:
             file, end = self._files.file(segment), segment.end_offset
-            sparse_end = max(
-                self._segments.sparse_end_offset, self.start_offset
-            )  # below the start all may be gone
+            # All records below the start may be deleted.
+            sparse_end = max(self._segments.sparse_end_offset, self.start_offset)
             count += verify_segment(
                 file, segment.base_offset, segment.size, end, self.leader_epochs, sparse_end
             )

@@ -129,11 +129,8 @@ def _largest_in(
         return None
     header = lead[1]
     found = _record_at(file, *lead, highest, start, limit, output_bytes_max)
-    return found or (
-        header.base_offset,
-        highest,
-        header.leader_epoch,
-    )  # its records do not have it: its header decides
+    # If no record has the timestamp, the header decides.
+    return found or (header.base_offset, highest, header.leader_epoch)
 
 
 def _largest_record(

@@ -103,8 +103,8 @@ DEFECTS = (
     Defect(
         "compaction drops the last value",
         "storage/cleaner/batch_filter.py",
-        "and newest.get(digest_of(key)) <= header.base_offset + place.offset_delta",
-        "and newest.get(digest_of(key)) < header.base_offset + place.offset_delta",
+        "and newest_offsets.get(digest_of(key)) <= header.base_offset + record.offset_delta",
+        "and newest_offsets.get(digest_of(key)) < header.base_offset + record.offset_delta",
         (f"{COMPACTION}::test_timestamps_of_the_broker_are_kept",),
     ),
     *REPLICATION_DEFECTS,

@@ -142,11 +142,11 @@ def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
     world.write((b"d", b"4"))
     assert world.compact(now_ms=NOW + 1000) is CompactionOutcome.DONE
     assert (2, b"a", None) in world.values()
-    assert world.log.compaction.state.last_horizon_ms == NOW + 1000
+    assert world.log.compaction.state.last_delete_horizon_ms == NOW + 1000
     assert start_compaction(world.log, world.disk, now_ms=NOW + 1000) is None
     assert world.compact(now_ms=NOW + 1001) is CompactionOutcome.DONE  # although nothing is dirty
     assert world.values() == [(1, b"b", b"1"), (3, b"c", b"3"), (4, b"d", b"4")]
-    assert world.log.compaction.state.last_horizon_ms == -1
+    assert world.log.compaction.state.last_delete_horizon_ms == -1
     assert start_compaction(world.log, world.disk, now_ms=NOW + 5000) is None
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RECORDS_PER_SLICE = 256
 """Number of records processed before the interpreter is released: about a millisecond."""
 
-NO_HORIZON = -1
+NO_DELETE_HORIZON = -1
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -1 << 63
 
@@ -52,7 +52,7 @@ def matches_none(_: BatchHeader) -> bool:
 class CompactionRules(NamedTuple):
     """Parameters of one compaction.
 
-    `stamped_below`: only below this offset was a batch's bit 6 set by the broker; a client may set it, too.
+    `delete_horizon_below`: only below this offset was a batch's bit 6 set by the broker; a client may set it, too.
     `map_end_offset`: the map does not cover offsets from here on; everything is kept.
     `tombstone_floor`: a reader that has older values will continue from this offset, so tombstones from here on are
     kept.
@@ -64,7 +64,7 @@ class CompactionRules(NamedTuple):
 
     now_ms: int
     delete_retention_ms: int
-    stamped_below: int
+    delete_horizon_below: int
     map_end_offset: int
     output_bytes_max: int
     tombstone_floor: int = INT64_MAX
@@ -74,16 +74,16 @@ class CompactionRules(NamedTuple):
 
 
 class FilteredBatch(NamedTuple):
-    """Result for one batch. `batch` is the given batch, a rewritten one, or None. `horizon_ms`: delete horizon of its
+    """Result for one batch. `batch` is the given batch, a rewritten one, or None. `delete_horizon_ms`: of its
     tombstones.
 
-    `left_alone`: it may still contain values that newer ones supersede.
+    `is_unfiltered`: it may still contain values that newer ones supersede.
     """
 
     batch: Buffer | None
     header: BatchHeader | None
-    horizon_ms: int = NO_HORIZON
-    left_alone: bool = False
+    delete_horizon_ms: int = NO_DELETE_HORIZON
+    is_unfiltered: bool = False
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
@@ -110,101 +110,109 @@ def key_digests(
     if data is None:
         return []
     keys = []
-    seen = 0
+    processed = 0
     try:
-        for place in scan_records(data, header.record_count, header.last_offset_delta):
-            if place.key is not None:
-                keys.append((digest_of(place.key), header.base_offset + place.offset_delta))
-            seen += 1
-            if seen == RECORDS_PER_SLICE:
-                yield seen
-                seen = 0
+        for record in scan_records(data, header.record_count, header.last_offset_delta):
+            if record.key is not None:
+                keys.append((digest_of(record.key), header.base_offset + record.offset_delta))
+            processed += 1
+            if processed == RECORDS_PER_SLICE:
+                yield processed
+                processed = 0
     except RequestError:
         return []
     return keys
 
 
 def filter_batch(
-    batch: Buffer, header: BatchHeader, newest: OffsetMap, rules: CompactionRules
+    batch: Buffer, header: BatchHeader, newest_offsets: OffsetMap, rules: CompactionRules
 ) -> Generator[int, None, FilteredBatch]:
     """Filter a validated batch. Yields from time to time the number of records processed since the last yield."""
     if header.base_offset >= rules.map_end_offset:
         return FilteredBatch(batch, header)
-    stamped = bool(header.attributes & DELETE_HORIZON) and header.base_offset < rules.stamped_below
+    has_delete_horizon = (
+        bool(header.attributes & DELETE_HORIZON) and header.base_offset < rules.delete_horizon_below
+    )
     if header.is_control:
-        return _filter_marker(batch, header, rules, stamped=stamped)
+        return _filter_marker(batch, header, rules, has_delete_horizon=has_delete_horizon)
     if header.record_count == 0 or rules.is_aborted(header):
         return _without_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     if data is None:
-        return FilteredBatch(batch, header, left_alone=True)
-    expired = stamped and rules.now_ms > header.base_timestamp_ms
+        return FilteredBatch(batch, header, is_unfiltered=True)
+    expired = has_delete_horizon and rules.now_ms > header.base_timestamp_ms
     keep_tombstones = not expired or header.base_offset >= rules.tombstone_floor
     kept: list[RecordLocation] = []
     tombstones = False
-    seen = 0
+    processed = 0
     try:
-        for place in scan_records(data, header.record_count, header.last_offset_delta):
-            key = place.key
+        for record in scan_records(data, header.record_count, header.last_offset_delta):
+            key = record.key
             if (
                 key is not None
-                and (keep_tombstones or not place.is_tombstone)
-                and newest.get(digest_of(key)) <= header.base_offset + place.offset_delta
+                and (keep_tombstones or not record.is_tombstone)
+                and newest_offsets.get(digest_of(key)) <= header.base_offset + record.offset_delta
             ):
-                kept.append(place)
-                tombstones |= place.is_tombstone
-            seen += 1
-            if seen == RECORDS_PER_SLICE:
-                yield seen
-                seen = 0
+                kept.append(record)
+                tombstones |= record.is_tombstone
+            processed += 1
+            if processed == RECORDS_PER_SLICE:
+                yield processed
+                processed = 0
     except RequestError:
         return FilteredBatch(batch, header)
     if not kept:
         return _without_records(batch, header, rules)
-    horizon_ms = NO_HORIZON
+    delete_horizon_ms = NO_DELETE_HORIZON
     if tombstones:
         later_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
-        horizon_ms = header.base_timestamp_ms if stamped and not expired else later_ms
-    if len(kept) == header.record_count and (stamped or not tombstones):
-        return FilteredBatch(batch, header, horizon_ms)
-    stamp_ms = horizon_ms if tombstones and not stamped else None
-    rebuilt = _rebuilt(data, header, kept, stamp_ms, horizon_ms)
-    return rebuilt or FilteredBatch(batch, header, left_alone=True)
+        delete_horizon_ms = header.base_timestamp_ms if has_delete_horizon and not expired else later_ms
+    if len(kept) == header.record_count and (has_delete_horizon or not tombstones):
+        return FilteredBatch(batch, header, delete_horizon_ms)
+    new_delete_horizon_ms = delete_horizon_ms if tombstones and not has_delete_horizon else None
+    rebuilt = _rebuilt(data, header, kept, new_delete_horizon_ms, delete_horizon_ms)
+    return rebuilt or FilteredBatch(batch, header, is_unfiltered=True)
 
 
 def _rebuilt(
-    data: bytes, header: BatchHeader, kept: list[RecordLocation], stamp_ms: int | None, horizon_ms: int
+    data: bytes,
+    header: BatchHeader,
+    kept: list[RecordLocation],
+    new_delete_horizon_ms: int | None,
+    delete_horizon_ms: int,
 ) -> FilteredBatch | None:
-    """The batch with the records of `kept` only; `stamp_ms` becomes its delete horizon.
+    """The batch with the records of `kept` only; `new_delete_horizon_ms` becomes its delete horizon.
 
     None if a timestamp is too far from the horizon to be expressed relative to it.
     """
     base_ms = header.base_timestamp_ms
-    largest_ms = base_ms + max(place.timestamp_delta_ms for place in kept)
+    largest_ms = base_ms + max(record.timestamp_delta_ms for record in kept)
     largest_ms = max(INT64_MIN, min(largest_ms, INT64_MAX))  # a client may send any base and any delta
-    if stamp_ms is None:
-        body = b"".join([data[place.start : place.end] for place in kept])
+    if new_delete_horizon_ms is None:
+        body = b"".join([data[record.start : record.end] for record in kept])
     else:
-        shift = base_ms - stamp_ms
-        if not all(INT64_MIN <= p.timestamp_delta_ms + shift <= INT64_MAX for p in kept):
+        shift = base_ms - new_delete_horizon_ms
+        if not all(INT64_MIN <= record.timestamp_delta_ms + shift <= INT64_MAX for record in kept):
             return None
-        body = b"".join([with_timestamp_delta(data, p, p.timestamp_delta_ms + shift) for p in kept])
-        base_ms = stamp_ms
+        body = b"".join(
+            [with_timestamp_delta(data, record, record.timestamp_delta_ms + shift) for record in kept]
+        )
+        base_ms = new_delete_horizon_ms
     if header.timestamp_type is TimestampType.LOG_APPEND:
         largest_ms = header.max_timestamp_ms
     new = header._replace(
-        attributes=header.attributes | (0 if stamp_ms is None else DELETE_HORIZON),
+        attributes=header.attributes | (0 if new_delete_horizon_ms is None else DELETE_HORIZON),
         base_timestamp_ms=base_ms,
         max_timestamp_ms=largest_ms,
         record_count=len(kept),
     )
     codec = header.codec
-    return _sealed_batch(new, body if codec == Codec.NONE else compress(codec, body), horizon_ms)
+    return _encoded(new, body if codec == Codec.NONE else compress(codec, body), delete_horizon_ms)
 
 
-def _sealed_batch(header: BatchHeader, body: Buffer, horizon_ms: int = NO_HORIZON) -> FilteredBatch:
+def _encoded(header: BatchHeader, body: Buffer, delete_horizon_ms: int = NO_DELETE_HORIZON) -> FilteredBatch:
     batch = encode_batch(header, body)
-    return FilteredBatch(batch, header._replace(batch_length=len(batch) - 12), horizon_ms)
+    return FilteredBatch(batch, header._replace(batch_length=len(batch) - 12), delete_horizon_ms)
 
 
 def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
@@ -216,31 +224,33 @@ def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules)
         return FilteredBatch(batch, header)
     empty = header._replace(
         attributes=header.attributes & ~(DELETE_HORIZON | 0x07),
-        base_timestamp_ms=NO_HORIZON,
+        base_timestamp_ms=NO_DELETE_HORIZON,
         max_timestamp_ms=NO_TIMESTAMP,
         record_count=0,
     )
-    return _sealed_batch(empty, b"")
+    return _encoded(empty, b"")
 
 
 def _filter_marker(
-    batch: Buffer, header: BatchHeader, rules: CompactionRules, *, stamped: bool
+    batch: Buffer, header: BatchHeader, rules: CompactionRules, *, has_delete_horizon: bool
 ) -> FilteredBatch:
     """Filter a control batch. Without remaining data of its transaction it is removed like a tombstone."""
     if not rules.is_obsolete_marker(header):
         return FilteredBatch(batch, header)
-    if stamped:
+    if has_delete_horizon:
         if rules.now_ms <= header.base_timestamp_ms:
             return FilteredBatch(batch, header, header.base_timestamp_ms)
         return _without_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     try:
-        places = (
+        records = (
             [] if data is None else list(scan_records(data, header.record_count, header.last_offset_delta))
         )
     except RequestError:
-        places = []
-    if data is None or not places:
+        records = []
+    if data is None or not records:
         return FilteredBatch(batch, header)
-    horizon_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
-    return _rebuilt(data, header, places, horizon_ms, horizon_ms) or FilteredBatch(batch, header)
+    delete_horizon_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
+    return _rebuilt(data, header, records, delete_horizon_ms, delete_horizon_ms) or FilteredBatch(
+        batch, header
+    )

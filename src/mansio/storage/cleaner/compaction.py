@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mansio.errors import CorruptLog, RequestError, StorageError
 from mansio.storage.cleaner.batch_filter import (
-    NO_HORIZON,
+    NO_DELETE_HORIZON,
     RECORDS_PER_SLICE,
     CompactionRules,
     filter_batch,
@@ -119,7 +119,7 @@ def plan_compaction(
         and oldest_dirty_ms is not None
         and oldest_dirty_ms < now_ms - settings.max_compaction_lag_ms
     )
-    tombstones = count > 0 and state.last_horizon_ms != UNSET and state.last_horizon_ms < now_ms
+    tombstones = count > 0 and state.last_delete_horizon_ms != UNSET and state.last_delete_horizon_ms < now_ms
     forced = too_old or tombstones
     due = forced or (first_dirty < count and ratio >= settings.min_cleanable_dirty_ratio)
     return CompactionPlan(count, first_dirty, dirty_bytes, ratio, forced, due)
@@ -193,7 +193,7 @@ class CleanedSegment(NamedTuple):
     old: tuple[Segment, ...]
     file: DiskFile
     sparse: SparseIndex
-    horizon_ms: int
+    delete_horizon_ms: int
     sparse_end_offset: int
 
 
@@ -201,7 +201,7 @@ class Finished(NamedTuple):
     """The compaction is complete: below `cleaned_end_offset` no key has two values."""
 
     cleaned_end_offset: int
-    last_horizon_ms: int
+    last_delete_horizon_ms: int
 
 
 class Compaction:
@@ -248,11 +248,11 @@ class Compaction:
         newest, map_end = yield from self._build_map()
         self._rules = task.rules._replace(map_end_offset=map_end)
         count = sum(info.base_offset < map_end for info in task.infos)
-        last_horizon_ms = NO_HORIZON
+        last_delete_horizon_ms = NO_DELETE_HORIZON
         for first, last in group_segments(task.infos[:count], task.segment_bytes):
-            horizon_ms = yield from self._rewrite(task.segments[first:last], newest)
-            last_horizon_ms = max(last_horizon_ms, horizon_ms)
-        yield Finished(map_end, last_horizon_ms)
+            delete_horizon_ms = yield from self._rewrite(task.segments[first:last], newest)
+            last_delete_horizon_ms = max(last_delete_horizon_ms, delete_horizon_ms)
+        yield Finished(map_end, last_delete_horizon_ms)
 
     def _check_end(self, segment: Segment) -> None:
         """Raise `CorruptLog` if the next segment does not begin where this one ended when it was closed."""
@@ -316,7 +316,7 @@ class Compaction:
         """Write the kept records of some segments and yield the new file. Returns the latest delete horizon in it."""
         old = tuple(segment for segment in group if segment.end_offset > self.start_offset)
         if not old:
-            return NO_HORIZON
+            return NO_DELETE_HORIZON
         path = cleaned_path(self.task.directory, old[0].base_offset)
         self._unfinished = path
         file = self._disk.open(path, create=True)
@@ -325,15 +325,15 @@ class Compaction:
         waiting: list[Buffer] = []
         waiting_bytes = position = synced = 0
         changed = len(old) > 1
-        horizon_ms = NO_HORIZON
+        delete_horizon_ms = NO_DELETE_HORIZON
         for segment in old:
             for header, batch in self._batches(segment):
                 kept = yield from self._sliced(filter_batch(batch, header, newest, self._rules))
-                if kept.left_alone:  # the tombstones after it delete values that may be in it
+                if kept.is_unfiltered:  # the tombstones after it delete values that may be in it
                     floor = min(self._rules.tombstone_floor, header.base_offset)
                     self._rules = self._rules._replace(tombstone_floor=floor)
                 changed |= kept.batch is not batch
-                horizon_ms = max(horizon_ms, kept.horizon_ms)
+                delete_horizon_ms = max(delete_horizon_ms, kept.delete_horizon_ms)
                 if kept.batch is not None and kept.header is not None:
                     index.add(
                         header.base_offset - old[0].base_offset,
@@ -359,16 +359,15 @@ class Compaction:
         if not changed:
             self._disk.remove(path)
             self._unfinished = ""
-            return horizon_ms
+            return delete_horizon_ms
         file.sync()
-        sync_log_directory(
-            self._disk, self.task.directory
-        )  # the name is durable before any state refers to it
+        # The name is durable before any state refers to it.
+        sync_log_directory(self._disk, self.task.directory)
         yield self._slice()
         end = old[-1].end_offset
         swap = Swap(old[0].base_offset, end, position)
-        yield CleanedSegment(swap, old, file, index, horizon_ms, min(end, self._rules.map_end_offset))
-        return horizon_ms
+        yield CleanedSegment(swap, old, file, index, delete_horizon_ms, min(end, self._rules.map_end_offset))
+        return delete_horizon_ms
 
     def _write(self, file: DiskFile, waiting: list[Buffer], position: int) -> int:
         if not waiting:
@@ -407,7 +406,7 @@ class Compaction:
             self._records += RECORDS_PER_BATCH + length // BYTES_PER_RECORD
             yield header, batch
             position += length
-        if lowest < segment.end_offset > max(self._rules.stamped_below, self.start_offset):
+        if lowest < segment.end_offset > max(self._rules.delete_horizon_below, self.start_offset):
             raise CorruptLog(f"{segment.path} ends at offset {lowest}, not {segment.end_offset}")
 
     def _read(self, file: DiskFile, position: int, size: int, wanted: int) -> bytes:

@@ -113,7 +113,7 @@ def begin_compaction(
     rules = CompactionRules(
         now_ms=now_ms,
         delete_retention_ms=settings.delete_retention_ms,
-        stamped_below=segment_swap.state.sparse_end_offset,
+        delete_horizon_below=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
         output_bytes_max=log.settings.open_batch_bytes_max,
         tombstone_floor=tombstone_floor,
@@ -156,7 +156,7 @@ class CompactionRun:
         self._stop_requested = False
         self._pause_requested = False
         self._outcome = CompactionOutcome.ABANDONED
-        self._horizon_ms = log.compaction.state.last_horizon_ms
+        self._delete_horizon_ms = log.compaction.state.last_delete_horizon_ms
 
     @property
     def records_dropped(self) -> int:
@@ -222,12 +222,12 @@ class CompactionRun:
         except StorageError as failed:
             return self._abandon(failed)
         state = segment_swap.state
-        self._horizon_ms = max(self._horizon_ms, replacement.horizon_ms)
+        self._delete_horizon_ms = max(self._delete_horizon_ms, replacement.delete_horizon_ms)
         self._stage = _Stage.INTENT
         return self._write(
             state._replace(
                 sparse_end_offset=max(state.sparse_end_offset, replacement.sparse_end_offset),
-                last_horizon_ms=self._horizon_ms,
+                last_delete_horizon_ms=self._delete_horizon_ms,
                 swap=replacement.swap,
             )
         )
@@ -287,7 +287,7 @@ class CompactionRun:
         return self._write(
             segment_swap.state._replace(
                 cleaned_end_offset=max(result.cleaned_end_offset, segment_swap.state.cleaned_end_offset),
-                last_horizon_ms=result.last_horizon_ms,
+                last_delete_horizon_ms=result.last_delete_horizon_ms,
             )
         )
 

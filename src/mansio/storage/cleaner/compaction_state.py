@@ -55,17 +55,19 @@ class Swap(NamedTuple):
 
 
 class CompactionState(NamedTuple):
-    """See the module. `last_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
+    """See the module. `last_delete_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
 
     cleaned_end_offset: int = 0
     sparse_end_offset: int = 0
-    last_horizon_ms: int = UNSET
+    last_delete_horizon_ms: int = UNSET
     swap: Swap | None = None
 
     def encode(self) -> bytes:
         """The bytes of the file (docs/FILE_FORMAT.md)."""
         swap = self.swap or Swap(UNSET, UNSET, 0)
-        payload = _FIELDS.pack(self.cleaned_end_offset, self.sparse_end_offset, self.last_horizon_ms, *swap)
+        payload = _FIELDS.pack(
+            self.cleaned_end_offset, self.sparse_end_offset, self.last_delete_horizon_ms, *swap
+        )
         return encode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, payload)
 
     def limited(self, end_offset: int) -> CompactionState:
@@ -95,9 +97,9 @@ def load_state(disk: Disk, directory: str) -> CompactionState | None:
     payload = decode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, data)
     if payload is None or len(payload) != _FIELDS.size:
         return None
-    cleaned, sparse, horizon, base, end, size = _FIELDS.unpack(payload)
+    cleaned, sparse, delete_horizon, base, end, size = _FIELDS.unpack(payload)
     swap = None if base == UNSET else Swap(base, end, size)
-    return CompactionState(cleaned, sparse, horizon, swap)
+    return CompactionState(cleaned, sparse, delete_horizon, swap)
 
 
 def write_state(disk: Disk, directory: str, state: CompactionState) -> None:
