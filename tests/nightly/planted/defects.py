@@ -105,7 +105,7 @@ DEFECTS = (
         "storage/cleaner/batch_filter.py",
         "and newest_offsets.get(digest_of(key)) <= header.base_offset + record.offset_delta",
         "and newest_offsets.get(digest_of(key)) < header.base_offset + record.offset_delta",
-        (f"{COMPACTION}::test_timestamps_of_the_broker_are_kept",),
+        (f"{COMPACTION}::test_log_append_timestamps_are_kept",),
     ),
     *REPLICATION_DEFECTS,
     *SHARE_DEFECTS,

@@ -191,7 +191,7 @@ MORE_REPLICATION_DEFECTS = (
         "storage/recovery/recovery.py",
         "if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:",
         "if offset < segment.base_offset <= self.compaction.sparse_end_offset:",
-        (f"{LOG}::test_batches_that_the_power_took_are_not_taken_for_a_gap_of_the_leader",),
+        (f"{LOG}::test_batches_lost_in_a_power_failure_are_not_taken_for_a_gap_of_the_leader",),
     ),
     Defect(
         "a recovered epoch begins behind the gap before it",
@@ -212,7 +212,7 @@ MORE_REPLICATION_DEFECTS = (
         "storage/log.py",
         'write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", LeaderEpochCache().encode(), durable=True)',
         "pass",
-        (f"{LOG}::test_a_log_begins_anew_elsewhere",),
+        (f"{LOG}::test_reset_continues_at_another_offset",),
     ),
     Defect(
         "a log that begins anew loses its last durable segment first",

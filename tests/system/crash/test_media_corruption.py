@@ -315,7 +315,7 @@ def run_cases(seed: int, count: int) -> Counter[tuple[str, str, str]]:
     return seen
 
 
-def test_every_kind_of_file_is_there_to_be_damaged() -> None:
+def test_damage_tests_cover_every_kind_of_file() -> None:
     kinds = {path.rpartition("/")[2].rpartition(".")[2] for path in build(1).files}
     assert kinds == {"log", "index", "epochs", "checkpoint", "times", "producers"}
 

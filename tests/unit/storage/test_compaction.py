@@ -84,7 +84,7 @@ class World:
         return [(r.offset, r.key, r.value) for r in records_of(self.log)]
 
 
-def test_roll_closes_a_segment_that_holds_something_and_only_then() -> None:
+def test_roll_closes_only_a_non_empty_segment() -> None:
     world = World()
     assert not world.log.roll()
     world.write((b"a", b"1"))
@@ -99,7 +99,7 @@ def test_roll_closes_a_segment_that_holds_something_and_only_then() -> None:
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_a_batch_from_which_nothing_goes_stays_as_it_is_and_others_keep_their_place(codec: Codec) -> None:
+def test_unchanged_batches_are_kept_byte_for_byte_and_others_keep_their_offsets(codec: Codec) -> None:
     world = World()
     world.write((b"a", b"old"), (b"b", b"stays" * 20), (None, b"no key"), codec=codec)
     world.write((b"c", b"1"), (b"d", b"2"), codec=codec)
@@ -115,7 +115,7 @@ def test_a_batch_from_which_nothing_goes_stays_as_it_is_and_others_keep_their_pl
     assert records_of(world.log)[0][:4] == (1, NOW + 1, b"b", b"stays" * 20)
 
 
-def test_timestamps_of_the_broker_are_kept() -> None:
+def test_log_append_timestamps_are_kept() -> None:
     world = World()
     for value in (b"1", b"2"):
         batch = build_batch([(5, b"a", value, ()), (6, b"b" + value, None, ())])
@@ -129,7 +129,7 @@ def test_timestamps_of_the_broker_are_kept() -> None:
     assert all(read_header(b).timestamp_type is TimestampType.LOG_APPEND for b in world.batches())
 
 
-def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
+def test_tombstone_is_kept_for_the_retention_time_from_the_first_compaction_on() -> None:
     world = World()
     world.write((b"a", b"1"), (b"b", b"1"))
     world.write((b"a", None), (b"c", b"3"))
@@ -150,7 +150,7 @@ def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
     assert start_compaction(world.log, world.disk, now_ms=NOW + 5000) is None
 
 
-def test_the_mark_of_a_tombstone_is_not_believed_when_a_client_sent_it() -> None:
+def test_delete_horizon_sent_by_a_client_is_ignored() -> None:
     world = World()
     header = check_batch(batch := build_batch([(1, b"a", None, ())]))
     world.append(encode_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
@@ -161,7 +161,7 @@ def test_the_mark_of_a_tombstone_is_not_believed_when_a_client_sent_it() -> None
     assert records_of(world.log)[0].timestamp_ms == 1
 
 
-def test_tombstones_that_somebody_will_still_read_over_older_values_stay() -> None:
+def test_tombstones_above_the_floor_of_a_view_are_kept() -> None:
     world = World()
     world.write((b"a", None))
     world.write((b"b", None))
@@ -173,7 +173,7 @@ def test_tombstones_that_somebody_will_still_read_over_older_values_stay() -> No
     assert world.values() == []
 
 
-def test_the_last_batches_of_a_producer_stay_as_headers() -> None:
+def test_last_batches_of_a_producer_are_kept_as_headers() -> None:
     world = World()
     numbers = {"producer_id": 7, "producer_epoch": 2}
     for sequence in range(3):
@@ -192,7 +192,7 @@ def test_the_last_batches_of_a_producer_stay_as_headers() -> None:
     assert [read_header(batch).base_offset for batch in world.batches()] == [3, 4]
 
 
-def test_nobody_waits_for_an_offset_at_the_end_that_compaction_emptied() -> None:
+def test_reader_reaches_the_end_of_a_part_emptied_by_compaction() -> None:
     world = World()
     world.write((b"a", b"1"))
     world.write((None, b"no key"))
@@ -207,7 +207,7 @@ def test_nobody_waits_for_an_offset_at_the_end_that_compaction_emptied() -> None
     assert [read_header(batch).base_offset for batch in world.batches()] == [0, 2]
 
 
-def test_a_batch_whose_writer_put_nonsense_in_it_stays_as_it_is() -> None:
+def test_undecodable_batch_is_kept_unchanged() -> None:
     world = World()
     world.write((b"a", b"old"))
     header = check_batch(good := build_batch([(1, b"a", b"x", ()), (1, b"a", b"y", ())]))
@@ -222,7 +222,7 @@ def test_a_batch_whose_writer_put_nonsense_in_it_stays_as_it_is() -> None:
     assert read_header(found[0]).record_count == 1  # keys in half a batch prove nothing
 
 
-def test_data_of_aborted_transactions_goes_and_their_markers_as_tombstones_do() -> None:
+def test_aborted_data_is_removed_and_markers_expire_like_tombstones() -> None:
     world = World()
     transaction = {"producer_id": 9, "producer_epoch": 0}
     world.write((b"a", b"kept"))
@@ -244,7 +244,7 @@ def test_data_of_aborted_transactions_goes_and_their_markers_as_tombstones_do() 
     assert [read_header(batch).base_offset for batch in world.batches()] == [0, 3, 4]
 
 
-def test_markers_stay_when_nothing_is_known_of_transactions() -> None:
+def test_markers_are_kept_without_knowledge_of_transactions() -> None:
     world = World()
     world.write((b"\0\0\0\1", b"\0" * 6), transactional=True, control=True, producer_id=1, producer_epoch=0)
     world.write((b"a", b"1"))
@@ -253,7 +253,7 @@ def test_markers_stay_when_nothing_is_known_of_transactions() -> None:
     assert world.batches() == before
 
 
-def test_a_map_that_is_too_small_for_all_keys_takes_several_runs() -> None:
+def test_map_too_small_for_all_keys_needs_several_runs() -> None:
     world = World()
     for turn in range(3):
         for n in range(0, 300, 10):
@@ -278,7 +278,7 @@ def test_a_map_that_is_too_small_for_all_keys_takes_several_runs() -> None:
     assert world.log.compaction.state.cleaned_end_offset == 902
 
 
-def test_a_batch_with_more_keys_than_the_map_may_hold_is_said_and_nothing_changes() -> None:
+def test_batch_with_more_keys_than_the_map_is_reported_and_nothing_changes() -> None:
     world = World()
     world.write(*((b"%d" % n, b"") for n in range(100)))
     before = world.batches()
@@ -289,7 +289,7 @@ def test_a_batch_with_more_keys_than_the_map_may_hold_is_said_and_nothing_change
     assert world.compact(map_bytes_max=256 * 24) is CompactionOutcome.DONE
 
 
-def test_a_damaged_batch_ends_the_run_and_stays_where_it_is() -> None:
+def test_damaged_batch_ends_the_run_and_is_kept() -> None:
     world = World(segment_bytes=300)
     for n in range(20):
         world.write((b"a", b"%d" % n * 20))
@@ -326,7 +326,7 @@ def with_four_segments(*, sparse: bool) -> World:
         ("cut short", False),
     ],  # where it is sparse the latter has no witness
 )
-def test_no_segment_behind_which_records_are_missing_is_compacted(harm: str, sparse: bool) -> None:
+def test_segment_followed_by_missing_records_is_not_compacted(harm: str, sparse: bool) -> None:
     """Afterwards nobody could tell what was lost from what compaction took."""
     world = with_four_segments(sparse=sparse)
     path = f"{DIRECTORY}/{2:020d}.log"
@@ -349,7 +349,7 @@ def test_no_segment_behind_which_records_are_missing_is_compacted(harm: str, spa
 
 
 @pytest.mark.parametrize("length", [1, 40, 60])
-def test_segment_too_short_for_a_batch_does_not_keep_a_log_from_being_judged(length: int) -> None:
+def test_segment_too_short_for_a_batch_does_not_prevent_planning(length: int) -> None:
     world = with_four_segments(sparse=False)
     path = f"{DIRECTORY}/{0:020d}.log"
     world.disk.put_file(path, world.disk.files()[path][:length])
@@ -359,7 +359,7 @@ def test_segment_too_short_for_a_batch_does_not_keep_a_log_from_being_judged(len
     assert isinstance(world.run.error, CorruptLog)
 
 
-def test_neighbours_are_put_together_and_their_files_go() -> None:
+def test_adjacent_segments_are_joined_and_their_files_removed() -> None:
     world = World(segment_bytes=400)
     for n in range(30):
         world.write((b"%d" % (n % 3), b"v" * 50))
@@ -379,7 +379,7 @@ def test_neighbours_are_put_together_and_their_files_go() -> None:
     assert [key for _, key, _ in world.values()] == [b"0", b"1", b"2", b"x"]
 
 
-def test_who_reads_while_segments_are_swapped_goes_on_with_the_old_ones() -> None:
+def test_reader_during_a_swap_continues_with_the_old_segments() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"a", b"%d" % n * 30))
@@ -447,7 +447,7 @@ def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
     assert plan_log_compaction(log, EAGER, limit_offset=0, now_ms=NOW).segment_count == 0, "not committed"
 
 
-def test_no_swap_begins_while_the_log_keeps_house() -> None:
+def test_no_swap_starts_during_maintenance() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"a", b"%d" % n * 30))
@@ -468,7 +468,7 @@ def test_no_swap_begins_while_the_log_keeps_house() -> None:
     assert run.swaps or run.end is CompactionOutcome.ABANDONED
 
 
-def test_a_log_that_is_cut_back_into_its_clean_part_is_dirty_from_there_on() -> None:
+def test_log_truncated_into_its_clean_part_is_dirty_from_there_on() -> None:
     world = World(segment_bytes=200)
     for n in range(8):
         world.write((b"%d" % n, b"x" * 50), (None, b"gap"))
@@ -500,7 +500,7 @@ def test_a_log_that_is_cut_back_into_its_clean_part_is_dirty_from_there_on() -> 
         ("read", ".log", errno.EIO, CompactionOutcome.FAILED),
     ],
 )
-def test_what_fails_before_the_swap_leaves_the_log_as_it_was_and_in_service(
+def test_failure_before_the_swap_leaves_the_log_unchanged_and_in_service(
     operation: str, suffix: str, code: int, ends: CompactionOutcome
 ) -> None:
     world = World(segment_bytes=300)
@@ -522,7 +522,7 @@ def test_what_fails_before_the_swap_leaves_the_log_as_it_was_and_in_service(
     assert [key for _, key, _ in world.values()] == [b"a", b"b"]
 
 
-def test_a_directory_that_cannot_be_synced_ends_the_log() -> None:
+def test_directory_that_cannot_be_synced_fails_the_log() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"a", b"%d" % n * 30))
@@ -534,7 +534,7 @@ def test_a_directory_that_cannot_be_synced_ends_the_log() -> None:
     assert world.log.failure is not None
 
 
-def test_a_swap_without_room_waits_and_is_then_carried_through() -> None:
+def test_swap_on_a_full_disk_waits_and_is_completed() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"a", b"%d" % n * 30))
@@ -572,7 +572,7 @@ def waiting_for_room(world: World) -> CompactionRun:
     return run
 
 
-def test_a_swap_without_room_ends_when_told_to_stop_and_the_next_opening_finishes_it() -> None:
+def test_swap_on_a_full_disk_ends_on_stop_and_recovery_completes_it() -> None:
     world = World(segment_bytes=300)
     run = waiting_for_room(world)
     seen = world.values()
@@ -591,7 +591,7 @@ def test_a_swap_without_room_ends_when_told_to_stop_and_the_next_opening_finishe
     assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
 
 
-def test_a_swap_that_has_begun_is_finished_when_the_log_lives_on() -> None:
+def test_started_swap_is_completed_on_pause() -> None:
     world = World(segment_bytes=300)
     run = waiting_for_room(world)
     run.pause()
@@ -605,7 +605,7 @@ def test_a_swap_that_has_begun_is_finished_when_the_log_lives_on() -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
-def test_no_descriptor_is_as_no_room(code: int) -> None:
+def test_lack_of_descriptors_is_handled_like_a_full_disk(code: int) -> None:
     world = World()
     world.write((b"a", b"1"))
     world.write((b"a", b"2"))
@@ -620,7 +620,7 @@ def test_no_descriptor_is_as_no_room(code: int) -> None:
 LONGEST = (1 << 63) - 1
 
 
-def test_tombstones_can_be_kept_for_ever() -> None:
+def test_tombstones_can_be_kept_without_limit() -> None:
     world = World()
     world.write((b"a", b"1"))
     world.write((b"a", None))
@@ -667,7 +667,7 @@ def test_no_timestamp_that_a_client_sends_ends_compaction_or_brings_a_value_back
     assert latest.get(b"c") is None
 
 
-def test_a_batch_of_too_many_records_stays_whole_and_its_old_values_stay_hidden(
+def test_batch_of_too_many_records_is_kept_and_its_old_values_stay_superseded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World()
@@ -690,7 +690,7 @@ def test_a_batch_of_too_many_records_stays_whole_and_its_old_values_stay_hidden(
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
-def test_a_batch_too_large_to_be_opened_supersedes_nothing_and_loses_nothing(
+def test_batch_too_large_to_decode_supersedes_nothing_and_loses_nothing(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World()
@@ -703,7 +703,7 @@ def test_a_batch_too_large_to_be_opened_supersedes_nothing_and_loses_nothing(
     assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
 
 
-def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
+def test_damaged_compaction_state_costs_time_but_no_records() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"%d" % (n % 2), b"%d" % n * 20))
@@ -718,7 +718,7 @@ def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
     assert world.compact() is CompactionOutcome.DONE
 
 
-def test_an_inspection_finds_no_fault_with_what_compaction_took_between_two_leader_epochs() -> None:
+def test_inspection_accepts_records_compacted_between_two_leader_epochs() -> None:
     world = World()
     for key, leader_epoch in ((b"a", 1), (b"b", 1), (b"b", 2), (b"b", 3), (b"c", 3)):
         batch = build_batch([(NOW, key, b"value", ())])
@@ -760,7 +760,7 @@ def judged(
     return plan_compaction(segments, state, settings, limit_offset=limit, oldest_dirty_ms=oldest, now_ms=1000)
 
 
-def test_what_is_worth_it() -> None:
+def test_compaction_plan() -> None:
     settings = CompactionSettings()
     clean = CompactionState(10, 10)
     assert judged(clean, settings) == CompactionPlan(3, 1, 400, 0.4, forced=False, due=False)
@@ -778,7 +778,7 @@ def test_what_is_worth_it() -> None:
     assert not judged(CompactionState(30, 30, 1000), settings).due
 
 
-def test_groups_are_neighbours_that_fit_a_segment_and_its_offsets() -> None:
+def test_groups_are_adjacent_and_fit_into_a_segment() -> None:
     sizes = [info(n, n + 1, size) for n, size in enumerate([60, 30, 20, 90, 200, 10, 0, 0])]
     assert group_segments(sizes, 100) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)]
     far = [info(0, 10, 1), info(10, 1 << 31, 1), info(1 << 31, (1 << 31) + 5, 1)]

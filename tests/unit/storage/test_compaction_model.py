@@ -24,9 +24,7 @@ RETENTION_MS = 1000
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 1 << 40))), st.integers(0, 4))
-def test_offset_map_is_a_dictionary_as_long_as_there_is_room(
-    puts: list[tuple[int, int]], doublings: int
-) -> None:
+def test_offset_map_is_a_dictionary_until_it_is_full(puts: list[tuple[int, int]], doublings: int) -> None:
     newest = OffsetMap((CAPACITY_MIN << doublings) * ENTRY_BYTES)
     assert sum(newest.prepare()) == newest.size_bytes
     known: dict[int, int] = {}
@@ -42,7 +40,7 @@ def test_offset_map_is_a_dictionary_as_long_as_there_is_room(
     }
 
 
-def test_offset_map_stops_at_nine_tenths_and_says_so() -> None:
+def test_offset_map_is_full_at_nine_tenths() -> None:
     newest = OffsetMap(1 << 20, entries_wanted=100)
     assert newest.size_bytes == 128 * ENTRY_BYTES
     assert list(newest.prepare()) == [newest.size_bytes]

@@ -38,7 +38,7 @@ def outcome(disk: SimulatedDisk, stored: list[bytes]) -> str:
     return "intact"
 
 
-def test_every_kind_of_file_is_there_to_be_damaged() -> None:
+def test_damage_tests_cover_every_kind_of_file() -> None:
     disk, stored = built()
     assert outcome(disk, stored) == "intact"
     kinds = {path.rpartition("/")[2].rpartition(".")[2] for path in disk.files()}
@@ -62,7 +62,7 @@ def test_a_flipped_bit(kind: str, expected: str) -> None:
             assert outcome(damaged, stored) == expected, (path, bit)
 
 
-def test_a_flipped_bit_in_the_checkpoint_costs_time_only() -> None:
+def test_flipped_bit_in_the_checkpoint_costs_only_time() -> None:
     disk, stored = built()
     path = f"{DIRECTORY}/checkpoint"
     for bit in range(8 * len(disk.files()[path])):
@@ -80,7 +80,7 @@ def test_a_flipped_bit_in_the_checkpoint_costs_time_only() -> None:
     ("kind", "expected"),
     [("log", "reported"), ("index", "intact"), ("epochs", "intact"), ("times", "intact")],
 )
-def test_a_file_cut_short(kind: str, expected: str) -> None:
+def test_truncated_file(kind: str, expected: str) -> None:
     disk, stored = built()
     for path, data in disk.files().items():
         if path.endswith(kind) and data:
@@ -99,7 +99,7 @@ def test_a_missing_segment_is_reported() -> None:
             assert outcome(damaged, stored) == "reported", path
 
 
-def test_reading_a_damaged_log_never_gives_bytes_that_pass_for_others() -> None:
+def test_reading_a_damaged_log_never_returns_wrong_records() -> None:
     """Without `verify`: what a read returns fails its checksum, or is right, or the read says the log is corrupt."""
     chance = random.Random(3)
     disk, stored = built()
@@ -128,7 +128,7 @@ def test_reading_a_damaged_log_never_gives_bytes_that_pass_for_others() -> None:
     assert {"CorruptLog", "CorruptMessage"} <= seen
 
 
-def test_damage_above_the_checkpoint_is_cut_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_above_the_checkpoint_is_truncated_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     stored = [append(log, make_batch([n], 50, n))[1] for n in range(3)]
@@ -142,7 +142,7 @@ def test_damage_above_the_checkpoint_is_cut_and_said(caplog: pytest.LogCaptureFi
     check_contents(again, stored)
 
 
-def test_damage_below_the_checkpoint_is_reported_and_nothing_is_cut() -> None:
+def test_damage_below_the_checkpoint_is_reported_and_nothing_is_truncated() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     for n in range(3):
@@ -170,7 +170,7 @@ def test_without_a_checkpoint_damage_before_the_last_segment_is_no_torn_tail() -
     }
 
 
-def test_a_batch_of_an_older_leader_after_the_checkpoint_is_left_over_and_cut() -> None:
+def test_batch_of_an_older_leader_after_the_checkpoint_is_truncated() -> None:
     """Its offset is the next one and its CRC is right: bytes of a tail that was taken back, seen again by a crash."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
@@ -185,7 +185,7 @@ def test_a_batch_of_an_older_leader_after_the_checkpoint_is_left_over_and_cut() 
     assert again.recovery.truncated_bytes >= len(left_over)
 
 
-def test_offsets_that_go_back_end_a_walk() -> None:
+def test_decreasing_offsets_end_a_walk() -> None:
     """A base offset is not under its batch's CRC; that it is lower than what came before is all there is to see."""
     disk = SimulatedDisk()
     settings = LogSettings(index_interval_bytes=1 << 20)
@@ -203,7 +203,7 @@ def test_offsets_that_go_back_end_a_walk() -> None:
     assert check_batch(piece.read()).base_offset == 0
 
 
-def test_a_file_that_is_shorter_than_it_was_is_said_by_whoever_reads_it() -> None:
+def test_reader_of_a_shortened_file_gets_an_error() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     for n in range(3):
@@ -219,7 +219,7 @@ def test_a_file_that_is_shorter_than_it_was_is_said_by_whoever_reads_it() -> Non
                 read()
 
 
-def test_who_read_a_batch_of_damaged_length_leads_nobody_else_astray() -> None:
+def test_batch_of_damaged_length_does_not_affect_other_readers() -> None:
     """The next reader comes for the next offset, and is not sent to where the damaged batch seems to end."""
     disk, stored = built()
     first = min(path for path in disk.files() if path.endswith(".log"))

@@ -47,7 +47,7 @@ def offsets_in(stored: list[bytes], data: bytes) -> range:
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["plain", "compacted"])
 @pytest.mark.parametrize("number", [1, 2, -2])
-def test_missing_segment_is_told_to_who_reads_it_and_nobody_else(
+def test_missing_segment_is_an_error_only_for_its_readers(
     sparse: bool, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, stored, segments = built()
@@ -84,7 +84,7 @@ def harmed(data: bytes, kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["empty", "half", "zeros in front", "zeros inside"])
 @pytest.mark.parametrize("indexes", [True, False], ids=["with indexes", "without indexes"])
-def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: bool) -> None:
+def test_damaged_closed_segment_affects_only_its_own_batches(kind: str, indexes: bool) -> None:
     """For readers, and for who goes through all headers at a start (`skip_damaged`)."""
     for number in range(len(built()[2]) - 1):
         disk, stored, segments = built()
@@ -116,7 +116,7 @@ def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: b
 
 
 @pytest.mark.parametrize("kind", ["cut short", "missing"])
-def test_look_up_by_time_does_not_pass_over_records_that_are_gone(kind: str) -> None:
+def test_search_by_timestamp_does_not_skip_missing_records(kind: str) -> None:
     disk, stored, segments = built()
     path = segments[1]
     data = disk.files()[path]
@@ -140,7 +140,7 @@ def test_look_up_by_time_does_not_pass_over_records_that_are_gone(kind: str) -> 
             assert found[0] in range(header.base_offset, header.last_offset + 1)
 
 
-def test_damage_in_the_newest_segment_is_never_passed_over() -> None:
+def test_damage_in_the_active_segment_is_never_skipped() -> None:
     disk, _, segments = built()
     data = disk.files()[segments[-1]]
     disk.put_file(segments[-1], data[:-240] + bytes(240))
@@ -151,7 +151,7 @@ def test_damage_in_the_newest_segment_is_never_passed_over() -> None:
 
 
 @pytest.mark.parametrize("later", [0, 1, 12])
-def test_log_trimmed_into_a_batch_that_a_truncation_took_is_sound(later: int) -> None:
+def test_log_trimmed_into_a_truncated_batch_is_intact(later: int) -> None:
     """The offsets between the batches before it and the start are gone by right."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)

@@ -96,7 +96,7 @@ def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert file.read_at(100, 0) == b"\0abcdefgh"
 
 
-def test_a_dropped_file_gives_its_descriptor_back(tmp_path: Path) -> None:
+def test_dropped_file_closes_its_descriptor(tmp_path: Path) -> None:
     file = HostDisk().open(str(tmp_path / "a"), create=True)
     descriptor = file.fileno()
     os.fstat(descriptor)
@@ -105,7 +105,7 @@ def test_a_dropped_file_gives_its_descriptor_back(tmp_path: Path) -> None:
         os.fstat(descriptor)
 
 
-def test_clock_and_chance() -> None:
+def test_clock_and_random() -> None:
     clock = HostClock()
     assert clock.monotonic() <= clock.monotonic()
     assert clock.wall_ms() > 1_600_000_000_000
@@ -113,7 +113,7 @@ def test_clock_and_chance() -> None:
     assert 1 <= HostRandom().uniform(1, 2) <= 2
 
 
-def test_the_worker_runs_jobs_in_order_and_hands_errors_back() -> None:
+def test_worker_runs_jobs_in_order_and_returns_errors() -> None:
     loop: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     worker = BackgroundThread(lambda callback, *arguments: loop.put((callback, arguments)))
     threads: list[int] = []
@@ -140,7 +140,7 @@ def test_the_worker_runs_jobs_in_order_and_hands_errors_back() -> None:
     worker.close()
 
 
-def test_a_crash_keeps_what_was_synced_and_any_part_of_the_rest() -> None:
+def test_crash_keeps_synced_changes_and_any_subset_of_the_others() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     file = disk.open("/d/a", create=True)
@@ -163,7 +163,7 @@ def test_a_crash_keeps_what_was_synced_and_any_part_of_the_rest() -> None:
     assert {there for _, there in seen} == {True, False}
 
 
-def test_what_a_failed_sync_was_about_is_never_made_durable() -> None:
+def test_changes_of_a_failed_sync_never_become_durable() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     file = disk.open("/d/a", create=True)

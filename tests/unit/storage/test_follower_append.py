@@ -37,7 +37,7 @@ def take(log: Log, *batches: bytes, gaps_below: int = 0) -> None:
 
 
 @pytest.mark.parametrize("together", [1, 3, 20])
-def test_batches_are_kept_as_they_are(together: int) -> None:
+def test_follower_keeps_batches_byte_for_byte(together: int) -> None:
     disk = SimulatedDisk()
     log = opened(disk)
     batches = [stored(2 * at, 2, leader_epoch=at // 4) for at in range(20)]
@@ -59,7 +59,7 @@ def test_batches_are_kept_as_they_are(together: int) -> None:
         (stored(2, leader_epoch=0), FencedLeaderEpoch),
     ],
 )
-def test_a_batch_out_of_line_is_refused_and_leaves_no_trace(batch: bytes, error: type[Exception]) -> None:
+def test_batch_out_of_order_is_refused_without_effect(batch: bytes, error: type[Exception]) -> None:
     log = opened(SimulatedDisk())
     take(log, stored(0, leader_epoch=1))
     with pytest.raises(error):
@@ -120,7 +120,7 @@ def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing
         assert one.durable_end_offset == 14
 
 
-def test_a_gap_that_a_full_disk_has_no_room_to_note_waits_for_room() -> None:
+def test_gap_that_cannot_be_recorded_on_a_full_disk_waits_for_space() -> None:
     disk = SimulatedDisk()
     log = opened(disk)
     take(log, stored(0))
@@ -136,7 +136,7 @@ def test_a_gap_that_a_full_disk_has_no_room_to_note_waits_for_room() -> None:
     assert list(opened(disk.crash(Random(1))).batches(0)) == [stored(0), stored(10)]
 
 
-def test_batches_that_the_power_took_are_not_taken_for_a_gap_of_the_leader() -> None:
+def test_batches_lost_in_a_power_failure_are_not_taken_for_a_gap_of_the_leader() -> None:
     """The file of a later segment may have got to the disk before the end of the one before it."""
     batches = [stored(0), stored(10), *(stored(at) for at in range(12, 36, 2)), stored(50), stored(52)]
     cuts = 0
@@ -172,7 +172,7 @@ def test_a_gap_where_a_segment_is_closed_is_kept() -> None:
         assert list(one.batches(0)) == batches
 
 
-def test_a_log_begins_anew_elsewhere() -> None:
+def test_reset_continues_at_another_offset() -> None:
     disk = SimulatedDisk()
     log = opened(disk)
     for at in range(20):
@@ -197,7 +197,7 @@ def test_a_log_begins_anew_elsewhere() -> None:
     assert opened(disk).end_offset == 10
 
 
-def test_a_log_that_is_being_synced_does_not_begin_anew() -> None:
+def test_log_that_is_being_synced_is_not_reset() -> None:
     log = opened(SimulatedDisk())
     take(log, stored(0))
     work = log.prepare_flush()
@@ -237,7 +237,7 @@ def count_changes(offset: int) -> int:
 
 
 @pytest.mark.parametrize("offset", [1000, 66, 20])
-def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_was_right(
+def test_crash_during_a_reset_leaves_a_log_with_a_correct_earlier_state(
     offset: int,
 ) -> None:
     steps = count_changes(offset)
@@ -273,7 +273,7 @@ def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_
             assert opened(again._disk.crash(Random(chance))).end_offset == offset + 2  # type: ignore[attr-defined]  # a simulated one
 
 
-def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
+def test_disk_failure_during_a_reset_fails_the_log() -> None:
     for step in range(count_changes(1000)):
         disk, log, _ = histories()
         left = step
@@ -294,7 +294,7 @@ def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "begun"])
-def test_a_gap_wider_than_a_segment_may_span_begins_a_segment(begun: bool) -> None:
+def test_gap_wider_than_a_segment_starts_a_segment(begun: bool) -> None:
     """What is left of a topic with many updates may begin billions of offsets above its start."""
     disk = SimulatedDisk()
     log = opened(disk)

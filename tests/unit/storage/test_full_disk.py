@@ -73,9 +73,7 @@ class Bench:
     "refused", [("write", "checkpoint"), ("sync", "checkpoint"), ("write", ".tmp"), ("remove", ".log")]
 )
 @pytest.mark.parametrize("logs", [1, 5])
-def test_housekeeping_that_finds_no_room_is_done_when_there_is(
-    code: int, refused: tuple[str, str], logs: int
-) -> None:
+def test_maintenance_on_a_full_disk_is_retried(code: int, refused: tuple[str, str], logs: int) -> None:
     bench = Bench(logs)
     for _ in range(2):
         for number in range(logs):
@@ -111,7 +109,7 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
     assert not bench.scheduler.timers
 
 
-def test_trimmed_segments_go_although_nothing_new_can_be_written() -> None:
+def test_trimmed_segments_are_removed_on_a_full_disk() -> None:
     bench = Bench()
     for _ in range(8):
         bench.write()
@@ -123,7 +121,7 @@ def test_trimmed_segments_go_although_nothing_new_can_be_written() -> None:
     assert left == {f"/data/0/{offset:020d}.log" for offset in (6, 7)}
 
 
-def test_a_whole_file_system_sync_without_room_is_the_last_one() -> None:
+def test_file_system_sync_that_fails_on_a_full_disk_is_the_last_one() -> None:
     """Its error may be about any log's records and is told once: from then on every file speaks for itself."""
     bench = Bench(6)
     for number in range(6):
@@ -166,7 +164,7 @@ def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -
     bench.check()
 
 
-def test_a_sync_of_records_that_finds_no_room_fails_the_log() -> None:
+def test_sync_of_records_on_a_full_disk_fails_the_log() -> None:
     bench = Bench()
     log = bench.write()
     bench.full(lambda operation, path: operation == "sync" and path.endswith(".log"))

@@ -31,7 +31,7 @@ def build() -> tuple[dict[str, bytes], list[bytes]]:
     return {path.rpartition("/")[2]: data for path, data in disk.files().items()}, stored
 
 
-def test_a_log_is_written_as_the_golden_files_are() -> None:
+def test_log_files_match_the_golden_files() -> None:
     files, _ = build()
     if os.environ.get("MANSIO_WRITE_GOLDEN"):
         GOLDEN.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ class Bench:
         return log
 
 
-def test_the_first_request_starts_a_sync_at_once_and_the_rest_share_the_next() -> None:
+def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
     bench = Bench()
     log = bench.write()
     bench.group_commit.request(log)
@@ -118,7 +118,7 @@ def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
     assert all(log.durable_end_offset == 0 for log in bench.logs)
 
 
-def test_a_defect_on_the_thread_fails_the_logs_and_is_not_lost() -> None:
+def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
     bench = Bench()
 
     def defect(_: str) -> bool:
@@ -131,7 +131,7 @@ def test_a_defect_on_the_thread_fails_the_logs_and_is_not_lost() -> None:
     assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
 
 
-def test_a_request_nobody_waits_for_is_put_off_and_shares_an_urgent_one() -> None:
+def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
     bench = Bench(2)
     bench.group_commit.request(bench.write(0), urgent=False)
     bench.group_commit.request(bench.write(1), urgent=False)
@@ -142,7 +142,7 @@ def test_a_request_nobody_waits_for_is_put_off_and_shares_an_urgent_one() -> Non
     assert bench.group_commit.syncs == 1
 
 
-def test_the_checkpoint_follows_within_its_interval_also_when_writing_stops() -> None:
+def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
     bench = Bench()
     bench.group_commit.request(bench.write())
     bench.background.run_all()
@@ -169,7 +169,7 @@ def test_a_forgotten_log_is_not_synced_again() -> None:
     assert not bench.background.jobs
 
 
-def test_trimmed_segments_leave_the_disk_with_the_next_chores() -> None:
+def test_trimmed_segments_are_removed_by_the_next_maintenance() -> None:
     bench = Bench()
     log = bench.logs[0]
     log.update_settings(LogSettings(segment_bytes=100))
@@ -207,9 +207,7 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
 
 
 @pytest.mark.parametrize("logs", [3, 8])
-def test_a_listener_that_raises_costs_the_other_logs_nothing(
-    logs: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(logs)
     heard: list[int] = []
 
@@ -244,7 +242,7 @@ def test_a_listener_that_raises_costs_the_other_logs_nothing(
     assert all(log.failure is not None and log.busy == 0 for log in bench.logs)
 
 
-def test_a_listener_that_asks_for_another_sync_does_not_overtake_the_one_that_ends() -> None:
+def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> None:
     """Were the next work of a log prepared before this one is finished, a closed segment could go unsynced."""
     bench = Bench(2, can_sync_all=False)
     first, second = bench.logs

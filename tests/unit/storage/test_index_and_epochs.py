@@ -22,7 +22,7 @@ def filled(count: int, interval: int = 1) -> SparseIndex:
     return index
 
 
-def test_a_full_index_thins_out_and_still_finds_a_place_at_or_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_index_drops_every_second_entry_and_finds_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "ENTRIES_MAX", 64)
     index = filled(5000)
     assert len(index) <= 64
@@ -33,7 +33,7 @@ def test_a_full_index_thins_out_and_still_finds_a_place_at_or_before(monkeypatch
         assert index.floor_position(100 * number + 50)[1] <= 100 * number
 
 
-def test_an_index_file_says_what_the_index_said() -> None:
+def test_index_file_restores_the_index() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     index = filled(100)
@@ -46,7 +46,7 @@ def test_an_index_file_says_what_the_index_said() -> None:
     assert load_index(disk, "/d/i", 6) is None
 
 
-def test_every_flipped_bit_and_every_cut_of_a_sealed_file_is_noticed() -> None:
+def test_every_flipped_bit_and_truncation_of_a_checksummed_file_is_detected() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     data = LeaderEpochCache([(1, 0), (4, 77)]).encode()

@@ -27,7 +27,7 @@ def open_log(disk: SimulatedDisk | None = None, settings: LogSettings = SMALL) -
     return Log.open(disk or SimulatedDisk(), ManualClock(), "/data/p", settings)
 
 
-def test_append_gives_out_offsets_and_stamps_them_into_the_batch() -> None:
+def test_append_assigns_offsets_and_writes_them_into_the_batch() -> None:
     log = open_log()
     assert append(log, make_batch([1, 2, 3]), leader_epoch=4)[0] == 0
     base_offset, stored = append(log, make_batch([4]), leader_epoch=4)
@@ -39,7 +39,7 @@ def test_append_gives_out_offsets_and_stamps_them_into_the_batch() -> None:
     assert (header.base_offset, header.leader_epoch) == (3, 4)
 
 
-def test_read_gives_whole_batches_below_the_limit_and_at_least_one() -> None:
+def test_read_returns_whole_batches_below_the_limit_and_at_least_one() -> None:
     log = open_log(settings=LogSettings())
     stored = [append(log, make_batch([n, n], 100))[1] for n in range(5)]
     size = len(stored[0])
@@ -58,7 +58,7 @@ def test_read_gives_whole_batches_below_the_limit_and_at_least_one() -> None:
     assert log.read(10, 1, 10) is None
 
 
-def test_read_outside_the_log_says_so() -> None:
+def test_read_outside_the_log_is_an_error() -> None:
     log = open_log()
     append(log, make_batch([1, 2]))
     log.trim_to(1)
@@ -84,7 +84,7 @@ def test_a_segment_is_closed_by_bytes_and_by_age() -> None:
 
 
 @pytest.mark.parametrize("written", ["now", "long ago", "in the future", "at no time"])
-def test_a_restart_does_not_make_a_segment_young(written: str) -> None:
+def test_restart_keeps_the_age_of_a_segment(written: str) -> None:
     """A broker that is restarted now and then would otherwise never close one, and so never let go of its records."""
     disk, clock, settings = SimulatedDisk(), ManualClock(), LogSettings(segment_ms=5_000)
     now_ms = clock.wall_ms()
@@ -107,7 +107,7 @@ def test_a_restart_does_not_make_a_segment_young(written: str) -> None:
         assert [info.base_offset for info in log.segments()] == [0, 4]
 
 
-def test_log_append_time_is_what_lookups_by_time_find() -> None:
+def test_searches_use_log_append_time() -> None:
     log = open_log()
     batch = make_batch([5, 6])
     header = check_batch(batch)
@@ -127,7 +127,7 @@ def test_an_older_leader_cannot_append() -> None:
     assert log.end_offset == 1
 
 
-def test_a_full_disk_refuses_takes_back_and_goes_on_when_there_is_space_again() -> None:
+def test_append_on_a_full_disk_is_undone_and_succeeds_when_there_is_space() -> None:
     disk = SimulatedDisk()
     log = open_log(disk, LogSettings())
     stored = [append(log, make_batch([1], 100))[1]]
@@ -143,7 +143,7 @@ def test_a_full_disk_refuses_takes_back_and_goes_on_when_there_is_space_again() 
     check_contents(Log.open(disk, ManualClock(), "/data/p", SMALL), stored)
 
 
-def test_a_failed_write_ends_the_service_but_not_the_reading() -> None:
+def test_failed_write_fails_the_log_for_appends_but_not_for_reads() -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
     _, stored = append(log, make_batch([1]))
@@ -208,7 +208,7 @@ def test_the_durable_end_is_the_end_at_which_the_sync_started() -> None:
     assert told == [1]
 
 
-def test_epochs_answer_as_kip_279_asks() -> None:
+def test_end_offset_for_epoch_follows_kip_279() -> None:
     log = open_log()
     for epoch, count in [(1, 2), (3, 3), (6, 1)]:
         for _ in range(count):
@@ -229,7 +229,7 @@ def test_epochs_answer_as_kip_279_asks() -> None:
     assert log.leader_epochs.entries() == [(1, 0), (3, 2)]
 
 
-def test_a_slice_can_be_read_after_its_segment_is_gone(tmp_path: Path) -> None:
+def test_slice_can_be_read_after_its_segment_is_removed(tmp_path: Path) -> None:
     log = Log.open(HostDisk(), HostClock(), str(tmp_path / "p"), SMALL)
     stored = [append(log, make_batch([n], 300))[1] for n in range(4)]
     piece = log.read(0, 1, log.end_offset)

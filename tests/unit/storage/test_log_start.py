@@ -45,7 +45,7 @@ class World:
 
 
 @pytest.mark.parametrize("logs", [1, 6])
-def test_what_was_trimmed_stays_gone_after_any_crash_once_its_end_was_told(logs: int) -> None:
+def test_trimmed_records_stay_deleted_after_any_crash_once_reported(logs: int) -> None:
     world = World(logs)
     for index in range(logs):
         world.fill(index=index)
@@ -59,7 +59,7 @@ def test_what_was_trimmed_stays_gone_after_any_crash_once_its_end_was_told(logs:
         assert world.start_after_crash(seed, logs - 1) == 4
 
 
-def test_what_is_trimmed_while_compaction_swaps_segments_is_told_when_it_is_on_disk() -> None:
+def test_trim_during_a_swap_is_reported_when_it_is_on_disk() -> None:
     world = World()
     world.fill()
     world.background.run_all()
@@ -76,7 +76,7 @@ def test_what_is_trimmed_while_compaction_swaps_segments_is_told_when_it_is_on_d
     assert all(world.start_after_crash(seed) == 4 for seed in range(20))
 
 
-def test_a_second_trim_while_the_first_is_written_is_told_of_itself() -> None:
+def test_second_trim_during_the_first_is_reported_separately() -> None:
     world = World()
     world.fill()
     world.background.run_all()
@@ -90,7 +90,7 @@ def test_a_second_trim_while_the_first_is_written_is_told_of_itself() -> None:
     assert all(world.start_after_crash(seed) == 4 for seed in range(20))
 
 
-def test_a_start_that_is_on_disk_already_is_told_at_once() -> None:
+def test_start_offset_already_on_disk_is_reported_at_once() -> None:
     world = World()
     world.fill()
     world.background.run_all()
@@ -100,7 +100,7 @@ def test_a_start_that_is_on_disk_already_is_told_at_once() -> None:
     assert world.told == [None, None]
 
 
-def test_no_room_for_it_is_told_and_tried_again() -> None:
+def test_full_disk_is_reported_and_retried() -> None:
     world = World()
     world.fill()
     world.background.run_all()
@@ -117,7 +117,7 @@ def test_no_room_for_it_is_told_and_tried_again() -> None:
     assert world.start_after_crash(1) == 4
 
 
-def test_a_failed_disk_and_a_closed_log_are_told() -> None:
+def test_failed_disk_and_closed_log_are_reported() -> None:
     world = World(2)
     for index in range(2):
         world.fill(index=index)
@@ -135,7 +135,7 @@ def test_a_failed_disk_and_a_closed_log_are_told() -> None:
     assert "closed" in str(world.told[2])
 
 
-def test_a_broker_that_is_never_idle_keeps_house_all_the_same() -> None:
+def test_busy_broker_still_runs_maintenance() -> None:
     world = World()
     checkpoints: list[str] = []
     world.disk.fail_when = lambda operation, path: (

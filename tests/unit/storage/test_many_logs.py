@@ -90,7 +90,7 @@ class Syncing:
         self.background.run_all()
 
 
-def test_making_many_logs_takes_as_many_syncs_as_making_two() -> None:
+def test_creating_many_logs_takes_as_many_syncs_as_creating_two() -> None:
     counts = []
     for count in (2, 100):
         disk = SimulatedDisk()
@@ -113,7 +113,7 @@ def test_opening_many_logs_after_a_crash_takes_as_many_syncs_as_opening_two() ->
 
 
 @pytest.mark.parametrize("can_sync_all", [True, False])
-def test_what_opening_together_hands_out_is_durable(can_sync_all: bool) -> None:
+def test_logs_opened_in_a_batch_are_durable(can_sync_all: bool) -> None:
     disk, written = crashed_with_tails(20, can_sync_all=can_sync_all)
     open_all(disk, 20)
     for seed in range(20):
@@ -147,7 +147,7 @@ def test_opening_logs_that_were_closed_cleanly_reads_no_batch_and_writes_and_syn
     assert [log.end_offset for log in logs] == [2] * 20 + [0] * 10
 
 
-def test_one_sync_that_fails_costs_only_the_log_whose_bytes_the_disk_does_not_take() -> None:
+def test_failed_shared_sync_fails_only_the_affected_log() -> None:
     disk, written = crashed_with_tails(20)
     bad = f"{ROOT}/7/00000000000000000000.log"
     together = []
@@ -201,7 +201,7 @@ def test_an_idle_log_costs_no_call_of_the_disk() -> None:
     }
 
 
-def test_a_record_waits_for_the_housekeeping_of_some_logs_and_not_of_all() -> None:
+def test_sync_waits_for_the_maintenance_of_some_logs_and_not_of_all() -> None:
     disk = SimulatedDisk()
     count = 2 * MAINTENANCE_BATCH_LOGS_MAX + 10
     logs = open_all(disk, count)
@@ -226,7 +226,7 @@ def test_a_record_waits_for_the_housekeeping_of_some_logs_and_not_of_all() -> No
     )  # every other one has its checkpoint
 
 
-def test_a_full_disk_does_not_make_the_housekeeping_of_many_logs_spin() -> None:
+def test_maintenance_of_many_logs_does_not_spin_on_a_full_disk() -> None:
     disk = SimulatedDisk()
     logs = open_all(disk, MAINTENANCE_BATCH_LOGS_MAX + 10)
     syncing = Syncing(disk, logs)

@@ -46,7 +46,7 @@ class Bench:
         return taken - others - self.log.size_bytes
 
 
-def test_a_log_whose_batches_are_waited_for_gets_room_that_is_written() -> None:
+def test_log_with_awaited_syncs_is_preallocated_with_zeros() -> None:
     bench = Bench()
     for _ in range(40):
         bench.write(5000)
@@ -77,7 +77,7 @@ def test_a_log_whose_batches_are_waited_for_gets_room_that_is_written() -> None:
         "little free",
     ],
 )
-def test_where_zeros_do_not_pay_nothing_is_written_twice(
+def test_other_logs_are_preallocated_with_holes(
     value_bytes: int, batches: int, awaited: bool, capacity_bytes: int
 ) -> None:
     bench = Bench(capacity_bytes)
@@ -114,7 +114,7 @@ def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_power_failing_between_zeros_and_batches_loses_nothing_that_was_acknowledged(seed: int) -> None:
+def test_power_failure_between_zeros_and_batches_loses_no_acknowledged_record(seed: int) -> None:
     """Images are taken after every change of the disk while the log grows into its zeros, several times."""
     bench = Bench()
     chance = random.Random(seed)

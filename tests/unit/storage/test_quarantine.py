@@ -74,7 +74,7 @@ def kept_files(disk: SimulatedDisk) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("settings", [ONE_SEGMENT, SMALL_SEGMENTS], ids=["one segment", "many segments"])
-def test_batches_behind_damage_are_kept_and_the_cut_is_told(
+def test_batches_after_damage_are_quarantined_and_the_truncation_is_logged(
     settings: LogSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, stored = killed(settings)
@@ -102,7 +102,7 @@ def test_batches_behind_damage_are_kept_and_the_cut_is_told(
     assert kept_files(disk) == {path: data}
 
 
-def test_a_leader_epoch_is_due_until_it_has_begun() -> None:
+def test_leader_epoch_is_due_until_it_is_started() -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 5)
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_a_leader_epoch_is_due_until_it_has_begun() -> None:
     assert not Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT).epoch_due
 
 
-def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptureFixture) -> None:
+def test_torn_tail_without_a_complete_batch_is_not_quarantined(caplog: pytest.LogCaptureFixture) -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 5)
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
@@ -128,7 +128,7 @@ def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptur
     assert [(record.message, record.levelname) for record in caplog.records] == [("log_truncated", "WARNING")]
 
 
-def test_segments_that_no_durable_record_leads_to_are_kept() -> None:
+def test_unreachable_segments_are_quarantined() -> None:
     disk, stored = killed(SMALL_SEGMENTS, synced=0)
     disk.remove(segment_path(0))
     bases = [int(path[-24:-4]) for path in disk.files() if path.endswith(".log")]
@@ -141,7 +141,7 @@ def test_segments_that_no_durable_record_leads_to_are_kept() -> None:
     assert all(batch in data for batch in stored[min(bases) :])
 
 
-def test_a_later_cut_at_the_same_offset_gets_a_file_of_its_own() -> None:
+def test_later_truncation_at_the_same_offset_gets_another_file() -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 3)
     for number in range(1, 4):
@@ -157,7 +157,7 @@ def test_a_later_cut_at_the_same_offset_gets_a_file_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "failing"), [(ONE_SEGMENT, ["truncate"]), (SMALL_SEGMENTS, ["remove", "truncate"])]
 )
-def test_openings_that_end_before_the_cut_make_one_file(settings: LogSettings, failing: list[str]) -> None:
+def test_interrupted_recoveries_create_one_quarantine_file(settings: LogSettings, failing: list[str]) -> None:
     disk, stored = killed(settings)
     damage(disk, stored, 3)
     for operation in failing:
@@ -193,7 +193,7 @@ def test_full_disk_refuses_the_partition_and_destroys_nothing() -> None:
     assert log.recovery.truncated_tail.batches == 36
 
 
-def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
+def test_number_of_quarantine_files_is_bounded() -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 3)
     for number in range(1, QUARANTINE_FILES_MAX + 1):
@@ -208,7 +208,7 @@ def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
     assert log.recovery.truncated_tail.path == f"{DIRECTORY}/{quarantine_name(3, QUARANTINE_FILES_MAX + 1)}"
 
 
-def test_one_log_that_cannot_be_cut_harms_no_other() -> None:
+def test_log_that_cannot_be_truncated_does_not_affect_others() -> None:
     disk = SimulatedDisk()
     names = [f"/data/{name}" for name in "abcdef"]
     stored = [write(disk, ONE_SEGMENT, 6, 2, name) for name in names]
@@ -227,7 +227,7 @@ def test_one_log_that_cannot_be_cut_harms_no_other() -> None:
     assert sorted(path[:7] for path in kept_files(disk)) == ["/data/b", "/data/c", "/data/d"]
 
 
-def test_bytes_made_to_look_like_batches_cannot_keep_a_log_from_opening() -> None:
+def test_content_crafted_like_batches_cannot_prevent_recovery() -> None:
     """They are not searched for ever; what was not searched is kept."""
     disk = SimulatedDisk()
     size = 8 << 20
@@ -263,6 +263,6 @@ def test_data_check_reports_before_the_first_start_and_names_the_file_after_it()
 @pytest.mark.parametrize(
     "name", ["x.cut-1", f"{3:020d}.cut-", f"{3:020d}.cut-1.tmp", f"{3:020d}.log", f"{3:020d}.cut-x", "cut-1"]
 )
-def test_other_names_are_no_such_files(name: str) -> None:
+def test_other_names_are_no_quarantine_files(name: str) -> None:
     assert parse_quarantine_name(name) is None
     assert parse_quarantine_name(quarantine_name(3, 17)) == (3, 17)

@@ -20,7 +20,7 @@ SEGMENT = "/p/00000000000000000000.log"
 
 
 @pytest.mark.parametrize("torn", [b"\xff" * 30, b"\xff" * 200, make_batch([7], 200)[:100]])
-def test_a_torn_tail_is_cut_also_when_the_leader_epochs_have_to_be_read_from_the_batches(torn: bytes) -> None:
+def test_torn_tail_is_truncated_when_leader_epochs_are_read_from_the_batches(torn: bytes) -> None:
     """A sync of many logs leaves the epochs' file to the same crash as the records."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
@@ -36,7 +36,7 @@ def test_a_torn_tail_is_cut_also_when_the_leader_epochs_have_to_be_read_from_the
     assert log.leader_epochs.entries() == [(0, 0), (3, 1)]
 
 
-def test_room_ahead_of_the_batches_is_no_torn_tail(caplog: pytest.LogCaptureFixture) -> None:
+def test_preallocated_space_is_no_torn_tail(caplog: pytest.LogCaptureFixture) -> None:
     """A log that was not closed leaves a longer file; nothing is said about it, and it ends where its batches do."""
     disk = SimulatedDisk()
     settings = LogSettings(segment_bytes=400)
@@ -51,7 +51,7 @@ def test_room_ahead_of_the_batches_is_no_torn_tail(caplog: pytest.LogCaptureFixt
     assert sum(len(data) for path, data in disk.files().items() if path.endswith(".log")) == again.size_bytes
 
 
-def test_closed_log_has_no_room_in_its_files() -> None:
+def test_closed_log_has_no_preallocated_space() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     kept = [append(log, make_batch([n], 60))[1] for n in range(3)]
@@ -59,7 +59,7 @@ def test_closed_log_has_no_room_in_its_files() -> None:
     assert len(disk.files()[SEGMENT]) == sum(map(len, kept))
 
 
-def test_appends_within_the_room_change_no_length_of_a_file() -> None:
+def test_appends_within_preallocated_space_keep_the_file_length() -> None:
     """A sync that has to record a new length takes a third longer."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
@@ -72,9 +72,7 @@ def test_appends_within_the_room_change_no_length_of_a_file() -> None:
 
 @pytest.mark.parametrize("failing", [f"{0:020d}.log", f"{5:020d}.log"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_roll_that_fails_half_way_loses_no_batch_that_is_acknowledged_after_it(
-    failing: str, code: int
-) -> None:
+def test_failed_roll_loses_no_batch_acknowledged_later(failing: str, code: int) -> None:
     """The file of a segment that was never begun must not be taken for the newest one."""
     disk = SimulatedDisk()
     settings = LogSettings(segment_bytes=1000)
@@ -96,7 +94,7 @@ def test_roll_that_fails_half_way_loses_no_batch_that_is_acknowledged_after_it(
     again.verify()
 
 
-def test_lengths_of_closed_segments_outlast_a_failed_sync_of_many_logs() -> None:
+def test_lengths_of_closed_segments_survive_a_failed_shared_sync() -> None:
     """After it each log is synced by itself, and what the first attempt set is set again."""
     for seed in range(30):
         disk = SimulatedDisk(can_sync_all=True)
@@ -121,7 +119,7 @@ def test_lengths_of_closed_segments_outlast_a_failed_sync_of_many_logs() -> None
             again.verify()
 
 
-def test_file_of_somebody_with_the_suffix_of_an_index_is_left_alone() -> None:
+def test_foreign_file_with_the_suffix_of_an_index_is_ignored() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), "/data/p")
     log.close()

@@ -43,7 +43,7 @@ def opened(disk: SimulatedDisk) -> Log:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_look_up_after_a_restart_loads_a_few_indexes_and_not_all(reverse: bool) -> None:
+def test_search_after_a_restart_loads_a_few_indexes_only(reverse: bool) -> None:
     times = sorted(range(1000, 1000 + SEGMENTS), reverse=reverse)
     disk, _ = built(times)
     assert isinstance(disk, CountingDisk)
@@ -59,7 +59,7 @@ def test_a_look_up_after_a_restart_loads_a_few_indexes_and_not_all(reverse: bool
     assert disk.calls - calls <= 60
 
 
-def test_the_search_is_right_whatever_the_order_of_times_and_the_edges() -> None:
+def test_search_is_correct_for_any_order_of_timestamps() -> None:
     chance = random.Random(5)
     for _ in range(15):
         times = [1000 + chance.randint(0, 30) for _ in range(25)]
@@ -75,7 +75,7 @@ def test_the_search_is_right_whatever_the_order_of_times_and_the_edges() -> None
                 assert log.max_timestamp(limit) == max(inside, key=lambda found: found[1], default=None)
 
 
-def test_what_the_file_of_times_says_of_segments_that_were_taken_back_is_forgotten() -> None:
+def test_timestamps_of_truncated_segments_are_dropped() -> None:
     """The new segments have the size of the old ones, only their times differ."""
     disk, stored = built([2000 + n for n in range(6)], SimulatedDisk())
     disk.sync_all("/data")
@@ -94,7 +94,7 @@ def test_what_the_file_of_times_says_of_segments_that_were_taken_back_is_forgott
     check_contents(opened(disk), stored)
 
 
-def test_a_file_of_times_that_came_back_after_a_crash_is_removed_for_good() -> None:
+def test_timestamps_file_that_reappears_after_a_crash_is_removed() -> None:
     disk, stored = built([2000 + n for n in range(6)], SimulatedDisk())
     old = disk.files()[f"{DIRECTORY}/times"]
     log = opened(disk)
@@ -133,7 +133,7 @@ def miscounted(timestamps: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("make", [nonsense, miscounted])
-def test_a_batch_that_cannot_be_opened_answers_by_its_header(make) -> None:  # type: ignore[no-untyped-def]  # one of two functions
+def test_undecodable_batch_is_searched_by_its_header(make) -> None:  # type: ignore[no-untyped-def]  # one of two functions
     log = Log.open(SimulatedDisk(), ManualClock(), DIRECTORY, LogSettings())
     append(log, make_batch([1000, 1010]))
     poisoned = make([1020, 1040, 1030])
@@ -150,7 +150,7 @@ def test_a_batch_that_cannot_be_opened_answers_by_its_header(make) -> None:  # t
     assert log.max_timestamp(end) == (3, 1040, 0)
 
 
-def test_a_header_that_promises_a_later_time_than_its_records_have() -> None:
+def test_header_with_a_later_timestamp_than_its_records() -> None:
     log = Log.open(SimulatedDisk(), ManualClock(), DIRECTORY, LogSettings())
     batch = bytearray(make_batch([1000]))
     batch[35:43] = (5000).to_bytes(8, "big")
@@ -160,7 +160,7 @@ def test_a_header_that_promises_a_later_time_than_its_records_have() -> None:
     assert log.max_timestamp(2) == (0, 5000, 0)
 
 
-def test_a_batch_with_a_wrong_crc_is_damage_and_said() -> None:
+def test_batch_with_a_wrong_crc_is_reported_as_damage() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     append(log, make_batch([1000]))
