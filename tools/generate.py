@@ -39,9 +39,9 @@ def _delivery() -> str:
 
 
 def _command_line() -> str:
-    from mansio.cli.support import reference
+    from tools import command_reference
 
-    return reference.reference()
+    return command_reference.reference()
 
 
 def _settings(make: str) -> Callable[[], str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio_demo.broker_demo import CheckResult
+    from mansio_demo.record_checker import CheckResult
 
 LABEL_WIDTH = 11
 BAR_WIDTH = 30

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tools.command_reference import reference
 
 from mansio.cli.main import main
-from mansio.cli.support.reference import reference
 from mansio.version import __version__
 from support.machine import scaled
 
@@ -240,4 +240,4 @@ def test_a_missing_configuration_file_is_one_clear_line():
 
 def test_the_reference_page_is_what_the_commands_say():
     page = ROOT / "docs" / "CLI.md"
-    assert page.read_text() == reference(), "run: python -m mansio.cli.support.reference > docs/CLI.md"
+    assert page.read_text() == reference(), "run: python -m tools.command_reference > docs/CLI.md"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from mansio.cli.broker.systemd_notify import SystemdNotifier
+from mansio.cli.broker.serve import SystemdNotifier
 from mansio.config.settings import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled

@@ -10,8 +10,8 @@ import pytest
 
 from mansio.errors import MansioError
 from mansio_demo import flights
-from mansio_demo.broker_demo import Checker
 from mansio_demo.console_output import mansio_command
+from mansio_demo.record_checker import Checker
 from support.paths import required_package
 
 if TYPE_CHECKING:

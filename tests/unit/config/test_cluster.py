@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.command_reference import reference
 
-from mansio.cli.support.reference import reference
 from mansio.config.cluster import MemberAddress, parse_members
 from mansio.config.settings import SPECIFICATIONS, Settings
 from mansio.errors import ConfigError

@@ -7,9 +7,11 @@ a second signal does not wait. The member is healthy before the broker starts, a
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -33,12 +35,11 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Mapping
     from typing import Any
 
     from mansio.api.http.server import HttpServer
     from mansio.api.http.service_stats import ServiceStats
-    from mansio.cli.broker.systemd_notify import SystemdNotifier
     from mansio.config.settings import Address, Settings
     from mansio.logs import LineHandler
     from mansio.node.broker import Broker
@@ -109,7 +110,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
 
     from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
-    from mansio.cli.broker.systemd_notify import SystemdNotifier
+    from mansio.cli.broker.serve import SystemdNotifier
     from mansio.node.broker import Broker
 
     stop = asyncio.Event()
@@ -290,3 +291,60 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             loop.add_signal_handler(number, on_signal)
         except NotImplementedError:  # Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
+
+
+# -- systemd --------
+
+
+START_EXTENSION_S: Final = 30
+HEARTBEAT_INTERVAL_S: Final = 5.0
+"""Between beats, unless the watchdog wants them more often."""
+
+
+class SystemdNotifier:
+    """One connection to the service manager."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        variables = os.environ if environment is None else environment
+        self._ready = False
+        self._socket: socket.socket | None = None
+        self._address = variables.get("NOTIFY_SOCKET", "")
+        watchdog_us = variables.get("WATCHDOG_USEC", "")
+        is_for_this_process = variables.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        self._has_watchdog = watchdog_us.isdigit() and is_for_this_process
+        self.heartbeat_interval_s = (
+            min(HEARTBEAT_INTERVAL_S, int(watchdog_us) / 1_000_000 / 3)
+            if self._has_watchdog
+            else HEARTBEAT_INTERVAL_S
+        )
+        if self._address.startswith("@"):
+            self._address = "\0" + self._address[1:]
+        if self._address and hasattr(socket, "AF_UNIX"):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket.setblocking(False)
+
+    def heartbeat(self) -> None:
+        """We are alive. Call every `heartbeat_interval_s`."""
+        if not self._ready:
+            self._send(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1_000_000}\nSTATUS=reading logs")
+        elif self._has_watchdog:
+            self._send("WATCHDOG=1")
+
+    def ready(self, status: str) -> None:
+        """Every port accepts."""
+        self._ready = True
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        """No new work is taken."""
+        self._send("STOPPING=1\nSTATUS=draining")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _send(self, message: str) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # a manager that is gone, or reads too slowly: nothing of ours
+                self._socket.sendto(message.encode(), self._address)

@@ -52,13 +52,15 @@ from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from mansio.wire.topic_partition import TopicPartition
+
+    ReadTask = Callable[[SourceOptions, Sequence[str], TaskRange], Iterator[pa.RecordBatch]]
 
 Json = dict[str, dict[str, int]]
 
@@ -70,12 +72,25 @@ LOWER_LATEST_PAUSE_S = 0.2
 """A new leader may know less for a moment: the end of a log that seems to have moved back is asked for again."""
 
 
+def _read_records(
+    options: SourceOptions, columns: Sequence[str], task_range: TaskRange
+) -> Iterator[pa.RecordBatch]:
+    """The records of a range. Imported late: only tasks need it."""
+    from mansio.spark.source.task_reader import read_range
+
+    return read_range(options, columns, task_range)
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads topics from where the checkpoint says, without an end."""
 
-    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+    def __init__(
+        self, options: SourceOptions, columns: Sequence[str], *, read: ReadTask | None = None
+    ) -> None:
+        """`read` reads one task; None: the records of its range."""
         self._options = options
         self._columns = tuple(columns)
+        self._read = read or _read_records
         self._initial: Json | None = None
         self._latest: Offsets = {}
         self._target: Offsets | None = None
@@ -167,9 +182,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The records of one task, as Arrow batches."""
         if not isinstance(partition, TaskRange):
             return iter(())
-        from mansio.spark.source.task_reader import read_range
-
-        return read_range(self._options, self._columns, partition)
+        return self._read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Spark's checkpoint has it: there is nothing to do."""
@@ -333,18 +346,16 @@ class RangeSource(DataSource):
         """The fields of `TaskRange`."""
         return SCHEMA
 
-    def streamReader(self, schema: StructType) -> RangeReader:  # noqa: ARG002  # as Spark calls it
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002  # as Spark calls it
         """Raises `ConfigError` for a wrong option."""
-        return RangeReader(SourceOptions.parse(self.options, streaming=True), ())
+        return StreamReader(SourceOptions.parse(self.options, streaming=True), (), read=_range_row)
 
 
-class RangeReader(StreamReader):
-    """Plans as the reader of records does, and reads none."""
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The one row of a task."""
-        if isinstance(partition, TaskRange):
-            yield as_row(partition)
+def _range_row(
+    _options: SourceOptions, _columns: Sequence[str], task_range: TaskRange
+) -> Iterator[pa.RecordBatch]:
+    """The range of a task instead of its records."""
+    yield as_row(task_range)
 
 
 def as_row(one: TaskRange) -> pa.RecordBatch:

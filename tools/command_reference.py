@@ -1,6 +1,6 @@
-"""Writes docs/CLI.md from the commands themselves: `python -m mansio.cli.support.reference > docs/CLI.md`.
+"""docs/CLI.md, generated from the commands: `python -m tools.command_reference > docs/CLI.md`.
 
-A test compares the file with what this makes, so the page cannot fall behind.
+A test compares the file with the output of this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WIDTH = 100
 PREFACE = """\
 # The `mansio` command
 
-Generated from the commands by `python -m mansio.cli.support.reference`; a test keeps it current.
+Generated from the commands by `python -m tools.command_reference`; a test keeps it current.
 
 * **Where the broker is**: `--bootstrap-servers HOST:PORT` or `MANSIO_BOOTSTRAP_SERVERS`, on every command that is
   a client.
