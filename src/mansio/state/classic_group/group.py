@@ -1,32 +1,32 @@
-"""One classic consumer group as a state machine: who is a member, and who reads what.
+"""State machine of one classic consumer group: membership and generations; the leader assigns the partitions.
 
-How it moves. Members *join*; when all known members have joined, or the slowest one's rebalance timeout has
-passed, the group gets a new generation and everyone an answer. One member, the leader, is told about all of
-them, computes the assignment and sends it with its *sync*; the others' syncs wait for it. Once the assignment
-is stored the group is stable, until a member joins, leaves, or is not heard of for its session timeout.
+Members *join*. When all known members have joined, or the longest rebalance timeout has passed, the group gets a new
+generation and all joins are answered. One member, the leader, receives the list of members, computes the assignment and
+sends it with its *sync*; the syncs of the others wait for it. Once the assignment is stored the group is stable,
+until a member joins, leaves, or sends no heartbeat for its session timeout.
 
                  first join                    all joined, or timeout
         EMPTY ───────────────► PREPARING_REBALANCE ─────────────────► COMPLETING_REBALANCE
           │  ▲                   ▲     ▲     │                          │       │
-          │  └───────────────────┼─────┼─────┘ nobody left              │       │ assignment
+          │  └───────────────────┼─────┼─────┘ no member left              │       │ assignment
           │ deleted              │     └────────────────────────────────┘       │ stored
           ▼                      │           join, leave, expiry                ▼
         DEAD                     └─────────────────────────────────────────── STABLE
 
-(`group_types.TRANSITIONS` is that drawing as a table.)
+(`types.TRANSITIONS` is this diagram as a table.)
 
-Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return effects; a request that is
-wrong raises its typed error and has changed nothing. There are no timers in here. `next_deadline_ms` says
-when `tick` is due, and a heartbeat only moves a number.
+Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return effects. An invalid request raises its
+typed error and changes nothing. There are no timers: `next_deadline_ms` returns when `tick` is due, and a
+heartbeat only changes a number.
 
-Always true:
-* An assignment is answered only after `persisted` said its record is committed; a failed write
-sends everybody back to join.
-* A member is in at most one of: waiting for its join, waiting for its sync. Every waiter is answered once.
+Invariants:
+* An assignment is sent only after `persisted` reported that its record is committed; after a failed write all members
+  rejoin.
+* A member waits for at most one of join and sync. Every waiter is answered once.
 * Generations only grow. A request of an older generation changes nothing.
 
-Source: Kafka's GroupCoordinator; KIP-62 (rebalance timeout), 134 (initial delay), 345 (static members), 394
-(member id required), 559 (protocol checks), 814 (leader may skip the assignment).
+Source: Kafka's GroupCoordinator; KIP-62 (rebalance timeout), 134 (initial delay), 345 (static members), 394 (member id
+required), 559 (protocol checks), 814 (leader may skip the assignment).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mansio.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from mansio.state.classic_group.members import GroupMembers, park_sync, take_sync_waiter
+from mansio.state.classic_group.members import GroupMembers
 from mansio.state.classic_group.types import (
     TRANSITIONS,
     Effect,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from mansio.errors import MansioError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""How long a member that has no generation yet may wait for one: nobody can tell whether its client lives."""
+"""How long a member without a generation may wait for one: its client may have failed, which cannot be detected."""
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
 
@@ -125,7 +125,7 @@ class JoinPhase:
 
 
 class ClassicGroup:
-    """The machine. Read its attributes freely; change them only through its methods."""
+    """The group. Attributes may be read; they change only through methods."""
 
     __slots__ = (
         "_assignment_write",
@@ -153,13 +153,13 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol: str | None = None
         self.members = GroupMembers()
-        self.pending: dict[str, float] = {}  # ids given out (KIP-394) -> when they lapse
+        self.pending: dict[str, float] = {}  # generated member ids (KIP-394) -> expiry time
         self.join_phase = JoinPhase(initial_delay_ms)
         self.sync_deadline_ms = math.inf
         self._converted_generations: dict[
             str, int
         ] = {}  # of members that have yet to join since `restore_converted`
-        self._unsynced: set[str] = set()  # members that have not asked for their assignment yet
+        self._unsynced: set[str] = set()  # members that have not sent a sync yet
         self._tokens = 0
         self._assignment_write: tuple[int, dict[str, bytes]] | None = None
         self._static_writes: dict[int, tuple[str, Any, JoinResponse]] = {}
@@ -167,7 +167,7 @@ class ClassicGroup:
     # ------------------------------------------------------------------ events: requests
 
     def join(self, request: Join, waiter: Any, new_member_id: str, now_ms: float) -> list[Effect]:
-        """A member joins. The answer comes as an effect: at once, or with the end of the rebalance.
+        """Handle a JoinGroup. The response is an effect: at once, or at the end of the rebalance.
 
         `new_member_id` is used if the member has none. Raises `CoordinatorNotAvailable`,
         `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `UnknownMember`, `FencedInstanceId`.
@@ -180,18 +180,18 @@ class ClassicGroup:
         if request.member_id in self.pending and request.instance_id is None:
             return self._add(request, waiter, request.member_id, now_ms)
         member = self.members.validated(request.member_id, request.instance_id)
-        told_before = self.state is COMPLETING or (
+        was_answered = self.state is COMPLETING or (
             self.state is STABLE and member.member_id != self.members.leader
         )
-        if told_before and member.protocols == request.protocols:
-            # The answer got lost, or a member of a stable group reconnected: tell it again, disturb nobody.
+        if was_answered and member.protocols == request.protocols:
+            # The response was lost, or a member of a stable group reconnected: repeat it, without a rebalance.
             member.extend_session(now_ms)
             return [Response(waiter, self._join_response(member))]
         self.members.update(member, request)
         return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
 
     def sync(self, request: Sync, waiter: Any, now_ms: float) -> list[Effect]:
-        """A member asks for its assignment; the leader brings everyone's.
+        """Handle a SyncGroup: return the assignment; the leader sends those of all members.
 
         Raises `CoordinatorNotAvailable`, `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`,
         `InconsistentGroupProtocol`, `RebalanceInProgress`.
@@ -200,16 +200,16 @@ class ClassicGroup:
         member = self.members.validated(request.member_id, request.instance_id)
         self._check_generation(member, request.generation)
         if request.protocol_type not in (None, self.protocol_type):
-            raise InconsistentGroupProtocol(f"the group does {self.protocol_type}")
+            raise InconsistentGroupProtocol(f"the protocol type of the group is {self.protocol_type}")
         if request.protocol not in (None, self.protocol):
-            raise InconsistentGroupProtocol(f"the group has agreed on {self.protocol}")
+            raise InconsistentGroupProtocol(f"the protocol of the group is {self.protocol}")
         if self.state is PREPARING:
             raise RebalanceInProgress
         self._unsynced.discard(member.member_id)
         if self.state is STABLE:
             member.extend_session(now_ms)
             return [Response(waiter, self._sync_response(member))]
-        effects: list[Effect] = [*park_sync(member, waiter)]
+        effects: list[Effect] = [*member.park_sync(waiter)]
         if member.member_id == self.members.leader and self._assignment_write is None:
             assignments = {each: request.assignments.get(each, b"") for each in self.members.by_id}
             persist = self._persist(assignments)
@@ -218,7 +218,7 @@ class ClassicGroup:
         return effects
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
-        """A member is alive. Raises `RebalanceInProgress` when it has to join again, and as `sync` does."""
+        """Handle a Heartbeat. Raises `RebalanceInProgress` when the member has to rejoin, and as `sync`."""
         self._check_alive()
         member = self.members.validated(member_id, instance_id)
         self._check_generation(member, generation)
@@ -227,7 +227,7 @@ class ClassicGroup:
             raise RebalanceInProgress
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: float) -> list[Effect]:
-        """A member goes (a static one may be named by its instance id alone: KIP-345)."""
+        """Remove a member (a static one may be identified by its instance id alone, KIP-345)."""
         self._check_alive()
         if not member_id and instance_id is not None:
             member_id = self.members.static_members.get(instance_id, "")
@@ -237,13 +237,13 @@ class ClassicGroup:
         return self._remove(self.members.validated(member_id, instance_id), now_ms)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
-        """Whether this sender may commit offsets now. Without a generation (-1), only to a group that has no
-        members. Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `RebalanceInProgress`."""
+        """Check that the sender may commit offsets now. Without a generation (-1) only a group without members accepts
+        commits. Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `RebalanceInProgress`."""
         self._check_alive()
         if generation < 0 and self.state is EMPTY:
             return
         if generation < 0 and not member_id and instance_id is None:
-            raise UnknownMember(f"group {self.group_id} has members; only they may commit")
+            raise UnknownMember(f"group {self.group_id} has members, and only they may commit")
         member = self.members.validated(member_id, instance_id)
         self._check_generation(member, generation)
         if self.state is COMPLETING:
@@ -253,7 +253,7 @@ class ClassicGroup:
     # ------------------------------------------------------------------ events: time, storage, administration
 
     def next_deadline_ms(self) -> float:
-        """When `tick` has something to do, unless something happens before; infinity for never."""
+        """Time at which `tick` is due unless an event occurs before; infinity for never."""
         return min(
             self.join_phase.deadline_ms,
             self.sync_deadline_ms,
@@ -262,13 +262,13 @@ class ClassicGroup:
         )
 
     def tick(self, now_ms: float) -> list[Effect]:
-        """Do what is due: end sessions, lapse ids that were given out, end the join and the sync phase."""
+        """Handle due deadlines: end sessions, expire generated member ids, end the join and the sync phase."""
         effects: list[Effect] = []
-        for member_id in [each for each, lapse_ms in self.pending.items() if lapse_ms <= now_ms]:
+        for member_id in [each for each, expiry_ms in self.pending.items() if expiry_ms <= now_ms]:
             del self.pending[member_id]
         for member in self.members:
-            still_here = self.members.by_id.get(member.member_id) is member
-            if still_here and member.deadline_ms <= now_ms and member.may_expire():
+            is_member = self.members.by_id.get(member.member_id) is member
+            if is_member and member.deadline_ms <= now_ms and member.may_expire():
                 effects += self._remove(member, now_ms)
         effects += self._try_complete_join(now_ms)
         if self.join_phase.deadline_ms <= now_ms and not self.join_phase.extended(now_ms):
@@ -278,7 +278,7 @@ class ClassicGroup:
         return effects
 
     def persisted(self, token: int, error: MansioError | None, now_ms: float) -> list[Effect]:
-        """The record of `Persist(token)` is committed, or could not be written (`error`)."""
+        """Handle the outcome of `Persist(token)`: its record is committed, or could not be written (`error`)."""
         if self._assignment_write is not None and self._assignment_write[0] == token:
             assignments = self._assignment_write[1]
             self._assignment_write = None
@@ -295,18 +295,18 @@ class ClassicGroup:
         return []
 
     def delete(self) -> None:
-        """Close the group for good: only an empty one. Raises `NonEmptyGroup`."""
+        """Close an empty group for good. Raises `NonEmptyGroup`."""
         self._check_alive()
         if self.state is not EMPTY:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.members)} members")
         self._transition(DEAD)
 
     def undelete(self) -> None:
-        """The deletion could not be written: the group is what it was."""
+        """Reopen the group: the deletion could not be written."""
         self._transition(EMPTY)
 
     def restore(self, metadata: GroupMetadata, now_ms: float) -> None:
-        """Begin from a stored record: members carry on with their heartbeats, their sessions begin anew."""
+        """Restore the group from its record. The sessions of its members start again."""
         self.generation = metadata.generation
         self.protocol_type = metadata.protocol_type or None
         self.protocol = metadata.protocol
@@ -332,22 +332,23 @@ class ClassicGroup:
     def restore_converted(
         self, metadata: GroupMetadata, generations: Mapping[str, int], now_ms: float
     ) -> None:
-        """Come into the place of a group of another kind that has these members left: all of them are to join.
+        """Replace a consumer group with these remaining members, all of which have to rejoin.
 
-        `generations`: what each of them has for its generation, older than that of `metadata`. Until the rebalance ends
-        it commits in that one, and is told by it to join, so that it loses nothing of what it has done. Only this
-        object knows of them: in a group that was restored instead, a member finds out that its generation is none.
+        `generations`: the generation of each member, older than that of `metadata`. Until the rebalance ends, a member
+        may commit in its own generation and learns from its heartbeat that it has to rejoin, so that its progress is
+        not lost. Only this object has these generations: in a group that was restored from the record instead, a member
+        receives ILLEGAL_GENERATION.
         """
         self.restore(metadata, now_ms)
         self._converted_generations = dict(generations)
         self._rebalance(now_ms)
 
     def generation_of(self, member: Member) -> int:
-        """The generation a member is in: the group's, or the one it came with to `restore_converted`."""
+        """The generation of a member: that of the group, or the one it had before `restore_converted`."""
         return self._converted_generations.get(member.member_id, self.generation)
 
     def is_idle(self) -> bool:
-        """Nobody is in it, or about to be."""
+        """Whether it has no members and none is about to join."""
         return self.state is EMPTY and not self.pending
 
     # ------------------------------------------------------------------ checks
@@ -362,32 +363,32 @@ class ClassicGroup:
             raise IllegalGeneration(f"group {self.group_id} is at generation {current}, not {generation}")
 
     def _check_capacity(self, request: Join) -> None:
-        """A full group takes nobody new. In a rebalance those who have joined count, and the static members that
-        may still come back; the first to join keep their places."""
+        """A full group accepts no new member. During a rebalance the members that have joined count, and the static
+        members that may still return; those that joined first stay."""
         member_id = request.member_id or self.members.static_members.get(request.instance_id or "", "")
         member = self.members.by_id.get(member_id)
         if self.state is PREPARING:
-            has_place = member is not None and self.members.survives_join_phase(member)
-            full = not has_place and self.members.surviving_count() >= self.size_max
+            survives = member is not None and self.members.survives_join_phase(member)
+            full = not survives and self.members.surviving_count() >= self.size_max
         else:
             full = member is None and len(self.members) >= self.size_max
         if not request.member_id and request.must_know_member_id and request.instance_id is None:
             full = full or len(self.pending) >= self.size_max
         if full:
             self.pending.pop(request.member_id, None)
-            raise GroupMaxSizeReached(f"group {self.group_id} may have {self.size_max} members")
+            raise GroupMaxSizeReached(f"group {self.group_id} has the maximum of {self.size_max} members")
 
     def _check_protocols(self, request: Join) -> None:
-        """A member fits if it has the group's protocol type, and all members can do one of its protocols."""
-        fits = bool(request.protocol_type and request.protocols)
+        """A member must have the protocol type of the group, and all members must support one of its protocols."""
+        is_compatible = bool(request.protocol_type and request.protocols)
         if self.members.by_id:
-            fits = request.protocol_type == self.protocol_type and self.members.has_common_protocol(
+            is_compatible = request.protocol_type == self.protocol_type and self.members.has_common_protocol(
                 request.protocols
             )
-        if not fits:
-            raise InconsistentGroupProtocol(f"the member's protocols do not fit those of {self.group_id}")
+        if not is_compatible:
+            raise InconsistentGroupProtocol(f"no protocol is common to all members of {self.group_id}")
 
-    # ------------------------------------------------------------------ members come and go
+    # ------------------------------------------------------------------ members join and leave
 
     def _join_without_id(self, request: Join, waiter: Any, new_member_id: str, now_ms: float) -> list[Effect]:
         previous = self.members.static_members.get(request.instance_id or "")
@@ -411,13 +412,13 @@ class ClassicGroup:
     def _replace_static(
         self, old: Member, request: Join, waiter: Any, member_id: str, now_ms: float
     ) -> list[Effect]:
-        """A static member came back under a new member id: it takes over the old one's place (KIP-345)."""
+        """A static member that returned with a new member id replaces its predecessor (KIP-345)."""
         leader_before = self.members.leader or ""
         fenced = FencedInstanceId(f"instance id {request.instance_id} joined again")
         effects: list[Effect] = [*self.members.remove(old, fenced)]
         self._unsynced.discard(old.member_id)
-        patience_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if old.is_new else request.session_timeout_ms
-        member = _member(request, member_id, now_ms + patience_ms)
+        timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if old.is_new else request.session_timeout_ms
+        member = _member(request, member_id, now_ms + timeout_ms)
         member.assignment = old.assignment
         member.is_new = old.is_new
         self.members.add(member)
@@ -432,9 +433,8 @@ class ClassicGroup:
         return [*effects, persist]
 
     def _unchanged_response(self, member: Member, request: Join, leader_before: str) -> JoinResponse:
-        """The group stays stable, so nobody has to compute an assignment. A client that knows KIP-814 is told
-        that it leads and may skip it; an older one is told the leader's old id, so it does not think it
-        leads."""
+        """The group stays stable, so no assignment is computed. A client with KIP-814 learns that it is the leader and
+        skips the assignment; an older one receives the old id of the leader, so it does not act as the leader."""
         answer = self._join_response(member)
         if member.member_id != self.members.leader:
             return answer
@@ -450,7 +450,7 @@ class ClassicGroup:
     # ------------------------------------------------------------------ the join phase
 
     def _rebalance(self, now_ms: float) -> list[Effect]:
-        """Make sure a rebalance is under way, and end it if everybody is there."""
+        """Start a rebalance if none is in progress, and end it if all members have joined."""
         effects: list[Effect] = []
         if self.state is not PREPARING:
             effects += self.members.fail_syncs(RebalanceInProgress(), now_ms)
@@ -472,7 +472,7 @@ class ClassicGroup:
             if member.join_waiter is None and member.instance_id is None:
                 self.members.remove(member, UnknownMember())
         if self.members.by_id and not self.members.elect_joined_leader():
-            # Only static members, and none of them is back yet: wait until one is, or its session ends.
+            # Only static members, none of which has returned: wait until one does, or its session ends.
             self.join_phase.begin(now_ms, self.members.rebalance_timeout_ms())
             return []
         self.generation += 1
@@ -501,13 +501,13 @@ class ClassicGroup:
         effects: list[Effect] = []
         for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
-            if (waiter := take_sync_waiter(member)) is not None:
+            if (waiter := member.take_sync_waiter()) is not None:
                 member.extend_session(now_ms)
                 effects.append(Response(waiter, self._sync_response(member)))
         return effects
 
     def _end_sync_phase(self, now_ms: float) -> list[Effect]:
-        """Members that never asked for their assignment within the rebalance timeout are gone."""
+        """Remove members that did not sync within the rebalance timeout."""
         self.sync_deadline_ms = math.inf
         if not self._unsynced:
             return []
@@ -515,7 +515,7 @@ class ClassicGroup:
             self.members.remove(self.members.by_id[member_id], UnknownMember())
         return self._rebalance(now_ms)
 
-    # ------------------------------------------------------------------ answers and records
+    # ------------------------------------------------------------------ responses and records
 
     def _join_response(self, member: Member) -> JoinResponse:
         leader = self.members.leader or ""
@@ -539,7 +539,7 @@ class ClassicGroup:
 
     def _transition(self, state: GroupState) -> None:
         if state not in TRANSITIONS[self.state]:
-            message = f"group {self.group_id} cannot go from {self.state} to {state}"
+            message = f"group {self.group_id}: no transition from {self.state} to {state}"
             raise AssertionError(message)
         self.state = state
 

@@ -1,11 +1,11 @@
-"""Who is in a classic group: its members, their protocols, their leader, and which of them wait for an
-answer.
+"""Members of a classic group: protocols, leader, and waiting requests.
 
-The bookkeeping under `classic_group`, which decides *when* any of this happens.
+`group` decides when members join and leave; this is their bookkeeping.
 
-Always true: the counters agree with the members (`joined_count` is the number of parked joins; a protocol's
-count the number of members that can do it); a group with members has a leader, one without has none; a static
-member's instance id maps to its current member id and to nothing else.
+Invariants:
+* `joined_count` is the number of parked joins; the count of a protocol is the number of members that support it.
+* A group with members has a leader, one without has none.
+* The instance id of a static member maps to its current member id only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GroupMembers:
-    """The members of one group, in the order they came."""
+    """The members of one group, in the order in which they joined."""
 
     __slots__ = ("_supported", "by_id", "joined_count", "leader", "static_members")
 
@@ -40,7 +40,7 @@ class GroupMembers:
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Member]:
-        """The members as they are now; they may come and go meanwhile."""
+        """Iterate over a copy of the members: members may be added and removed meanwhile."""
         return iter(list(self.by_id.values()))
 
     def add(self, member: Member) -> None:
@@ -52,8 +52,8 @@ class GroupMembers:
             self.leader = member.member_id
 
     def remove(self, member: Member, error: MansioError) -> list[Response]:
-        """Take a member out; whatever it waited for is answered with `error`."""
-        waiters = (self.take_join_waiter(member), take_sync_waiter(member))
+        """Remove a member; its waiting requests are answered with `error`."""
+        waiters = (self.take_join_waiter(member), member.take_sync_waiter())
         del self.by_id[member.member_id]
         self._supported.subtract(each.name for each in member.protocols)
         if member.instance_id is not None:
@@ -63,7 +63,7 @@ class GroupMembers:
         return [Response(waiter, error) for waiter in waiters if waiter is not None]
 
     def update(self, member: Member, request: Join) -> None:
-        """A member joins again, perhaps with other protocols and timeouts."""
+        """Update a member that joins again, possibly with other protocols and timeouts."""
         self._supported.subtract(each.name for each in member.protocols)
         member.protocols = request.protocols
         self._supported.update(each.name for each in member.protocols)
@@ -71,7 +71,7 @@ class GroupMembers:
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
 
     def validated(self, member_id: str, instance_id: str | None) -> Member:
-        """The member a request comes from. Raises `UnknownMember`, or `FencedInstanceId` if another one has
+        """The member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has
         taken over its instance id."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
@@ -90,11 +90,12 @@ class GroupMembers:
         return self._supported[protocol] == len(self.by_id)
 
     def has_common_protocol(self, protocols: tuple[Protocol, ...]) -> bool:
-        """Whether all members can do one of `protocols`."""
+        """Whether all members support one of `protocols`."""
         return any(self.all_support(each.name) for each in protocols)
 
     def select_protocol(self) -> str:
-        """Each member votes for the first of its protocols that everyone can do; a tie goes to the eldest."""
+        """Each member votes for the first of its protocols that all members support; the oldest member decides a
+        tie."""
         votes = Counter(
             next(each.name for each in member.protocols if self.all_support(each.name))
             for member in self.by_id.values()
@@ -102,7 +103,7 @@ class GroupMembers:
         return votes.most_common(1)[0][0]
 
     def elect_joined_leader(self) -> bool:
-        """Make sure the leader is one who has joined; False if nobody has."""
+        """Make sure that the leader has joined; False if no member has."""
         if self.leader is not None and self.by_id[self.leader].join_waiter is not None:
             return True
         for member in self.by_id.values():
@@ -112,7 +113,7 @@ class GroupMembers:
         return False
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest any member may take to join again."""
+        """The longest rebalance timeout of any member."""
         return max((each.rebalance_timeout_ms for each in self.by_id.values()), default=0)
 
     # ------------------------------------------------------------------ waiters
@@ -121,14 +122,14 @@ class GroupMembers:
         return self.joined_count == len(self.by_id)
 
     def survives_join_phase(self, member: Member) -> bool:
-        """Whether the end of the join phase leaves the member in: it has joined, or is static."""
+        """Whether the member stays at the end of the join phase: it has joined, or is static."""
         return member.join_waiter is not None or member.instance_id is not None
 
     def surviving_count(self) -> int:
         return sum(self.survives_join_phase(each) for each in self.by_id.values())
 
     def park_join(self, member: Member, waiter: Any) -> list[Response]:
-        """An older request of the same member is answered: its client has given up on it."""
+        """Let a join wait. An older join of the same member is answered: its client has abandoned it."""
         older = self.take_join_waiter(member)
         member.join_waiter = waiter
         self.joined_count += 1
@@ -141,26 +142,26 @@ class GroupMembers:
         return waiter
 
     def fail_syncs(self, error: MansioError, now_ms: float) -> list[Response]:
-        """Answer every parked sync with `error`. While it was parked its member could not send heartbeats, so
-        its session begins anew."""
-        answers = []
+        """Answer every parked sync with `error`. A member with a parked sync could not send heartbeats, so its session
+        is restarted."""
+        responses = []
         for member in self.by_id.values():
-            if (waiter := take_sync_waiter(member)) is not None:
+            if (waiter := member.take_sync_waiter()) is not None:
                 member.extend_session(now_ms)
-                answers.append(Response(waiter, error))
-        return answers
+                responses.append(Response(waiter, error))
+        return responses
 
     # ------------------------------------------------------------------ views
 
     def listed(self, protocol: str | None) -> tuple[JoinedMember, ...]:
-        """What the leader needs to compute an assignment."""
+        """The members for the leader, which computes the assignment."""
         return tuple(
             JoinedMember(each.member_id, each.instance_id, each.metadata_for(protocol))
             for each in self.by_id.values()
         )
 
     def stored(self, protocol: str | None, assignments: dict[str, bytes]) -> tuple[MemberMetadata, ...]:
-        """The members as the group's record has them."""
+        """The members as stored in the record of the group."""
         return tuple(
             MemberMetadata(
                 each.member_id,
@@ -174,13 +175,3 @@ class GroupMembers:
             )
             for each in self.by_id.values()
         )
-
-
-def park_sync(member: Member, waiter: Any) -> list[Response]:
-    older, member.sync_waiter = member.sync_waiter, waiter
-    return [] if older is None else [Response(older, RebalanceInProgress())]
-
-
-def take_sync_waiter(member: Member) -> Any:
-    waiter, member.sync_waiter = member.sync_waiter, None
-    return waiter

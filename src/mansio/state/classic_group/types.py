@@ -1,7 +1,7 @@
-"""What goes into and comes out of a classic consumer group: states, requests, answers, effects, members.
+"""Data types of a classic consumer group: states, requests, responses, effects, members.
 
-Only data. The rules are in `classic_group`. A *waiter* is whatever the caller handed over with a join or sync
-that cannot be answered yet; it comes back in an `Response` effect, exactly once, or is dropped with the group.
+The rules are in `group`. A *waiter* is the object that the caller passes with a join or sync that cannot be answered
+yet; it is returned in a `Response` effect, exactly once, or dropped with the group.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio.errors import RebalanceInProgress
+
 if TYPE_CHECKING:
     from mansio.errors import MansioError
     from mansio.wire.internal_records.offset_and_group_records import GroupMetadata
 
 
 class GroupState(StrEnum):
-    """The five states, under the names that `DescribeGroups` and `ListGroups` show."""
+    """States, with the names in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -30,13 +32,13 @@ TRANSITIONS: Final[dict[GroupState, frozenset[GroupState]]] = {
     GroupState.PREPARING_REBALANCE: frozenset({GroupState.COMPLETING_REBALANCE, GroupState.EMPTY}),
     GroupState.COMPLETING_REBALANCE: frozenset({GroupState.STABLE, GroupState.PREPARING_REBALANCE}),
     GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE}),
-    GroupState.DEAD: frozenset({GroupState.EMPTY}),  # only when deleting it failed
+    GroupState.DEAD: frozenset({GroupState.EMPTY}),  # only if the deletion could not be written
 }
-"""From a state to those that may follow it. Any other step is a defect in the machine, and fails loudly."""
+"""Possible next states. Any other transition is a defect and raises `AssertionError`."""
 
 
 class Protocol(NamedTuple):
-    """One assignment strategy a member can do, and the bytes (its subscription) that go with it."""
+    """An assignment strategy that a member supports, and its metadata (the subscription)."""
 
     name: str
     metadata: bytes
@@ -44,10 +46,8 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A JoinGroup request. `member_id` is "" for a member that has none yet; `must_know_member_id` (version
-    4+,
-    KIP-394) makes such a member come back with the id it is given; `can_skip_assignment`: version 9+
-    (KIP-814)."""
+    """A JoinGroup request. `member_id` is "" for a new member; with `must_know_member_id` (version 4+, KIP-394) it has
+    to join again with the id in the response; `can_skip_assignment`: version 9+ (KIP-814)."""
 
     member_id: str
     instance_id: str | None
@@ -63,8 +63,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A SyncGroup request; `assignments` (member id -> bytes) is empty but from the leader. Protocol type and
-    name are checked where the client gave them (version 5+, KIP-559)."""
+    """A SyncGroup request. `assignments` (member id -> bytes) is sent by the leader only. Protocol type and name are
+    checked if the client sends them (version 5+, KIP-559)."""
 
     member_id: str
     instance_id: str | None
@@ -75,7 +75,7 @@ class Sync:
 
 
 class JoinedMember(NamedTuple):
-    """What the leader is told of each member."""
+    """A member in the response to the leader."""
 
     member_id: str
     instance_id: str | None
@@ -84,9 +84,8 @@ class JoinedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinResponse:
-    """`members` is filled for the leader only. `must_rejoin`: MEMBER_ID_REQUIRED, join again with
-    `member_id`.
-    """
+    """Response to a join. `members` is sent to the leader only. `must_rejoin`: MEMBER_ID_REQUIRED, join again with
+    `member_id`."""
 
     member_id: str
     generation: int = -1
@@ -109,7 +108,7 @@ class SyncResponse:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Effect: give `value` to whoever waits as `waiter`."""
+    """Effect: answer the request that waits as `waiter` with `value`."""
 
     waiter: Any
     value: JoinResponse | SyncResponse | MansioError
@@ -117,7 +116,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Effect: write the group's metadata, then report `persisted(token, ...)`."""
+    """Effect: append the metadata of the group, then call `persisted(token, ...)`."""
 
     token: int
     metadata: GroupMetadata
@@ -128,7 +127,7 @@ Effect = Response | Persist
 
 @dataclass(slots=True)
 class Member:
-    """One member. `deadline_ms` is when its session ends unless it is heard of before."""
+    """One member. `deadline_ms`: end of its session unless a heartbeat arrives before."""
 
     member_id: str
     instance_id: str | None
@@ -139,19 +138,28 @@ class Member:
     protocols: tuple[Protocol, ...]
     deadline_ms: float
     assignment: bytes = b""
-    is_new: bool = True  # has not been given a generation yet
+    is_new: bool = True  # has no generation yet
     join_waiter: Any = field(default=None, repr=False)
     sync_waiter: Any = field(default=None, repr=False)
 
     def metadata_for(self, protocol: str | None) -> bytes:
-        """Its subscription under `protocol`."""
+        """Its metadata for `protocol`."""
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
 
     def extend_session(self, now_ms: float) -> None:
-        """A sign of life: its session begins anew."""
+        """Restart the session timeout."""
         self.deadline_ms = now_ms + self.session_timeout_ms
 
     def may_expire(self) -> bool:
-        """A member that waits for our answer cannot send heartbeats. A new one is given a long time to wait
-        (its client may be gone for good, and we cannot tell), any other as long as it takes."""
+        """Whether its session may end. A member that waits for a response cannot send heartbeats. A new member may wait
+        for a long but limited time (its client may have failed), any other without a limit."""
         return self.is_new or (self.join_waiter is None and self.sync_waiter is None)
+
+    def park_sync(self, waiter: Any) -> list[Response]:
+        """Let a sync wait. An older sync of the same member is answered: its client has abandoned it."""
+        older, self.sync_waiter = self.sync_waiter, waiter
+        return [] if older is None else [Response(older, RebalanceInProgress())]
+
+    def take_sync_waiter(self) -> Any:
+        waiter, self.sync_waiter = self.sync_waiter, None
+        return waiter
