@@ -1,6 +1,6 @@
-"""Where in a cluster each group is coordinated: by the leader of the partition of `__consumer_offsets` it lives in.
+"""Lookup of group coordinators: the leader of the partition of `__consumer_offsets` that stores the group.
 
-Only reads the metadata's view, so every broker answers for every group, whether or not it has a copy of the topic.
+Reads only the metadata image, so every broker answers for every group, whether or not it has a replica of the topic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class OffsetsTopicPartition(CoordinatorPartition, Protocol):
-    """A partition of the topic, with its role: `mansio.broker.partition.partition.Partition` has it."""
+    """A partition of the topic with its role; implemented by `mansio.broker.partition.partition.Partition`."""
 
     @property
     def index(self) -> int: ...
@@ -32,27 +32,27 @@ class OffsetsTopicPartition(CoordinatorPartition, Protocol):
 
 
 class CoordinatorLookup(Protocol):
-    """What a coordinator has to know of its cluster."""
+    """Metadata that a coordinator needs in a cluster."""
 
     def partition_count(self) -> int:
-        """Of `__consumer_offsets`; 0 while it is not there."""
+        """Number of partitions of `__consumer_offsets`; 0 while it does not exist."""
 
     def leader(self, index: int) -> BrokerState | None:
-        """Who leads one of its partitions, if that broker is there."""
+        """The leader of one of its partitions, if it is online."""
 
     def leader_id(self, index: int) -> int:
-        """Who leads one of its partitions as Metadata answers it, -1 for nobody: also a broker that was restarted since
-        it was elected, and cannot lead before it is elected again."""
+        """Node id of the leader in Metadata responses, -1 for none; also of a broker that was restarted after its
+        election and cannot lead before it is elected again."""
 
     def has_topic(self, topic: str) -> bool:
-        """Whether there is a topic."""
+        """Whether a topic exists."""
 
     def has_partition(self, topic: str, index: int) -> bool:
-        """Whether there is a partition, on whichever broker."""
+        """Whether a partition exists, on any broker."""
 
 
 class ClusterCoordinatorLookup:
-    """`CoordinatorLookup` of the metadata's view."""
+    """`CoordinatorLookup` by the metadata image."""
 
     def __init__(self, state: MetadataImage) -> None:
         self._state = state

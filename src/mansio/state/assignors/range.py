@@ -1,13 +1,13 @@
-"""The `range` assignor: of each topic everybody gets one run of neighbouring partitions.
+"""The `range` assignor: each member gets one range of consecutive partitions of each topic.
 
-Topics that the same members subscribe to are cut for the same order of members, so that of two such topics with as many
-partitions each member has the same indexes of both: their records can be joined. The price is balance: the first
-members have one more of every topic that does not divide evenly.
+Topics with equal subscribers are divided in the same order of members, so that of two such topics with equal numbers of
+partitions each member has the same indexes of both: their records can be joined. The cost is balance: the first members
+have one more partition of every topic that does not divide evenly.
 
-Sticky where it can be: members stand in the order of what they have, and newcomers where somebody left a gap; so one
-that is replaced moves nothing of the others, and nobody's place depends on a name.
+Sticky where possible: members are ordered by their current partitions, and new members take the gaps of members that
+left; so a replaced member moves no partitions of others, and the order does not depend on names.
 
-Source: KIP-848; the order is our own (Kafka's is by name).
+Source: KIP-848; the order is Mansio's (Kafka orders by name).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class RangeAssignor:
-    """See the module."""
+    """Ranges of consecutive partitions; see the module."""
 
     name = "range"
 
@@ -33,7 +33,7 @@ class RangeAssignor:
         for member in sorted(members):
             for topic in set(member.topics):
                 subscribers.setdefault(topic, []).append(member)
-        alike: dict[tuple[str, ...], list[bytes]] = {}  # who subscribes -> to which topics
+        alike: dict[tuple[str, ...], list[bytes]] = {}  # subscribers -> topics
         for topic in sorted(subscribers):
             if partitions.get(topic, 0) > 0:
                 alike.setdefault(tuple(each.member_id for each in subscribers[topic]), []).append(topic)
@@ -45,26 +45,26 @@ class RangeAssignor:
 
 
 def _order(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
-    """Members by where their part of these topics begins; newcomers in the gaps that others left, or at the end."""
+    """Members by the start of their range of these topics; new members in the gaps of former members, or at the end."""
     begins: dict[str, float] = {}
     for member in members:
         own = [index / counts[topic] for topic, index in member.assigned if index < counts.get(topic, 0)]
         if own:
             begins[member.member_id] = min(own)
-    newcomers = sorted(
+    new_members = sorted(
         (each.instance_id or each.member_id, each.member_id)
         for each in members
         if each.member_id not in begins
     )
     gaps = _gaps(members, counts)
-    for position, (_, member_id) in enumerate(newcomers):
+    for position, (_, member_id) in enumerate(new_members):
         begins[member_id] = gaps[position] if position < len(gaps) else 1.0
     names = {each.member_id: each.instance_id or each.member_id for each in members}
     return sorted(begins, key=lambda member_id: (begins[member_id], names[member_id], member_id))
 
 
 def _gaps(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[float]:
-    """Where parts that nobody has begin, by the topic with the most partitions."""
+    """Starts of unassigned ranges of the topic with the most partitions, as fractions."""
     topic, count = max(counts.items(), key=lambda each: (each[1], each[0]))
     share = max(count // len(members), 1)
     taken = {index for member in members for owned, index in member.assigned if owned == topic}

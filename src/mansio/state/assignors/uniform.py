@@ -1,11 +1,11 @@
-"""The `uniform` assignor: everybody gets as many partitions as everybody else, and moves are few.
+"""The `uniform` assignor: equal numbers of partitions with few moves.
 
-Where all members subscribe to the same topics the numbers differ by one at most, and no assignor that balances as well
-could move fewer partitions. Where they do not, balanced means that no chain of hand-overs (A gives one of its
-partitions to B, who gives one of its own to C) could make the fullest member of the chain less full without making
-another as full; a chain is looked for only once no single hand-over helps.
+With equal subscriptions the numbers differ by at most one, and no assignor with the same balance could move fewer
+partitions. With different subscriptions, balanced means that no chain of moves (A gives a partition to B, B gives
+one of its own to C) could reduce the load of the fullest member of the chain without giving another one the same
+load; chains are searched only when no single move helps.
 
-Source: KIP-848 names the assignor and its aims; the algorithms are our own.
+Source: KIP-848 defines the assignor and its goals; the algorithms are Mansio's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class UniformAssignor:
-    """See the module."""
+    """Equal numbers of partitions; see the module."""
 
     name = "uniform"
 
@@ -46,8 +46,8 @@ class UniformAssignor:
 def _kept(
     members: Sequence[MemberSpec], partitions: Mapping[bytes, int], *, alike: bool
 ) -> tuple[dict[str, frozenset[TopicPartition]], set[TopicPartition]]:
-    """What members have and may keep (it is there, they subscribe to it, nobody before them has it), by member in the
-    order given; and what nobody has of all that somebody subscribes to. `alike`: all subscribe to the same."""
+    """The partitions that members keep (existing, subscribed, not kept by an earlier member), by member in the given
+    order; and the unassigned partitions of all subscribed topics. `alike`: all members have equal subscriptions."""
     wanted = {topic for member in (members[:1] if alike else members) for topic in member.topics}
     free = set(all_partitions(wanted, partitions))
     kept: dict[str, frozenset[TopicPartition]] = {}
@@ -64,8 +64,8 @@ def _kept(
 def _balance_equal(
     kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
 ) -> dict[str, frozenset[TopicPartition]]:
-    """All members subscribe to the same: each gets its share, and keeps as much of it as there is. Looks one by one
-    only at what moves: there may be very much that does not."""
+    """Balance members with equal subscriptions: each gets its share and keeps as many partitions as possible. Only
+    moved partitions are visited one by one: the others may be numerous."""
     unassigned = list(free)
     share, one_more = divmod(len(unassigned) + sum(len(each) for each in kept.values()), len(kept))
     for member, owned in kept.items():
@@ -76,9 +76,8 @@ def _balance_equal(
             surplus = heapq.nlargest(len(owned) - most, owned)
             kept[member] = owned.difference(surplus)
             unassigned += surplus
-    unassigned.sort(
-        reverse=True
-    )  # dealt out from its end, lowest first, in turns: so each gets some of each topic
+    # dealt from the end, lowest first, in turns: each member gets some partitions of each topic
+    unassigned.sort(reverse=True)
     added: dict[str, list[TopicPartition]] = {
         member: [] for member, owned in kept.items() if len(owned) < share
     }
@@ -94,7 +93,7 @@ def _balance_equal(
 
 
 class _HeterogeneousAssignment:
-    """Members with subscriptions of their own. `held`: member -> topic -> indexes; `loads`: how many in all."""
+    """Members with different subscriptions. `held`: member -> topic -> indexes; `loads`: number of partitions."""
 
     def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicPartition]]) -> None:
         self._topics: dict[str, tuple[bytes, ...]] = {each.member_id: each.topics for each in members}
@@ -109,7 +108,7 @@ class _HeterogeneousAssignment:
                 self._held[holder].setdefault(topic, []).append(index)
 
     def balance(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
-        """Who has what in the end."""
+        """The balanced assignment."""
         self._assign_unassigned(unassigned)
         by_choice = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         moved = True
@@ -125,7 +124,7 @@ class _HeterogeneousAssignment:
         }
 
     def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
-        """Give each to its least loaded subscriber; topics with the least choice first."""
+        """Assign each partition to its least loaded subscriber; topics with the fewest subscribers first."""
         by_topic: dict[bytes, list[int]] = {}
         for topic, index in unassigned:
             by_topic.setdefault(topic, []).append(index)
@@ -139,7 +138,8 @@ class _HeterogeneousAssignment:
                 heapq.heapreplace(least, (load + 1, member))
 
     def _single_moves(self, topic: bytes) -> bool:
-        """Single moves within a topic, from its fullest holder to its emptiest subscriber; whether there were any."""
+        """Move single partitions of a topic from its fullest owner to its least loaded subscriber. Returns whether
+        any moved."""
         loads, moved = self._loads, False
         least = [(loads[member], member) for member in self._subscribers[topic]]
         most = [
@@ -167,7 +167,7 @@ class _HeterogeneousAssignment:
         return moved
 
     def _move_chain(self) -> bool:
-        """One chain of hand-overs, from the fullest members that can start one; whether there was any."""
+        """Execute one chain of moves from the fullest members. Returns whether there was one."""
         for load in sorted(set(self._loads.values()), reverse=True):
             if load - min(self._loads.values()) < 2:
                 return False

@@ -1,7 +1,7 @@
-"""How a coordinator says no: to names that cannot be stored, and when the topic it writes to fails.
+"""Errors of coordinators: invalid names, and failures of the internal topic.
 
-Always true: a failure of the internal topic reaches nobody as it is. Clients know what to do about a coordinator that
-is elsewhere or not available; a storage error or a lack of replicas would tell them nothing.
+Invariant: clients never receive the error of an internal topic itself. They handle a coordinator that has moved or is
+not available; a storage error or missing replicas would be meaningless to them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NAME_BYTES_MAX: Final = 32_767
 
 
 def check_group_id(group_id: str | None) -> None:
-    """Raise `InvalidGroupId` for an id that group membership cannot have."""
+    """Raise `InvalidGroupId` for an id that is invalid for a group with members."""
     if not group_id or len(group_id.encode()) > NAME_BYTES_MAX:
         raise InvalidGroupId(f"{(group_id or '')[:40]!r} is not a group id")
 
 
 def check_offsets_group_id(group_id: str | None) -> None:
-    """The same of an id under which offsets are kept: that may be the empty one (very old simple consumers)."""
+    """As `check_group_id`, for committed offsets: the empty id is valid (very old simple consumers)."""
     if group_id is None or len(group_id.encode()) > NAME_BYTES_MAX:
         raise InvalidGroupId
 
 
 def as_coordinator_error(error: MansioError) -> MansioError:
-    """What a member is told when the internal topic fails: the errors its client knows how to handle."""
+    """The error for clients when the internal topic fails: one that they handle."""
     if isinstance(error, StorageError | NotLeaderOrFollower | FencedLeaderEpoch):
         return NotCoordinator(error.message)
     if isinstance(
@@ -56,7 +56,7 @@ def as_coordinator_error(error: MansioError) -> MansioError:
 
 @contextmanager
 def coordinator_errors() -> Iterator[None]:
-    """What is raised within is raised `as_coordinator_error`."""
+    """Convert errors within the context by `as_coordinator_error`."""
     try:
         yield
     except MansioError as error:

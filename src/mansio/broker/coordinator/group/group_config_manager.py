@@ -1,9 +1,9 @@
-"""The settings of single groups: kept in the metadata store, in force at once on every broker.
+"""Settings of single groups: stored in the metadata store, effective at once on every broker.
 
-Changes are written to the store and seen through `MetadataImage`, whoever made them; `GroupCoordinator` is told of each
-and takes what is in force for a group from `overrides`.
+Changes are written to the store and read through `MetadataImage`, on whichever broker they were made.
+`GroupCoordinator` is notified of each change and reads the settings of a group from `overrides`.
 
-Always true: a change is durable, and in force on this broker, when it is answered.
+Invariant: a change is durable, and effective on this broker, when it is answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CONFLICT_ATTEMPTS_MAX: Final = 5
 
 
 class GroupConfigManager:
-    """See the module. All methods belong to the broker's loop."""
+    """Reads and alters the settings of groups. All methods are to be called on the broker's loop."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class GroupConfigManager:
         self._settings = settings
 
     def groups(self) -> list[str]:
-        """The groups that have settings of their own."""
+        """The groups with overrides."""
         return sorted(self._state.group_configs)
 
     def overrides(self, group_id: str) -> Mapping[str, str]:
-        """What a group has of its own, by name."""
+        """The overrides of a group by name."""
         entry = self._state.group_configs.get(group_id)
         return {} if entry is None else entry.configs
 
     def describe(self, group_id: str) -> list[ConfigEntry]:
-        """Every setting of a group with its source; the group need not be there. Raises `InvalidGroupId`."""
+        """Every setting of a group with its source; the group need not exist. Raises `InvalidGroupId`."""
         check_group_id(group_id)
         return group_entries(self.overrides(group_id), self._settings)
 
     async def alter(
         self, group_id: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> None:
-        """Change some settings of a group (KIP-339); with `replace` the others go back to the broker's.
+        """Change some settings of a group (KIP-339); with `replace` the other overrides are removed.
 
         Raises `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
         `ConcurrentChange`, `StorageError`.
@@ -82,14 +82,14 @@ class GroupConfigManager:
             configs = group_config.GROUP_CONFIG.apply_changes({} if replace else before, changes)
             group_config.check_together(configs, self._defaults())
             if entry is None and configs and len(self._state.group_configs) >= GROUPS_MAX:
-                raise PolicyViolation(f"{GROUPS_MAX} groups have settings of their own, and no more may")
+                raise PolicyViolation(f"the maximum of {GROUPS_MAX} groups with settings is reached")
             if validate_only or configs == before:
                 return
             if await self._write(group_id, 0 if entry is None else entry.mod_revision, configs):
-                told = ",".join(f"{name}={value}" for name, value in sorted(configs.items())) or "none"
-                logger.info("group settings changed", extra=fields(group=group_id, settings=told))
+                shown = ",".join(f"{name}={value}" for name, value in sorted(configs.items())) or "none"
+                logger.info("group settings changed", extra=fields(group=group_id, settings=shown))
                 return
-        raise ConcurrentChange(f"the settings of group {group_id} are being changed by others")
+        raise ConcurrentChange(f"the settings of group {group_id} were changed concurrently")
 
     def _defaults(self) -> dict[str, int]:
         return {

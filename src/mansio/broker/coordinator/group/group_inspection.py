@@ -1,9 +1,4 @@
-"""Looking at groups: what exists, who is in it, who reads what, and how far behind.
-
-Only reads. The Kafka handlers, the command line and the HTTP door show the same values from here.
-
-Always true: what is shown of a group is one moment of it; a lag is never negative.
-"""
+"""Descriptions of groups: list, describe, lag. Reads only."""
 
 from __future__ import annotations
 
@@ -27,11 +22,11 @@ if TYPE_CHECKING:
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
 SHARE: Final = "share"
-"""The types of groups: who assigns, a member or the broker (KIP-848). Also the protocol type of consumers."""
+"""Types of groups (KIP-848, KIP-932). "consumer" is also the protocol type of classic consumers."""
 
 
 class ListedGroup(NamedTuple):
-    """One line of a list of groups."""
+    """A group in a list."""
 
     group_id: str
     protocol_type: str
@@ -40,9 +35,9 @@ class ListedGroup(NamedTuple):
 
 
 class DescribedMember(NamedTuple):
-    """`metadata` and `assignment` are the client's own bytes; empty unless the group is stable. `partitions`
-    is
-    the assignment read, for groups of consumers."""
+    """A member of a classic group. `metadata` and `assignment` are bytes of the client; empty unless the group is
+    stable.
+    `partitions`: the decoded assignment, for groups of consumers."""
 
     member_id: str
     instance_id: str | None
@@ -54,7 +49,7 @@ class DescribedMember(NamedTuple):
 
 
 class DescribedGroup(NamedTuple):
-    """A group as `DescribeGroups` shows it. A group that does not exist has the state Dead."""
+    """A classic group. A group that does not exist has the state Dead."""
 
     group_id: str
     state: str
@@ -65,7 +60,7 @@ class DescribedGroup(NamedTuple):
 
 
 class AssignedTopic(NamedTuple):
-    """Partitions of one topic, by its id and its name."""
+    """Partitions of one topic."""
 
     topic_id: bytes
     topic: str
@@ -73,7 +68,7 @@ class AssignedTopic(NamedTuple):
 
 
 class DescribedConsumerMember(NamedTuple):
-    """`assigned`: what it was told that it may read; `target`: what it is to have."""
+    """A member of a consumer group. `assigned`: its current assignment; `target`: its target assignment."""
 
     member_id: str
     instance_id: str | None
@@ -89,7 +84,7 @@ class DescribedConsumerMember(NamedTuple):
 
 
 class DescribedConsumerGroup(NamedTuple):
-    """A group as `ConsumerGroupDescribe` shows it."""
+    """A consumer group."""
 
     group_id: str
     state: str
@@ -100,7 +95,7 @@ class DescribedConsumerGroup(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """How far a group is in one partition. None: nothing committed, no such partition, nobody reads it."""
+    """Progress of a group in one partition. None: no committed offset, no such partition, no member."""
 
     topic: str
     partition: int
@@ -112,23 +107,23 @@ class PartitionLag(NamedTuple):
 
 
 class GroupInspection:
-    """Questions about the groups of this broker."""
+    """Describes the groups of this broker."""
 
     def __init__(
         self,
         store: GroupStore,
         end_offset: Callable[[str, int], int | None],
-        subscriptions: TopicResolver,
+        topic_resolver: TopicResolver,
     ) -> None:
         self._store = store
         self._end_offset = end_offset
-        self._subscriptions = subscriptions
+        self._topic_resolver = topic_resolver
 
     def list_groups(
         self, states: Collection[str] = (), types: Collection[str] = (), *, led: Iterable[int] = ()
     ) -> list[ListedGroup]:
-        """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
-        `led`: the partitions of `__consumer_offsets` that this broker leads by the metadata. Raises
+        """The groups of this broker, filtered by state and type (case-insensitive); empty filters match all. `led`: the
+        partitions of `__consumer_offsets` that this broker leads according to the metadata. Raises
         `CoordinatorLoadInProgress` while groups of one of them may be missing."""
         self._store.runtime.check_all_loaded(led)
         wanted_states = {each.lower() for each in states}
@@ -141,7 +136,7 @@ class GroupInspection:
         ]
 
     def describe(self, group_id: str) -> DescribedGroup:
-        """One classic group. Of another kind there is none as far as this tells (as in Kafka)."""
+        """A classic group. A group of another type has the state Dead (as in Kafka)."""
         entry = self._store.find(group_id)
         group = None if entry is None or entry.is_deleted else entry.group
         if not isinstance(group, ClassicGroup):
@@ -157,13 +152,13 @@ class GroupInspection:
         )
 
     def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
-        """One group of the new protocol. Raises `GroupIdNotFound` where there is none, or one of another kind."""
+        """A consumer group. Raises `GroupIdNotFound` if there is none, or one of another type."""
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         group = entry.group
         if not isinstance(group, ConsumerGroup):
-            raise GroupIdNotFound(f"group {group_id!r} is not one of the new protocol")
+            raise GroupIdNotFound(f"group {group_id!r} is not a consumer group")
         return DescribedConsumerGroup(
             group_id,
             str(group.state),
@@ -196,11 +191,11 @@ class GroupInspection:
         return tuple(
             AssignedTopic(topic_id, name, tuple(indexes))
             for topic_id, indexes in grouped.items()
-            if (name := self._subscriptions.name_of(topic_id)) is not None
+            if (name := self._topic_resolver.name_of(topic_id)) is not None
         )
 
     def lag(self, group_id: str) -> list[PartitionLag]:
-        """Every partition the group has committed or is assigned, in order."""
+        """All partitions with a committed offset or an owner, sorted."""
         entry = self._store.find(group_id)
         if entry is None:
             return []
@@ -248,7 +243,7 @@ def _listed(entry: GroupEntry) -> ListedGroup:
 
 
 def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
-    """The topics a consumer subscribes to; None if these bytes are not a subscription."""
+    """The topics in a subscription; None if the bytes are malformed."""
     try:
         return decode_subscription(metadata).topics
     except WireError:
@@ -272,4 +267,4 @@ def _assigned(member: Member) -> tuple[tuple[str, int], ...]:
     try:
         return tuple((each[0], each[1]) for each in decode_assignment(member.assignment).partitions)
     except WireError:
-        return ()  # a group that is not one of consumers: its bytes mean something else
+        return ()  # the group does not use the consumer protocol

@@ -1,4 +1,4 @@
-"""What can be set about consumer groups; names of Kafka's settings in the comments."""
+"""Settings of the group coordinator; the comments name Kafka's settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Bounds and waits of the group coordinator.
+    """Limits and timeouts of the group coordinator.
 
-    The initial rebalance delay is 200 ms where Kafka waits 3 s: it only saves rebalances when many members of
-    a new group start at about the same time, and everybody else would pay three seconds at every start for
-    it.
+    The initial rebalance delay is 200 ms (Kafka: 3 s): it saves rebalances only when many members of a new group start
+    at about the same time, and every other group would wait three seconds at every start.
     """
 
     session_timeout_ms_min: int = 6_000  # group.min.session.timeout.ms
@@ -25,8 +24,8 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
     members_max: int = 1_000  # group.max.size
     groups_max: int = 100_000
-    members_bytes_max: int = 256 << 20  # what all members of classic groups say of themselves
-    member_bytes_max: int = 4 << 20  # what one of them does
+    members_bytes_max: int = 256 << 20  # metadata of all members of classic groups
+    member_bytes_max: int = 4 << 20  # metadata of one member
     consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
     consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
@@ -36,11 +35,11 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms
-    stall_ms: int = 1_000  # a timer this late means we were stopped, not the members
+    stall_ms: int = 1_000  # a timer that is later than this means that this process was stalled
 
 
 def group_settings(settings: Settings) -> GroupSettings:
-    """What the broker's settings say of them."""
+    """The settings of the coordinator from the broker's settings."""
     return GroupSettings(
         session_timeout_ms_min=settings.group_min_session_timeout_ms,
         session_timeout_ms_max=settings.group_max_session_timeout_ms,

@@ -1,17 +1,17 @@
-"""The topics there are as consumer groups see them, and which of them a regular expression means.
+"""Topics as consumer groups see them, with regular expressions resolved (KIP-848, SubscribedTopicRegex).
 
-Owns the `Topics` that every group of this broker is given: one object until a topic comes, goes, is made anew or grows,
-so that a group sees by its identity that nothing has changed. A change of leaders or of replicas in sync is none.
+Provides the `Topics` of all groups of this broker: the same object until a topic is created, deleted, recreated or
+extended, so that a group detects changes by identity. Changes of leaders or in-sync replicas do not count.
 
-Expressions are RE2's: matching takes time linear in the name and in what the expression compiles to, and neither can be
-large. They match whole names, and never a topic of the broker's own. One is held against all names once; afterwards,
-when somebody asks, against those that came and went since. So neither members that send theirs with every heartbeat nor
-topics that come and go cost much.
+Expressions are RE2's: matching takes time linear in the name and in the size of the compiled expression, both of which
+are bounded. They match whole names, and never internal topics. An expression is matched against all names once, and
+later, on request, against the names that were created or deleted since. So neither members that send an expression with
+every heartbeat nor topics that are created and deleted cost much.
 
-Always true: the expressions of whoever asked are in `matches`; at most `PATTERNS_MAX` are kept, those that were asked
-for last, and at most `TOPIC_CHANGES_MAX` names that came or went.
-
-Source: KIP-848 (SubscribedTopicRegex).
+Invariants:
+* `matches` contains the expressions of all requests.
+* At most `PATTERNS_MAX` expressions are kept, the most recently used ones, and at most `TOPIC_CHANGES_MAX` names of
+  created or deleted topics.
 """
 
 from __future__ import annotations
@@ -36,26 +36,25 @@ PATTERNS_MAX: Final = 1_000
 TOPIC_CHANGES_MAX: Final = 1_000
 COMPILED_MAX: Final = 32
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
-"""What one compiled expression may take; a larger one is refused."""
+"""Maximum memory of a compiled expression."""
 PROGRAM_STEPS_MAX: Final = 1_000
-"""Of one compiled expression; a larger one is refused. In the worst case each character of a name costs all of them."""
+"""Maximum size of a compiled program. In the worst case each character of a name executes all steps."""
 
 
 class TopicResolver:
-    """See the module. `topics` is the metadata's own mapping of live topics by name; `changed` is to be told of every
-    change of it."""
+    """`topics` is the mapping of live topics by name in the metadata; `changed` is to be called for every change of it."""
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
         self._metadata_topics = topics
         self._view: Topics | None = None
-        self._matches: dict[str, tuple[str, ...]] = {}  # of the view
-        self._resolved: dict[str, tuple[int, tuple[str, ...]]] = {}  # news it has seen, names it matches
-        self._topic_changes: list[str] = []  # names that came or went, from the `_dropped_changes`th on
+        self._matches: dict[str, tuple[str, ...]] = {}  # of the current view
+        self._resolved: dict[str, tuple[int, tuple[str, ...]]] = {}  # seen changes, matching names
+        self._topic_changes: list[str] = []  # created or deleted names, from number `_dropped_changes` on
         self._dropped_changes = 0
         self._names: dict[bytes, str] = {}
 
     def changed(self, change: TopicChange) -> None:
-        """A topic changed; a new view is made when it is asked for."""
+        """Handle a change of a topic; the next request builds a new view."""
         before, after = change.before, change.after
         if _shape(before) == _shape(after):
             return
@@ -68,7 +67,7 @@ class TopicResolver:
             self._topic_changes.clear()
 
     def topics(self, patterns: Iterable[str] = ()) -> Topics:
-        """The topics, with these expressions resolved. One that is none matches nothing (`check` comes before)."""
+        """The topics, with these expressions resolved. An invalid one matches nothing; call `check` before."""
         view = self._view or self._build_view()
         for pattern in patterns:
             if pattern in self._matches:
@@ -78,13 +77,13 @@ class TopicResolver:
         return view
 
     def name_of(self, topic_id: bytes) -> str | None:
-        """The name of a topic that is there."""
+        """The name of an existing topic."""
         if self._view is None:
             self._build_view()
         return self._names.get(topic_id)
 
     def check(self, pattern: str) -> None:
-        """Raise `InvalidRegularExpression` unless it is an expression of RE2."""
+        """Raise `InvalidRegularExpression` unless it is a valid RE2 expression."""
         self.topics()
         if pattern and pattern not in self._matches:
             _compiled(pattern)
@@ -114,11 +113,11 @@ class TopicResolver:
         self._matches[pattern] = found
 
     def _matched(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
-        """What it matches now, from what it matched `before`, when it had `seen` so much news."""
+        """The names that match now. `before`: the names that matched when `seen` changes were included."""
         try:
             is_match = _compiled(pattern)
         except InvalidRegularExpression as error:
-            logger.warning("stored subscription not understood", extra=fields(reason=error))
+            logger.warning("stored regular expression is invalid", extra=fields(reason=error))
             return ()
         names: Iterable[str] = self._metadata_topics
         found = {}
@@ -140,26 +139,26 @@ def _shape(topic: Topic | None) -> tuple[str, Any, int] | None:
     return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
 
 
-@lru_cache(COMPILED_MAX)  # a check is followed by its use
+@lru_cache(COMPILED_MAX)  # a check is followed by a match
 def _compiled(pattern: str) -> Callable[[str], Any]:
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
-    import re2  # only with the first expression: a shared library of a megabyte
+    import re2  # loaded with the first expression: a shared library of a megabyte
 
     options = re2.Options()
     options.log_errors = False
     options.max_mem = PATTERN_MEMORY_BYTES_MAX
-    options.never_capture = True  # groups are not asked for, and cost as much again
+    options.never_capture = True  # capturing groups are unused and double the cost
     try:
         compiled = re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        raise InvalidRegularExpression(f"{pattern[:80]!r} is not an expression of RE2: {text}") from error
-    # `.*` two hundred times over is short to send, and takes milliseconds a name.
+        raise InvalidRegularExpression(f"{pattern[:80]!r} is not a valid RE2 expression: {text}") from error
+    # Two hundred times `.*` is a short expression that takes milliseconds per name.
     if compiled.programsize > PROGRAM_STEPS_MAX:
         raise InvalidRegularExpression(
-            f"{pattern[:80]!r} takes {compiled.programsize} steps, and {PROGRAM_STEPS_MAX} are allowed"
+            f"{pattern[:80]!r} takes {compiled.programsize} steps; the maximum is {PROGRAM_STEPS_MAX}"
         )
     is_match: Callable[[str], Any] = compiled.fullmatch
     return is_match
