@@ -42,7 +42,7 @@ PROGRAM_STEPS_MAX: Final = 1_000
 
 
 class TopicResolver:
-    """`topics` is the mapping of live topics by name in the metadata; `changed` is to be called for every change of it."""
+    """`topics` is the mapping of live topics by name in the metadata; call `changed` for every change of it."""
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
         self._metadata_topics = topics
