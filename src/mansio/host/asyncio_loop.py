@@ -1,7 +1,7 @@
-"""The Scheduler port on an asyncio loop (uvloop where there is one).
+"""Scheduler port on an asyncio event loop (uvloop where it is installed).
 
-Owns nothing but the reference to the loop; keeps spawned coroutines alive until they end and reports those that fail.
-Always true: every method but `call_from_thread` is called on the loop's own thread.
+Keeps spawned coroutines alive until they end, and logs those that fail. Invariant: every method except
+`call_from_thread` is called on the loop's own thread.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ logger = logging.getLogger(__name__)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own where uvloop is not installed. Touches no global loop policy."""
+    """A uvloop loop, or asyncio's own where uvloop is not installed. Changes no global loop policy."""
     try:
         import uvloop
-    except ImportError:  # Windows, and interpreters uvloop has no wheel for
+    except ImportError:  # Windows, and interpreters without a uvloop wheel
         return asyncio.SelectorEventLoop()
     return uvloop.new_event_loop()
 
 
 class AsyncioScheduler:
-    """`mansio.ports.Scheduler` for the loop that is running now."""
+    """`mansio.ports.Scheduler` for the running loop."""
 
     __slots__ = ("_loop", "_tasks")
 
@@ -66,7 +66,7 @@ class AsyncioScheduler:
             logger.error("background_task_failed", exc_info=error, extra=known)
 
     async def close(self) -> None:
-        """Cancel what is still running and wait until it has ended."""
+        """Cancel the running coroutines and wait until they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

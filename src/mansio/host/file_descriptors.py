@@ -1,8 +1,8 @@
-"""File descriptors: how many this process may have open, and how many connections that is good for.
+"""File descriptors: the limit of this process, and the number of connections that it allows.
 
-A broker that runs out of descriptors cannot begin a new segment, and a log that cannot write is out of service until
-the next start. So connections are bounded by what the operating system allows, whatever `max_connections` says, and
-`mansio serve` raises its own limit first as far as it may.
+A broker without free descriptors cannot start a new segment, and a log that cannot write is offline until the next
+start. Therefore connections are bounded by what the operating system allows, whatever `max_connections` is, and `mansio
+serve` first raises its own limit as far as possible.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from mansio.logs import fields
 logger = logging.getLogger(__name__)
 
 PER_CONNECTION = 2
-"""The socket, and the duplicate that answers leave through (`socket_writer.py`)."""
+"""The socket, and its duplicate for writing (`socket_writer.py`)."""
 
 OTHER = 256
-"""Directories, the metadata store, listeners, other doors, sockets on their way out."""
+"""Directories, the metadata store, listeners, other protocols, sockets being closed."""
 
 CONNECTIONS_MIN = 16
-"""So many are tried whatever the limit is."""
+"""Minimum number of connections, whatever the limit is."""
 
 
 def raise_limit() -> int:
-    """Raise the limit of this process as far as it may without asking; what it is now."""
+    """Raise the limit of this process to the hard limit; returns the limit in effect."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # "unlimited" is more than some kernels take
+        except (OSError, ValueError) as error:  # "unlimited" is more than some kernels accept
             logger.info("file_limit_not_raised", extra=fields(open_files=soft, error=error))
             return soft
     return hard
 
 
 def connections_allowed(max_connections: int, files: int) -> int:
-    """`max_connections`, or less where the limit of open files is too low for that many besides `files` open files
-    (of which at most a half of the limit is set aside). Says so in one log line."""
+    """`max_connections`, or less if the limit of open files is too low for that many in addition to `files` open files
+    (for which at most half of the limit is reserved). Logs a reduction."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return max_connections

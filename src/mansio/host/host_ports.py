@@ -1,4 +1,4 @@
-"""What one broker runs on, as ports: its disk, clocks, chance, loop and threads."""
+"""Host ports of one broker: disk, clock, random numbers, scheduler and threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class HostPorts(NamedTuple):
-    """One object to hand over instead of seven. `sync_thread` and the others run one job at a time each."""
+    """`sync_thread` and the other threads run one job at a time each."""
 
     disk: Disk
     clock: Clock
@@ -19,4 +19,4 @@ class HostPorts(NamedTuple):
     file_thread: Background
     compaction_thread: Background
     boot_id: str = ""
-    """Of the machine's last start: another one after each. "" where nobody can say."""
+    """Identifies the boot of the machine; "" if unknown."""

@@ -1,4 +1,4 @@
-"""Work that waits for the disk, done by a thread while a coroutine of the broker's loop awaits it."""
+"""Runs blocking work on a thread while a coroutine of the event loop awaits it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 
 async def run_in_thread(scheduler: Scheduler, thread: Background, work: Callable[[], T]) -> T:
-    """What `work` returns or raises; an `OSError` comes as `StorageError`."""
+    """Return or raise what `work` does; an `OSError` is raised as `StorageError`."""
     promise: Promise[T] = scheduler.promise()
 
     def done(result: T | None, error: BaseException | None) -> None:
-        if promise.done():  # nobody waits any more
+        if promise.done():  # the caller was cancelled
             return
         if error is None:
             promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error

@@ -1,9 +1,9 @@
-"""The way to other brokers over their Kafka ports: `mansio.ports.Peers` on connections of `mansio.net`.
+"""Peer connections: `mansio.ports.Peers` over the Kafka listeners of other brokers.
 
-One connection to each broker, made when it is first needed and again after it was lost. Requests on it are answered in
-their order, so whoever sends some that wait (a follower's fetch) and some that must not has two of these.
+One connection per broker, opened when first needed and again after it was lost. Requests on it are answered in order; a
+caller that sends some requests which wait (a follower's fetch) and some that must not uses two objects.
 
-Always true: a caller that is cancelled, or whose request times out, takes its connection with it: no answer can ever be
+Invariant: a caller that is cancelled, or whose request times out, closes its connection, so that no response is ever
 taken for that of another request.
 """
 
@@ -18,18 +18,18 @@ from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CORRELATION_ID_AT = 8  # in a request with its length: behind that, the API key and the version
+CORRELATION_ID_AT = 8  # in a request with its length: after the API key and the version
 
 
 class PeerConnections:
-    """See the module. Belongs to the loop it is used on."""
+    """Belongs to the event loop on which it is used."""
 
     def __init__(
         self,
         address_of: Callable[[int], tuple[str, int] | None],
         options: ConnectionOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """`address_of`: where a broker listens now; None when it is not there."""
+        """`address_of` returns the current address of a broker; None if it is not registered."""
         self._address_of = address_of
         self._options = options
         self._connections: dict[int, Connection] = {}
@@ -70,7 +70,7 @@ class PeerConnections:
             return connection
 
     async def close(self) -> None:
-        """End all connections; who waits gets `ConnectionLost`."""
+        """Close all connections; waiting requests fail with `ConnectionLost`."""
         connections = list(self._connections.values())
         self._connections.clear()
         for connection in connections:

@@ -1,11 +1,10 @@
-"""One broker on a real machine: ports, metadata store, the Kafka door; and taken apart in the right order.
+"""Broker process: host ports, metadata store, Kafka listener, in the right order of start and stop.
 
 Start: lock the data directory, open the metadata store (a file, or etcd), recover every log, load the groups, listen;
-in a cluster, register under the address listened on. Stop: hand over what others can lead, listen no more, answer what
-is being worked on, end the session, sync everything once more, close. A step that fails while starting undoes those
-before it.
+in a cluster, register under the advertised address. Stop: transfer leaderships, stop listening, answer requests in
+progress, end the session, flush everything once more, close. A step of the start that fails undoes those before it.
 
-Owns the real implementations of the ports and the order of steps; what a broker consists of is in `runtime`.
+Owns the real implementations of the ports and the order of steps; the parts of a broker are in `broker_runtime`.
 """
 
 from __future__ import annotations
@@ -46,10 +45,11 @@ IDLE_NEVER_MS = 1 << 50
 
 
 class Broker:
-    """See the module. `start` and `stop` are called once each, on the same running loop."""
+    """`start` and `stop` are called once each, on the same running event loop."""
 
     def __init__(self, settings: Settings, *, warm_up: bool = False) -> None:
-        """`warm_up`: once ready, import what first requests would otherwise wait for; it takes about a second."""
+        """With `warm_up`, import and compile once ready what first requests would otherwise wait for; takes about a
+        second."""
         self.settings = settings
         self._schema_preload = warm_up
         self.listener_address = Address("", 0)
@@ -62,7 +62,7 @@ class Broker:
 
     @property
     def service(self) -> BrokerServices:
-        """What the doors call. There from `start` on."""
+        """The broker's services. Available after `start`."""
         assert self._service is not None, "the broker has not been started"
         return self._service
 
@@ -73,13 +73,13 @@ class Broker:
         return self._server
 
     async def start(self) -> None:
-        """Return when clients can connect; raise what kept it from starting."""
+        """Return when clients can connect. Raises the reason why the broker could not start."""
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._stack = stack.pop_all()
 
     async def stop(self) -> None:
-        """Drain, sync, close; see the module. Does nothing the second time."""
+        """Drain, flush and close. A second call has no effect."""
         was_ready = self.is_ready
         if was_ready:
             logger.info("broker_stopping", extra=fields(drain_ms=self.settings.shutdown_drain_ms))
@@ -115,7 +115,7 @@ class Broker:
         )
         store: MetadataStore
         if settings.clustered:
-            from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does without
+            from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not
 
             store, state, self._cluster_member = await cluster_bootstrap.open_cluster(
                 settings, host_ports, stack
@@ -177,11 +177,11 @@ def _thread(stack: AsyncExitStack, scheduler: AsyncioScheduler, name: str) -> Ba
 
 
 async def _opened_store(path: str, thread: Background, scheduler: AsyncioScheduler) -> SqliteStore:
-    """The metadata, opened off the loop: a new file is synced several times, an old one read from end to end."""
+    """Open the metadata off the event loop: a new file is flushed several times, an existing one is read as a whole."""
     promise = scheduler.promise()
 
     def done(store: SqliteStore | None, error: BaseException | None) -> None:
-        if promise.done():  # nobody waits any more
+        if promise.done():  # the start was cancelled
             return
         if error is None:
             promise.set_result(store)

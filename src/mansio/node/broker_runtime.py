@@ -1,10 +1,10 @@
-"""One broker without its sockets: metadata, logs, coordinators and what looks after them, on ports alone.
+"""Broker runtime: metadata, logs, coordinators and maintenance of one broker, without sockets, on ports only.
 
-`broker` puts it on a real machine and listens; a simulator runs the same object on a simulated one. Owns every part of
-a broker that no socket, thread or process is needed for; none of them knows this one.
+`broker` runs it on a real host and listens; the simulator runs the same object on a simulated host. Composes every part
+of a broker that needs no socket, thread or process; none of the parts knows this class.
 
-Always true: a part is closed after those that use it, because each step that opens one puts its closing on the stack
-of the caller.
+Invariant: a part is closed after those that use it, because each step that opens one pushes its closing on the caller's
+exit stack.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ logger = logging.getLogger(__name__)
 
 SYNC_POLL_MS = 1
 SHARE_STATE_PARTITIONS_ALONE = 4
-"""On a single node: more would only be more files to sync."""
+"""On a single node more partitions would only be more files to flush."""
 
 
 class BrokerRuntime:
-    """See the module. `open` once, on the loop; closing the stack that it was given closes it."""
+    """`open` is called once, on the event loop; closing the exit stack that it was given closes the runtime."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class BrokerRuntime:
         )
 
     def _connect_groups_to_shares(self) -> None:
-        """What share groups decide is done to their partitions; settings and topics that change are told to both."""
+        """Connect share groups to their partitions, and both to changes of settings and topics."""
         state, cluster_member = self.state, self.cluster_member
         if cluster_member is not None:
             calls = DeadLetterResumption(
@@ -306,9 +306,10 @@ class BrokerRuntime:
         )
 
     async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
-        """Recover every log and load the groups. Clients may come then; `start_background_work` comes after them.
+        """Recover every log and load the groups. Then clients may connect, and after that `start_background_work` is
+        called.
 
-        `end_work` ends what the scheduler still runs, when this is closed.
+        `end_work` ends what the scheduler still runs when this is closed.
         """
         settings, partitions, scheduler = self.settings, self.partitions, self.host_ports.scheduler
         stack.push_async_callback(self._close_partitions)
@@ -354,22 +355,22 @@ class BrokerRuntime:
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
-        """Begin what goes on beside requests: retention, compaction, the disk's room."""
+        """Start retention, compaction and the check of the disk space."""
         self._disk_limit.start()
         self.retention.start()
         self.log_cleaner.start()
-        for key in self.share_state.store.archiving():  # dead letters go on although nobody uses the group
+        for key in self.share_state.store.archiving():  # pending dead letters need no member
             with contextlib.suppress(MansioError):
                 self.shares.find(*key)
 
     async def _remove_orphaned_directories(self) -> None:
         try:
             await self.orphaned_directories.remove()
-        except StorageError as error:  # the next start tries again
+        except StorageError as error:  # the next start retries
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
     async def _lead_everything(self) -> None:
-        """A single node leads what it has; in a new epoch where a recovery cut the log."""
+        """Become leader of all partitions on a single node, in a new epoch where recovery truncated the log."""
         await self.topics.recover()
         truncated_partitions = self.partitions.truncated_partitions()
         self._cut = [each.index for each in truncated_partitions if each.topic == SHARE_STATE_TOPIC]
@@ -380,7 +381,7 @@ class BrokerRuntime:
             partition.log.epoch_started()
 
     def _role_changed(self, partition: Partition) -> None:
-        """In a cluster: a partition leads, follows or rests here from now on."""
+        """In a cluster: the role of a partition on this broker changed."""
         if partition.topic == OFFSETS_TOPIC:
             self.groups.role_changed(partition)
         elif partition.topic == SHARE_STATE_TOPIC:
@@ -388,15 +389,15 @@ class BrokerRuntime:
         self.shares.role_changed(partition)
 
     async def _made(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
-        """The partitions of an internal topic, made when somebody needs it first. In a cluster they come one by one, as
-        this broker is to lead them (`_role_changed`)."""
+        """The partitions of an internal topic, created when first needed. In a cluster they arrive one by one when this
+        broker becomes their leader (`_role_changed`)."""
         with contextlib.suppress(TopicAlreadyExists):
             new = NewTopic(topic, partitions, self.settings.replication_factor)
             await self.topics.create(new, internal=True)
         return self.partitions.of(topic) if self.cluster_member is None else ()
 
     def _forget_offsets(self, change: TopicChange) -> None:
-        """The offsets of a deleted topic mean nothing to the next one of its name."""
+        """Delete the offsets of a deleted topic: they are invalid for the next one with its name."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             work = self.groups.offsets.delete_offsets_of_topic(before.name)
@@ -417,7 +418,7 @@ class BrokerRuntime:
         await self.partitions.close_partitions(topic)
 
     async def _close_partitions(self) -> None:
-        """One last sync of everything, then close the logs. A disk that hangs is not waited for longer than the
+        """Flush everything once more, then close the logs. A disk that hangs is waited for at most as long as the
         drain."""
         wait_ms, clock = self.settings.shutdown_drain_ms, self.host_ports.clock
         for partition in self.partitions:

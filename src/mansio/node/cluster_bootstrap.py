@@ -1,4 +1,4 @@
-"""A broker's way into a cluster on a real machine: etcd, connections to other brokers, the keep-alive's thread."""
+"""Cluster bootstrap of a broker on a real host: etcd, connections to other brokers, keep-alive thread."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
 
 REPLICATION_CONNECTION = ConnectionOptions(borrowed=True)
-"""A follower has one request under way to a leader, and what it got is written when it sends the next."""
+"""A follower has one request in flight per leader, and writes what it received before it sends the next."""
 
 
 async def open_cluster(
     settings: Settings, host_ports: HostPorts, stack: AsyncExitStack
 ) -> tuple[EtcdStore, MetadataImage, ClusterMember]:
-    """The metadata store, its view (not followed yet), and what makes this broker one of a cluster.
+    """Open the metadata store, load its image (not followed yet), and build the cluster member.
 
-    Raises `ConfigError`, `Unavailable` when etcd does not answer.
+    Raises `ConfigError`; `Unavailable` if etcd does not respond.
     """
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)

@@ -1,17 +1,18 @@
-"""What a broker of a cluster has beside that of a single node: a session, the controller's work, replicas of others.
+"""Cluster member: session, controller and replication of a broker in a cluster, composed in the right order.
 
-Puts these parts together and keeps their order. Knows no etcd, no socket and no thread: what reaches other brokers and
-what keeps the session alive are handed in, so that a simulator runs this very code.
+Knows no etcd, socket or thread: the connections to other brokers and the keep-alive of the session are passed in, so
+that the simulator runs this code.
 
-Always true: nothing leads here before this broker is registered, nor after its session ended; leaving hands over what
-others can lead, then ends the session, then stops copying.
+Invariant: this broker leads nothing before it is registered, nor after its session ended. Leaving transfers
+leaderships, then ends the session, then stops replication.
 
-A broker whose view of the metadata failed says that it goes, leaves at once, and does not come back until it is started
-again: it would not hear that another leads, and would be controller without seeing who is gone. It does not wait for a
-hand-over, whose end it could not see; others act on the end of its session at once. Kafka's brokers count such an error
-and go on (KIP-859), its controllers end: here each broker may be the controller. The process stays, so that
-`/health/ready` and the log say what could not be read; a start would be refused with the same words. A single node has
-nobody to leave it to: it goes on with what it knows, and is not ready.
+A broker whose metadata image failed announces that it leaves, leaves at once, and does not return until it is
+restarted: it would not learn that another broker leads, and would be controller without seeing which brokers failed. It
+does not wait for the transfer of leaderships, whose end it could not see; other brokers react to the end of its session
+at once. Kafka's brokers count such an error and continue (KIP-859), its controllers end: here each broker may be the
+controller. The process keeps running, so that `/health/ready` and the log show what could not be read; a restart would
+fail with the same error. A single node cannot hand over to another broker: it continues with what it knows, and is not
+ready.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ logger = logging.getLogger(__name__)
 IDENTITY_NAME = CLUSTERED
 FOREIGN_SESSION_S_MIN = 30.0
 FOREIGN_SESSION_TIMEOUTS = 5
-"""Session times (and seconds at least) after which a session under this broker's number is not the one it had before it
-was started again: a lease may last twice its time."""
+"""Session timeouts (and minimum seconds) after which a session with this broker's id is not the one it had before its
+restart: a lease may last twice its time."""
 
 
 class SessionKeepAlive(Protocol):
-    """Something that renews the lease of whatever session a membership has to keep, and tells it of one that ended."""
+    """Renews the lease of a broker's current session, and reports when it has ended."""
 
     def start(self) -> None: ...
 
@@ -64,8 +65,7 @@ class SessionKeepAlive(Protocol):
 
 
 class ClusterMember:
-    """See the module. In order: `new_partition_check`, `attach_partitions`, `join`; at the end
-    `transfer_leaderships`, `leave`."""
+    """Call order: `new_partition_check`, `attach_partitions`, `join`; at the end `transfer_leaderships`, `leave`."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class ClusterMember:
         new_peers: Callable[[], Peers] | None = None,
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
-        """`new_peers` makes further ways to the other brokers; without it there is the one of `peers`, on which
-        followers' fetches wait."""
+        """`new_peers` creates further connections to the other brokers; the default is `peers`, on which followers'
+        fetches wait."""
         self.new_peers = new_peers or (lambda: peers)
         self._settings = settings
         self._host_ports = host_ports
@@ -94,7 +94,7 @@ class ClusterMember:
         self._replica_manager: ReplicaManager | None = None
         self._partitions: PartitionSet | None = None
         self._store_counts = store_counts
-        """How calls to the metadata store ended so far, where it counts them."""
+        """Outcomes of calls to the metadata store, where it counts them."""
         fetcher_manager = ReplicaFetcherManager(
             settings.node_id,
             peers,
@@ -138,7 +138,7 @@ class ClusterMember:
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    # The session
+    # Session
 
     def services(self) -> ClusterServices:
         return ClusterServices(
@@ -157,29 +157,29 @@ class ClusterMember:
         return None if self._membership is None else self._membership.session
 
     def broker_epoch(self) -> int:
-        """Of this broker's session; 0 while it has none."""
+        """The epoch of this broker's session; 0 while it has none."""
         return 0 if self._membership is None else self._membership.epoch
 
     def is_session_valid(self) -> bool:
-        """Is this broker's session sure to live?"""
+        """Whether this broker's session has certainly not expired."""
         return self._membership is not None and self._membership.is_session_valid()
 
     @property
     def sessions_lost(self) -> int:
-        """How many sessions ended although this broker wanted to go on."""
+        """Number of sessions that ended although this broker kept running."""
         return 0 if self._membership is None else self._membership.sessions_lost
 
     def broker_epoch_of(self, node_id: int) -> int:
-        """Of a broker's session, as the view has it; 0 for none."""
+        """The epoch of a broker's session in the metadata image; 0 for none."""
         broker = self._state.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
-    # The partitions that live here
+    # Partitions of this broker
 
     async def new_partition_check(self) -> Callable[[PartitionState], bool]:
-        """Which partitions this broker may never have had a directory of, where it has no list of those that it had:
-        those it is not in sync with, and those that nobody has changed since they were made, as long as its data
-        directory is the one it registered with."""
+        """Which partitions may never have had a directory on this broker, while it has no list of those that had:
+        those it is not in sync with, and those unchanged since their creation, as long as the data directory is the
+        one with which it registered."""
         trusted = await self._is_own_data_directory()
         node_id = self._settings.node_id
 
@@ -190,7 +190,8 @@ class ClusterMember:
         return is_new
 
     async def _is_own_data_directory(self) -> bool:
-        """Is the data directory this broker's? One that it never had is, one that lost its mark is not."""
+        """Whether the data directory belongs to this broker: one that never had an identity file does, one that lost it
+        does not."""
         disk, path = self._host_ports.disk, self._identity_path
         if disk.exists(path):
             _check_identity(path, disk.read_file(path), self._identity)
@@ -210,8 +211,8 @@ class ClusterMember:
         return {"cluster_id": self._state.cluster_id, "node_id": self._settings.node_id}
 
     def _mark(self) -> None:
-        """This data directory is the broker's from now on. One that replaces a lost one is that only when the broker is
-        out of all in-sync sets it was in: its next start takes what is missing then for what never was."""
+        """Write the identity file. A directory that replaces a lost one belongs to the broker only after the broker has
+        left all in-sync sets: its next start takes missing partitions for partitions that never existed."""
         if not self._host_ports.disk.exists(self._identity_path):
             write_file_atomically(
                 self._host_ports.disk, self._identity_path, json.dumps(self._identity).encode()
@@ -225,7 +226,7 @@ class ClusterMember:
         on_role: Callable[[Partition], None],
         on_made: Callable[[int], Awaitable[None]],
     ) -> None:
-        """The partitions whose roles are to follow the metadata; see `ReplicaManager`."""
+        """The partitions whose roles follow the metadata; see `ReplicaManager`."""
         self._partitions = partitions
         self._replica_manager = ReplicaManager(
             self._settings.node_id,
@@ -242,12 +243,12 @@ class ClusterMember:
     async def _give_up(self, places: list[tuple[UUID, int]]) -> int:
         return 0 if self._membership is None else await self._membership.give_up(places)
 
-    # Coming and going
+    # Join and leave
 
     async def join(self, host: str, port: int) -> None:
         """Register under an address that others can reach, and take part. Returns when that is done, however long the
-        metadata store, or an earlier session of its own, makes it wait. Raises `ConfigError` when another broker runs
-        under its number."""
+        metadata store, or an earlier session of this broker, delays it. Raises `ConfigError` if another broker runs
+        with its id."""
         settings, host_ports = self._settings, self._host_ports
         replica_manager, partitions = self._replica_manager, self._partitions
         assert replica_manager is not None, "attach_partitions comes first"
@@ -281,7 +282,7 @@ class ClusterMember:
         self._mark()
 
     async def transfer_leaderships(self, within_ms: float) -> None:
-        """Let others lead what they can, while this broker still serves."""
+        """Transfer the leaderships that other brokers can take, while this broker still serves."""
         if self._membership is not None:
             await self._membership.transfer_leaderships(within_ms)
 
@@ -298,7 +299,7 @@ class ClusterMember:
         await self.leave()
 
     async def leave(self) -> None:
-        """End the session and stop taking part. Harmless the second time, also while the first is under way."""
+        """End the session and stop taking part. Further calls have no effect, also during the first."""
         membership = self._membership
         if membership is None:
             return

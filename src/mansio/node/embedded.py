@@ -1,8 +1,8 @@
-"""A whole broker inside another program: `mansio.Broker(directory)`.
+"""Embedded broker: a whole broker inside another program, `mansio.Broker(directory)`.
 
-It runs in a thread and on a loop of its own, and touches neither the program's loop nor any global policy. Ports are
-free ones on loopback unless the settings say otherwise. Data survive the program when the directory does. A program
-that ends without `close` has it called: a loop that still runs while the interpreter goes may crash the process.
+Runs in a thread with its own event loop, and uses neither the program's loop nor any global policy. Ports are free ones
+on loopback unless the settings differ. The data survives the program when the directory does. If a program ends without
+`close`, it is called at exit: a loop that still runs during interpreter shutdown may crash the process.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ STOP_MARGIN_S = 10.0
 class EmbeddedBroker:
     """A broker in this process.
 
-    >>> with mansio.Broker("data") as broker:
-    ...     client = mansio.blocking.connect(broker.address)
+    >>> with mansio.Broker("data") as broker: ...     client = mansio.blocking.connect(broker.address)
 
-    `directory` holds everything it keeps. Further keywords are settings (`num_partitions=3`), see
-    `mansio.config.settings`. With
-    `etcd_endpoints=` and `node_id=` it is one of a cluster; a program that does not let it run for seconds (one long
-    call into C) costs it its session, as a pause would.
+    `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see `mansio.config.settings`.
+    With `etcd_endpoints=` and `node_id=` it is a member of a cluster; a program that blocks it for seconds (one long
+    call into C) costs it its session, as a pause of the process would.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
@@ -62,7 +60,7 @@ class EmbeddedBroker:
         return self._broker
 
     def start(self) -> Self:
-        """Start, and return when clients can connect. Raises what kept it from starting."""
+        """Return when clients can connect. Raises the reason why the broker could not start."""
         if self._thread is not None:
             return self
         if self.settings.etcd_join:
@@ -83,7 +81,7 @@ class EmbeddedBroker:
         return self
 
     def close(self) -> None:
-        """Stop as SIGTERM would: answer what is being worked on, sync, close. Does nothing if it is not running."""
+        """Stop as after SIGTERM: answer requests in progress, flush, close. No effect if it is not running."""
         if self._broker is None:
             return
         broker, self._broker = self._broker, None

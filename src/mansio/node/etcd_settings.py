@@ -1,6 +1,6 @@
-"""From the settings of a broker to its etcd: how to reach it, and the member to start where there is one of its own.
+"""etcd settings of a broker: how to reach etcd, and the member to start if the broker runs one.
 
-Owns which files and names are read on the way: the password's file, and the address that a host name stands for.
+Reads the password file, and resolves host names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def etcd_config(settings: Settings) -> EtcdConfig:
 
 
 async def own_member(settings: Settings) -> EtcdMember:
-    """The member that `etcd_join` says is this broker's, not started yet. Raises `ConfigError`."""
+    """The member of this broker according to `etcd_join`, not started yet. Raises `ConfigError`."""
     own = settings.own_etcd_member()
     plan = MemberPlan(
         own=own,
@@ -55,7 +55,7 @@ def _tls_files(settings: Settings) -> TlsFiles | None:
 
 
 async def _address_of(host: str) -> str:
-    """etcd listens on addresses and refuses names."""
+    """etcd listens on addresses and rejects names."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

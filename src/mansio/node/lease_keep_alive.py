@@ -1,10 +1,12 @@
-"""Keeps a broker's lease alive from a thread of its own, as long as the main loop shows signs of life.
+"""Lease keep-alive: renews a broker's lease from a separate thread, as long as the event loop is responsive.
 
-Owns the thread and the sign. In a thread, because a main loop that is busy for some seconds must not cost a broker its
-session; with a sign, because one that hangs must: nobody else would ever take over what it leads.
+In a thread, because an event loop that is busy for some seconds must not cost a broker its session; with a liveness
+signal, because one that hangs must: otherwise no broker would take over what it leads.
 
-Always true: a renewal counts from before it was sent; nothing is renewed for a loop that gave no sign of life lately;
-the loop is told once of each session that the store says is no more. Each call is bounded by whoever provides it.
+Invariants:
+* A renewal counts from before it was sent.
+* Nothing is renewed for a loop that has not signalled recently.
+* The loop is informed once of each session that has expired in the store. The caller bounds the duration of each call.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_SHARE: Final = 0.25
-"""Of the time between two renewals: how soon one that failed is tried again."""
+"""Delay before a failed renewal is retried, as a fraction of the renewal interval."""
 BEATS_PER_RENEWAL: Final = 4
 STOP_S_MAX: Final = 2.0
 
 
 class LeaseKeepAlive:
-    """See the module. `start` and `stop` belong to the loop."""
+    """`start` and `stop` belong to the event loop."""
 
     def __init__(
         self,
@@ -45,9 +47,9 @@ class LeaseKeepAlive:
         scheduler: Scheduler,
         ttl_s: float,
     ) -> None:
-        """`keep_alive_once(lease)` blocks, for about a second at most, and returns the seconds the lease has left; it
-        raises `LeaseExpired`, or anything else when it did not work. `current` is the session to keep
-        (`BrokerLifecycle.kept`), `on_ended` hears on the loop of one that ended (`BrokerLifecycle.lost`)."""
+        """`keep_alive_once(lease)` blocks, for about a second at most, and returns the remaining seconds of the
+        lease; it raises `LeaseExpired`, or any other error if it failed. `current` returns the session to keep
+        (`BrokerLifecycle.kept`); `on_ended` is called on the loop with one that ended (`BrokerLifecycle.lost`)."""
         self._keep_alive_once = keep_alive_once
         self._current = current
         self._on_ended = on_ended
@@ -61,12 +63,12 @@ class LeaseKeepAlive:
         self._thread = threading.Thread(target=self._run, name="mansio-keep-alive", daemon=True)
 
     def start(self) -> None:
-        """Keep whatever session is the current one, until `stop`."""
+        """Keep the current session alive until `stop`."""
         self._beat()
         self._thread.start()
 
     def stop(self) -> None:
-        """Renew nothing any more. A call that hangs is left to itself."""
+        """Renew nothing any more. A call that hangs is abandoned."""
         if self._beat_timer is not None:
             self._beat_timer.cancel()
             self._beat_timer = None
@@ -110,11 +112,11 @@ class LeaseKeepAlive:
     def _end(self, session: Session) -> None:
         try:
             self._scheduler.call_from_thread(self._on_ended, session)
-        except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
+        except RuntimeError as refused:  # the loop is closed
             logger.warning("session_ended_after_loop_closed", extra=fields(refused=refused))
 
     def _tell(self, event: str, reason: str = "") -> None:
-        """Once per kind of trouble, until it is over."""
+        """Log once per series of the same error."""
         if self._told != event:
             self._told = event
             logger.warning(event, extra=fields(reason=reason) if reason else fields())

@@ -1,9 +1,11 @@
-"""Importing and compiling the message schemas beside the loop, so that no first request pays for it.
+"""Schema preload: imports and compiles the message schemas in a thread, so that no first request waits for it.
 
-The schemas cost about half a second of CPU, the first of them a fifth of a second in one piece: on a loop of a busy
-machine that is a stall that health reports. A thread shares the interpreter with the loop a few milliseconds at a time.
+The schemas take about half a second of CPU, the first of them a fifth of a second in one piece: on the loop of a busy
+host this is a stall that health checks report. A thread shares the interpreter with the loop in steps of a few
+milliseconds.
 
-Always true: what a request needs before it is warm is compiled by that request; compiling twice gives the same.
+Invariant: what a request needs before it is preloaded is compiled by that request; compiling twice gives the same
+result.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.001
-"""After each step of some milliseconds: the loop has work to do."""
+"""Pause after each step of some milliseconds, for the event loop."""
 
 
 class SchemaPreload:
-    """One run of it. `stop` ends it, wherever it is, within one step."""
+    """One run. `stop` ends it within one step."""
 
     def __init__(self, call_from_thread: Callable[..., object]) -> None:
         self._stopped = False

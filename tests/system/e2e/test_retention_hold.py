@@ -253,7 +253,7 @@ def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path
         assert "mansio.hold.bytes.max" in found["detail"]
         numbers = _http(process.http_port, "/metrics")
         assert 'mansio_released_holds_total{reason="bytes"} 1.0' in numbers
-        assert "mansio_holds 1.0" in numbers
+        assert "mansio_retention_holds 1.0" in numbers
         assert "mansio_holds_behind_log_start 1.0" in numbers
         consumer.commit(offsets=[TopicPartition("t", 0, 8, encode_hold_metadata("q"))], asynchronous=False)
         assert wait_until(lambda: warning() is None)

@@ -1,4 +1,4 @@
-"""The HTTP door: one ASGI application on the broker's own loop."""
+"""HTTP protocol: one ASGI application on the broker's event loop."""
 
 from mansio.api.http.app import build_app
 from mansio.api.http.server import HttpServer

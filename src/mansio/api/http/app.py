@@ -1,6 +1,6 @@
-"""The one ASGI application of a broker: the routers, and the error mapping they share.
+"""ASGI application of a broker: routes and the error mapping that they share.
 
-A router is a function `(...) -> list[Route]` in a file of its own; this file only puts them together.
+A router is a function `(...) -> list[Route]` in a file of its own; this file only combines them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def build_app(broker: RunningBroker) -> Starlette:
 
 
 def disk_monitor(settings: Settings) -> DiskMonitor:
-    """The watch over the disk of a broker with these settings."""
+    """The disk monitor of a broker with these settings."""
     return DiskMonitor(settings.data_dir, settings.disk_free_warn_bytes)
 
 
 def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
-    """The application over any view of a broker. The watches run while the application lives."""
+    """The application for any `BrokerStats`. The monitors run while the application does."""
 
     if disk is not None:
         view.on_disk_full_change(disk.check_soon)

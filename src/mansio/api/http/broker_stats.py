@@ -1,11 +1,11 @@
-"""What the HTTP door asks a running broker for.
+"""Broker statistics: what health checks and metrics read of a running broker.
 
-`MetricsSource` is all that `/metrics` needs; `BrokerStats` adds what readiness needs. Both are protocols, so
-a test hands in a few values and no broker. `service_view.ServiceStats` reads them off the real broker.
+`MetricsSource` is all that `/metrics` needs; `BrokerStats` adds what readiness needs. Both are protocols, so that tests
+need no broker; `service_stats.ServiceStats` implements them for the real broker.
 
-Always true: every method only reads plain attributes, on the broker's loop, when somebody asks. The hot
-path keeps no metric of its own for our sake but plain integers it counts anyway. What is iterated over may
-be read in pieces, with other work of the loop between them.
+Invariant: every method only reads plain attributes, on the broker's event loop, on request. The hot path maintains no
+metrics except plain integers that it counts anyway. Iterators may be read in slices, with other work of the loop in
+between.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Phase = Literal["starting", "running", "stopping"]
 
 
 class FollowerSample(NamedTuple):
-    """A follower of a partition as its leader sees it: how far its durable end is behind the leader's log, and for how
-    long it has not had all of it. `records` is -1 while it has not told its end to this leader."""
+    """A follower of a partition as its leader sees it: how far its flushed end is behind the leader's log, and for how
+    long it has lagged. `records` is -1 while it has not reported its end to this leader."""
 
     broker: int
     records: int
@@ -32,7 +32,7 @@ class FollowerSample(NamedTuple):
 
 
 class LeaderSample(NamedTuple):
-    """What a broker of a cluster knows of a partition that it leads."""
+    """Replication of one partition, as known by its leader."""
 
     is_under_replicated: bool
     is_under_min_isr: bool
@@ -40,9 +40,8 @@ class LeaderSample(NamedTuple):
 
 
 class PartitionSample(NamedTuple):
-    """One partition at one moment. Offsets count records, sizes bytes; `failed` is true after a storage
-    failure. `led` only in a cluster, by its leader.
-    """
+    """One partition at the time of the scrape. Offsets count records, sizes bytes; `failed` is true after a storage
+    failure. `led` only in a cluster, by its leader."""
 
     topic: str
     partition: int
@@ -56,9 +55,8 @@ class PartitionSample(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something that keeps a running broker from doing its work. `reason` is one of the words of `health`, `detail`
-    is for people; `topic` and `partition` where it is about one partition.
-    """
+    """A problem of a running broker. `reason` is one of the reasons listed in `health`, `detail` is text for operators;
+    `topic` and `partition` are set where it concerns one partition."""
 
     reason: str
     detail: str
@@ -67,7 +65,7 @@ class Problem(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """How many records one group has still to read in one topic; `offsets` of its partitions were looked at."""
+    """Records that one group has still to read in one topic; `offsets` is the number of its partitions."""
 
     group: str
     topic: str
@@ -76,9 +74,9 @@ class GroupLag(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One number of the broker. `name` without the `mansio_` prefix and, for a counter, without `_total`.
+    """One value. `name` is without the `mansio_` prefix and, for a counter, without `_total`.
 
-    `labels` are pairs; all measurements of one name carry the same label names and the same kind.
+    `labels` are pairs; all measurements of one name have the same label names and the same kind.
     """
 
     name: str
@@ -89,9 +87,8 @@ class Measurement(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A histogram: `counts[i]` observations at or below `bounds[i]` seconds and above the bound before; the last of
-    `counts` is above all bounds. `name` ends in `_seconds`.
-    """
+    """A histogram: `counts[i]` observations at or below `bounds[i]` seconds and above the previous bound; the last of
+    `counts` is above all bounds. `name` ends in `_seconds`."""
 
     name: str
     help: str
@@ -124,21 +121,21 @@ class RunningBroker:
 
 
 class Bounds(NamedTuple):
-    """How much `/metrics` may show: see the settings of these names."""
+    """Limits of `/metrics`; see the settings of these names."""
 
     partitions_max: int = 1000
     series_max: int = 1000
 
 
 class MetricsSource(Protocol):
-    """What `/metrics` shows."""
+    """Data of `/metrics`."""
 
     @property
     def bounds(self) -> Bounds: ...
 
     @property
     def clustered(self) -> bool:
-        """Whether it is one of a cluster: a single broker has no replicas to tell of."""
+        """Whether the broker is a member of a cluster: a single node has no replicas."""
 
     def partition_samples(self) -> Iterable[PartitionSample]: ...
 
@@ -149,20 +146,20 @@ class MetricsSource(Protocol):
     def distributions(self) -> Iterable[Distribution]: ...
 
     def problems(self) -> Iterable[Problem]:
-        """Everything that keeps a running broker from doing its work. Reasons: `log_failed`, `log_corrupt`,
+        """Problems that keep a running broker from its work. Reasons: `log_failed`, `log_corrupt`,
         `partition_not_open`, `metadata_failed`, `session_not_held`."""
 
 
 class BrokerStats(MetricsSource, Protocol):
-    """What `/metrics` and `/health/ready` show."""
+    """Data of `/metrics` and `/health/ready`."""
 
     @property
     def phase(self) -> Phase: ...
 
     def warnings(self) -> Iterable[Problem]:
-        """What somebody should look at, although the broker does its work. Reasons: `corrupt_batch`, `log_truncated`,
-        `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`, and those of a cluster: see
-        `metrics_cluster`."""
+        """Problems that an operator should know of although the broker works. Reasons: `corrupt_batch`,
+        `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`, and those of a
+        cluster, see `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
-        """Have `listener` called when a write finds the disk full, and when one finds room again."""
+        """Call `listener` when a write fails with disk full, and when one succeeds again."""

@@ -1,12 +1,11 @@
-"""How the HTTP door says no: one JSON shape for every failure, shared by every router.
+"""HTTP errors: one JSON format for every failure, shared by all routers.
 
     {"error": {"type": "UnknownTopicOrPartition", "message": "...", "kafka_code": 3, "retriable": true}}
 
-`type` is the name of the class in `mansio.errors` (or the HTTP phrase without blanks for a failure of HTTP
-itself), `kafka_code` is Kafka's error code (null where HTTP itself refused). The status comes from the
-class.
+`type` is the name of the class in `mansio.errors` (or the HTTP phrase without blanks for a failure of HTTP itself),
+`kafka_code` is Kafka's error code (null for failures of HTTP). The status is that of the class.
 
-Always true: an unexpected exception is answered with 500 and no detail of it; the detail goes to the log.
+Invariant: an unexpected exception is answered with 500 and without details; they are logged.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def error_body(kind: str, message: str, kafka_code: int | None, *, retriable: bo
 
 
 def error_response(error: MansioError) -> JSONResponse:
-    """The answer for one of our own errors; 429 and 503 say when to come back."""
+    """The response for a `MansioError`; 429 and 503 have a Retry-After header."""
     headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else None
     body = error_body(type(error).__name__, error.message, error.kafka_code, retriable=error.retriable)
     return JSONResponse(body, status_code=error.http_status, headers=headers)
@@ -61,7 +60,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
-    """Starlette raises the exception again after this answer, so that the server logs it."""
+    """Starlette raises the exception again after this response, so that the server logs it."""
     return JSONResponse(error_body("InternalError", "internal error", -1, retriable=False), status_code=500)
 
 
@@ -74,4 +73,4 @@ EXCEPTION_HANDLERS: dict[Any, Any] = {
     HTTPException: on_http_exception,
     Exception: on_unexpected,
 }
-"""Hand this to `Starlette(exception_handlers=...)`."""
+"""For `Starlette(exception_handlers=...)`."""

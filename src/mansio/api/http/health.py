@@ -1,27 +1,31 @@
-"""The two probes.
+"""Health checks.
 
-`/health/live`: 200 whenever the loop can answer; restarting helps only when it cannot.
-`/health/ready`: 200 when the broker should get work; 503 with every reason as JSON otherwise:
+`/health/live`: 200 whenever the event loop can respond; a restart helps only if it cannot. `/health/ready`: 200 if the
+broker should receive traffic; otherwise 503 with every reason as JSON:
 
     {"ready": false, "degraded": true,
      "reasons": [{"reason": "log_failed", "detail": "flights-3: ...", "topic": "flights", "partition": 3}],
      "warnings": [{"reason": "disk_low", "detail": "..."}],
      "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
 
-Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
-more writes), `log_corrupt` (a partition is damaged and was not opened), `partition_not_open` (it should be here and
-is not), `metadata_failed` (changes are not seen any more; in a cluster the broker gave its session back),
-`event_loop_stalled` (the event loop stood still a moment ago); in a cluster `session_not_held` (another broker may
-lead what this one leads, so it acknowledges nothing).
-Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
-`log_truncated` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
-room), `disk_low`, `disk_unresponsive` (the file system does not say how much is free), `hold_released` (records
-are gone that a pipeline had not read), `holds_not_loaded` (nothing is deleted, because nobody knows what pipelines
-still need),
-`dead_letters_pending` (they could not be written when last tried); in a cluster `etcd_unresponsive`,
-`etcd_member_down`,
-`replicas_not_in_sync`, `under_min_isr` (acks=all is refused).
-Always true: at most `REASONS_MAX` reasons, and as many warnings, are listed; the count of the rest is said.
+Reasons:
+* `starting`: the broker is not ready yet. `stopping`: it drains.
+* `log_failed`: a partition's log accepts no more writes. `log_corrupt`: a partition is damaged and was not opened.
+  `partition_not_open`: a partition of this broker is not open.
+* `metadata_failed`: metadata changes are no longer received; in a cluster the broker released its session.
+* `event_loop_stalled`: the event loop was blocked recently.
+* `session_not_held` (cluster): another broker may lead this broker's partitions, so it acknowledges nothing.
+
+Warnings do not affect readiness; with any of them the broker is `degraded`:
+* `corrupt_batch`: a reader found damage. `log_truncated`: the start truncated a log end that was not known to be
+  flushed; shown until the next start.
+* `disk_full`: writes fail. `disk_low`. `disk_unresponsive`: the file system does not report its free space.
+* `hold_released`: records were deleted that a pipeline had not read. `holds_not_loaded`: nothing is deleted, because it
+  is not known yet what pipelines still need.
+* `dead_letters_pending`: dead letters could not be written at the last attempt.
+* In a cluster: `etcd_unresponsive`, `etcd_member_down`, `replicas_not_in_sync`, `under_min_isr` (acks=all is rejected).
+
+Invariant: at most `REASONS_MAX` reasons and as many warnings are listed, with the count of the others.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ REASONS_MAX = 20
 
 
 def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
-    """Everything that speaks against readiness; empty when ready."""
+    """All reasons against readiness; empty if ready."""
     found: list[Problem] = []
     if view.phase != "running":
         found.append(Problem(view.phase, f"the broker is {view.phase}"))

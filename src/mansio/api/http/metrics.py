@@ -1,14 +1,16 @@
 """`/metrics` in the Prometheus text formats.
 
-Everything is collected at scrape time from a `MetricsSource`: the hot path keeps no metric objects and pays
-nothing. Numbers are read on the loop (plain attribute reads), in slices of `SLICE_S`; the text is made in a worker
-thread, because the loop has records to move.
+Everything is collected at scrape time from a `MetricsSource`: the hot path has no metric objects. Values are read on
+the event loop (plain attribute reads), in slices of `SLICE_S`; the text is rendered in a worker thread.
 
-Always true: names begin with `mansio_`, carry their unit last, counters end in `_total`; the number of series is
-bounded by settings, whatever clients call their topics and groups (single partitions are shown up to
-`metrics_partitions_max` of them, topics and groups up to `metrics_series_max`; `mansio_metrics_omitted` says how many
-were not shown); one scrape at a time is made, and only few may wait. The registry is our own, so two brokers in one
-process do not mix.
+Invariants:
+* Names begin with `mansio_` and end in their unit; counters end in `_total`.
+* The number of series is bounded by settings, whatever the names of topics and groups: partitions are listed up to
+  `metrics_partitions_max`, topics and groups up to `metrics_series_max`; `mansio_metrics_omitted` is the number of
+  those not listed.
+* One scrape is processed at a time, and only few may wait. The registry is separate, so that two brokers in one process
+  do not mix.
+
 Names: https://prometheus.io/docs/practices/naming/
 """
 
@@ -52,14 +54,14 @@ T = TypeVar("T")
 PREFIX: Final = "mansio_"
 
 SLICE_S: Final = 0.002
-"""So long the loop is read from before others have their turn."""
+"""Time after which the event loop is yielded."""
 
 SCRAPES_WAITING_MAX: Final = 4
 FAILED_PARTITIONS_MAX: Final = 100
-"""Failed partitions that are named, those beyond are counted."""
+"""Failed partitions that are listed; those beyond are only counted."""
 
 GROUP_OFFSETS_MAX: Final = 100_000
-"""Committed offsets looked at in one scrape."""
+"""Committed offsets read per scrape."""
 
 LABEL_CHARACTERS_MAX: Final = 255
 
@@ -74,7 +76,7 @@ PARTITION_GAUGES: Final = (
 
 @dataclass(slots=True)
 class TopicTotals:
-    """The partitions of one topic, together."""
+    """Sums over the partitions of one topic."""
 
     partitions: int = 0
     records: int = 0
@@ -83,8 +85,7 @@ class TopicTotals:
 
 @dataclass(slots=True)
 class LeaderTotals:
-    """The partitions that this broker leads in a cluster, together; and how far their followers are behind at most, by
-    broker."""
+    """Sums over the partitions led by this broker in a cluster, and the largest lag of their followers by broker."""
 
     partitions: int = 0
     under_replicated: int = 0
@@ -104,7 +105,7 @@ class LeaderTotals:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """All numbers of one scrape. A registry can collect it from any thread, once it is whole."""
+    """All values of one scrape. A registry can collect it from any thread once it is complete."""
 
     measurements: Sequence[Measurement]
     distributions: Sequence[Distribution]
@@ -155,14 +156,14 @@ class Snapshot:
         yield _one(
             "topics", "Topics with a partition open on this broker.", len(self.topics) + self.topics_left_out
         )
-        yield _one("log_size_bytes", "Bytes in all logs together.", self.size_bytes)
+        yield _one("log_size_bytes", "Bytes of all logs.", self.size_bytes)
         for kind, name, meaning, attribute in (
-            ("gauge", "topic_partitions", "Partitions of the topic open here.", "partitions"),
+            ("gauge", "topic_partitions", "Partitions of the topic open on this broker.", "partitions"),
             ("gauge", "topic_log_size_bytes", "Bytes in the logs of the topic.", "size_bytes"),
             (
                 "counter",
                 "topic_records",
-                "Offsets given out in the topic since it was made, of the copies here; the rate is records per second.",
+                "Offsets assigned in the topic's partitions on this broker; the rate is records per second.",
                 "records",
             ),
         ):
@@ -176,11 +177,11 @@ class Snapshot:
 
     def _failure_metrics(self) -> Iterable[Metric]:
         failed = [problem for problem in self.problems if problem.topic]
-        yield _one("failed_partitions", "Partitions that take no writes or are not open.", len(failed))
+        yield _one("failed_partitions", "Partitions that accept no writes or are not open.", len(failed))
         yield _family(
             "gauge",
             "partition_failed",
-            "1 for a partition that takes no writes or is not open; others are not shown.",
+            "1 for a partition that accepts no writes or is not open; others are not listed.",
             [
                 ({"topic": one.topic, "partition": str(one.partition), "reason": one.reason}, 1)
                 for one in failed[:FAILED_PARTITIONS_MAX]
@@ -188,47 +189,55 @@ class Snapshot:
             ("topic", "partition", "reason"),
         )
         metadata_failed = any(problem.reason == "metadata_failed" for problem in self.problems)
-        yield _one(
-            "metadata_failed", "1 when changes of the metadata are not seen any more.", metadata_failed
-        )
+        yield _one("metadata_failed", "1 when metadata changes are no longer received.", metadata_failed)
 
     def _machine_metrics(self) -> Iterable[Metric]:
         yield _one(
-            "event_loop_lag_seconds", "How late the last heartbeat of the event loop was.", self.loop_lag_s
+            "event_loop_lag_seconds", "Delay of the last heartbeat of the event loop.", self.loop_lag_s
         )
-        yield _one("event_loop_lag_max_seconds", "The latest heartbeat since the start.", self.loop_lag_s_max)
+        yield _one(
+            "event_loop_lag_max_seconds", "Largest delay of a heartbeat since the start.", self.loop_lag_s_max
+        )
         yield _family(
             "counter",
             "event_loop_stalls",
-            "Times the event loop stood still beyond the bound.",
+            "Stalls of the event loop.",
             [({}, self.event_loop_stalls)],
         )
         if self.disk is not None:
             if self.disk.space is not None:
-                yield _one("disk_free_bytes", "Free where the data is.", self.disk.space.free_bytes)
                 yield _one(
-                    "disk_size_bytes", "Size of the file system of the data.", self.disk.space.size_bytes
+                    "disk_free_bytes",
+                    "Free bytes of the data's file system.",
+                    self.disk.space.free_bytes,
+                )
+                yield _one(
+                    "disk_size_bytes", "Size of the data directory's file system.", self.disk.space.size_bytes
                 )
             yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.low)
 
 
 def _replica_metrics(led: LeaderTotals) -> Iterable[Metric]:
-    yield _one("leader_partitions", "Partitions that this broker leads.", led.partitions)
-    yield _one("under_replicated_partitions", "Led here, and a replica is not in sync.", led.under_replicated)
+    yield _one("leader_partitions", "Partitions led by this broker.", led.partitions)
+    yield _one(
+        "under_replicated_partitions",
+        "Partitions led here with a replica out of sync.",
+        led.under_replicated,
+    )
     yield _one(
         "under_min_isr_partitions",
-        "Led here, and acks=all is refused because too few replicas are in sync.",
+        "Partitions led here that reject acks=all because too few replicas are in sync.",
         led.under_min_isr,
     )
     for name, meaning, found in (
         (
             "follower_lag_records",
-            "Records that a broker's replicas lack, of the partition here that",
+            "Lag of a broker's replicas in records, of the partition led here that",
             led.records,
         ),
         (
             "follower_lag_seconds",
-            "Time a broker's replicas have not had all, of the partition here that",
+            "Lag of a broker's replicas in seconds, of the partition led here that",
             led.seconds,
         ),
     ):
@@ -281,7 +290,7 @@ def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
 async def take_snapshot(
     source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None
 ) -> Snapshot:
-    """Read everything once; on the loop, which others use in between."""
+    """Read everything once, on the event loop, in slices."""
     snapshot = Snapshot(
         measurements=list(source.measurements()),
         distributions=list(source.distributions()),
@@ -312,7 +321,7 @@ async def take_snapshot(
         topic.size_bytes += sample.size_bytes
     snapshot.topics_left_out = len(topics_left_out)
     if snapshot.partition_count > bounds.partitions_max:
-        snapshot.partitions.clear()  # all or none: which ones are shown must not depend on chance
+        snapshot.partitions.clear()  # all or none: the selection must not be arbitrary
         snapshot.partitions_left_out = snapshot.partition_count
     await _read_lags(snapshot, source)
     return snapshot
@@ -327,12 +336,12 @@ async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
         else:
             snapshot.lags.append(lag)
         if offsets >= GROUP_OFFSETS_MAX:
-            snapshot.lags_left_out += 1  # at least; nobody looks at the others
+            snapshot.lags_left_out += 1  # at least; the others are not read
             break
 
 
 async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; every `SLICE_S` seconds the loop is given to others."""
+    """The items; the event loop is yielded every `SLICE_S` seconds."""
     end = time.monotonic() + SLICE_S
     for item in items:
         yield item
@@ -342,7 +351,7 @@ async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
-    """The text and its content type, in the format the scraper asked for."""
+    """The text and its content type, in the format that the scraper requested."""
     registry = CollectorRegistry()
     registry.register(snapshot)
     ProcessCollector(registry=registry)

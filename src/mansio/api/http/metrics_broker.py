@@ -1,14 +1,10 @@
-"""The numbers of a running broker for `/metrics`, part by part.
+"""Metrics of a running broker, by component.
 
-Each function reads one part's own counters. `PARTS` is the list of them: a feature adds its function here.
+Each function reads one component's counters; `PARTS` lists them. In a cluster each broker reports the share partitions
+that it leads, so that sums over all brokers are those of the cluster.
 
-Always true: names carry their unit; label values come from tables of this program, never from clients.
-
-What a broker tells of share groups: numbers for `/metrics`, and what somebody should look at.
-
-Each broker tells of the share partitions that it leads, so sums over all brokers are those of the cluster.
-
-Always true: no label but words of this program; nothing is counted here that takes a look at single records.
+Invariant: names include their unit; label values come from tables of this program, never from clients; no single
+records are read.
 """
 
 from __future__ import annotations
@@ -61,18 +57,16 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
     server = broker.server
     counts = server.counters
     yield _gauge("connections", "Open Kafka connections.", server.connection_count)
-    yield _gauge(
-        "connections_limit", "Kafka connections there may be.", broker.services.settings.max_connections
-    )
+    yield _gauge("connections_limit", "Limit of Kafka connections.", broker.services.settings.max_connections)
     yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
     for reason, times in tuple(counts.rejected_by_reason.items()):
-        yield _counter("connections_rejected", "Kafka connections not taken.", times, reason=reason)
+        yield _counter("connections_rejected", "Kafka connections rejected.", times, reason=reason)
     for reason, times in tuple(counts.closed_by_reason.items()):
-        yield _counter("connections_closed", "Kafka connections ended by this broker.", times, reason=reason)
-    yield _gauge("in_flight_bytes", "Memory held by requests that are coming in.", server.memory.held_bytes)
+        yield _counter("connections_closed", "Kafka connections closed by this broker.", times, reason=reason)
+    yield _gauge("in_flight_bytes", "Memory of requests being received.", server.memory.held_bytes)
     yield _gauge(
         "in_flight_limit_bytes",
-        "Memory that requests that are coming in may hold.",
+        "Limit of the memory of requests being received.",
         broker.services.settings.queued_max_request_bytes,
     )
 
@@ -84,55 +78,54 @@ def _groups(broker: RunningBroker) -> Iterator[Measurement]:
         states[str(entry.group.state)] = states.get(str(entry.group.state), 0) + 1
         members += entry.member_count
     for state, groups in states.items():
-        yield _gauge("groups", "Consumer groups known.", groups, state=state)
+        yield _gauge("groups", "Consumer groups.", groups, state=state)
     yield _gauge("group_members", "Members of all consumer groups.", members)
 
 
 def _age(broker: RunningBroker) -> Iterator[Measurement]:
     counts = broker.services.retention.counts
-    yield _counter(
-        "retention_checks", "Rounds over all partitions that looked for old records.", counts.checks
-    )
-    yield _counter(
-        "retention_failures", "Partitions that could not be checked for old records.", counts.failures
-    )
-    yield _counter("expired_segments", "Segments that retention let go of.", counts.segments)
-    yield _counter("expired_records", "Offsets that retention let go of.", counts.records)
-    yield _counter("expired_bytes", "Bytes of segments that retention let go of.", counts.size_bytes)
+    yield _counter("retention_checks", "Retention checks of all partitions.", counts.checks)
+    yield _counter("retention_failures", "Partitions whose retention check failed.", counts.failures)
+    yield _counter("expired_segments", "Segments deleted by retention.", counts.segments)
+    yield _counter("expired_records", "Offsets deleted by retention.", counts.records)
+    yield _counter("expired_bytes", "Bytes of segments deleted by retention.", counts.size_bytes)
 
 
 def _holds(broker: RunningBroker) -> Iterator[Measurement]:
     holds = broker.services.partitions.holds
-    yield _gauge("holds", "Partitions held back from deletion, once for each pipeline.", len(holds))
+    yield _gauge("retention_holds", "Retention holds: partitions, once per pipeline.", len(holds))
     yield _gauge(
         "holds_behind_log_start",
-        "Of these, those whose pipeline is behind the start of the log.",
+        "Retention holds whose pipeline is behind the log start.",
         sum(1 for _ in holds.broken()),
     )
     for reason, times in holds.released_counts.items():
         yield _counter(
-            "released_holds", "Holds that a limit or a full disk has broken, by which.", times, reason=reason
+            "released_holds",
+            "Retention holds released by a limit or a full disk, by reason.",
+            times,
+            reason=reason,
         )
 
 
 def _compaction(broker: RunningBroker) -> Iterator[Measurement]:
     counts = broker.services.log_cleaner.counts
-    yield _counter("compaction_runs", "Compactions of one log that ended well.", counts.runs)
-    yield _counter("compaction_failures", "Compactions that failed.", counts.failed)
-    yield _counter("compaction_read_bytes", "Bytes that compaction read.", counts.bytes_read)
-    yield _counter("compaction_written_bytes", "Bytes that compaction wrote.", counts.bytes_written)
-    yield _counter("compacted_records", "Records that compaction dropped.", counts.records_dropped)
+    yield _counter("compaction_runs", "Successful compactions of one log.", counts.runs)
+    yield _counter("compaction_failures", "Failed compactions.", counts.failed)
+    yield _counter("compaction_read_bytes", "Bytes read by compaction.", counts.bytes_read)
+    yield _counter("compaction_written_bytes", "Bytes written by compaction.", counts.bytes_written)
+    yield _counter("compacted_records", "Records removed by compaction.", counts.records_dropped)
     yield _gauge(
         "compaction_max_dirty_ratio",
-        "Largest share of a log that is not compacted yet.",
+        "Largest fraction of a log that is not compacted yet.",
         broker.services.log_cleaner.dirty_ratio_max,
     )
     yield _gauge(
         "uncleanable_partitions",
-        "Partitions that are not compacted any more because it failed.",
+        "Partitions that are no longer compacted because compaction failed.",
         len(broker.services.log_cleaner.uncleanable),
     )
-    yield _counter("compaction_seconds", "Time compaction was at work, without its pauses.", counts.seconds)
+    yield _counter("compaction_seconds", "Time spent on compaction, without pauses.", counts.seconds)
 
 
 def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
@@ -141,10 +134,8 @@ def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),
         ("fetch", counts.fetch_throttled, counts.fetch_throttled_ms),
     ):
-        yield _counter("throttled_requests", "Requests of clients over their quota.", answers, api=api)
-        yield _counter(
-            "throttle_seconds", "Pauses that clients over their quota were given.", paused_ms / 1000, api=api
-        )
+        yield _counter("throttled_requests", "Throttled requests.", answers, api=api)
+        yield _counter("throttle_seconds", "Sum of throttle times.", paused_ms / 1000, api=api)
 
 
 def _lines(_broker: RunningBroker) -> Iterator[Measurement]:
@@ -152,7 +143,7 @@ def _lines(_broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("log_lines", "Log lines written.", lines, level=level)
     yield _counter(
         "log_lines_suppressed",
-        "Log lines not written because a peer caused too many of their kind.",
+        "Log lines suppressed by rate limiting.",
         COUNTS.held_back,
     )
 
@@ -160,36 +151,38 @@ def _lines(_broker: RunningBroker) -> Iterator[Measurement]:
 def _storage(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "corrupt_batches",
-        "Times the broker met a damaged batch while it served a reader; a damaged value is found by the client.",
+        "Damaged batches found while reading; a damaged value is detected by the client.",
         broker.services.partitions.storage_health.corrupt_batches,
     )
     truncations, truncated_bytes = (
         broker.services.partitions.storage_health.truncations,
         broker.services.partitions.storage_health.truncated_bytes,
     )
-    yield _counter("log_truncations", "Logs whose end the start cut because it was not whole.", truncations)
-    yield _counter("log_truncated_bytes", "Bytes that the start cut from the ends of logs.", truncated_bytes)
+    yield _counter(
+        "log_truncations", "Logs truncated at start because their end was incomplete.", truncations
+    )
+    yield _counter("log_truncated_bytes", "Bytes truncated at start.", truncated_bytes)
 
 
 def distributions(broker: RunningBroker) -> Iterator[Distribution]:
     """The histograms."""
-    kept = broker.services.statistics
+    statistics = broker.services.statistics
     yield _distribution(
         "produce_acknowledge_seconds",
-        "From the append of a batch with acks=all to its acknowledgement; a sample of one batch in 16.",
-        kept.acknowledge,
+        "Time from the append of a batch with acks=all to its acknowledgement; one batch in 16 is sampled.",
+        statistics.acknowledge,
     )
-    for waited, histogram in (("false", kept.fetch), ("true", kept.fetch_waited)):
+    for waited, histogram in (("false", statistics.fetch), ("true", statistics.fetch_waited)):
         yield _distribution(
             "fetch_seconds",
-            "From a fetch request to its answer, by whether it had to wait for data; a sample of one in 16.",
+            "Time from a fetch request to its response, by whether it waited for data; one in 16 is sampled.",
             histogram,
             waited=waited,
         )
     yield _distribution(
         "fsync_duration_seconds",
-        "One sync of the disk; all batches that waited when it began share it.",
-        kept.sync,
+        "Duration of one fsync, shared by all batches that waited when it began.",
+        statistics.sync,
     )
 
 
@@ -212,49 +205,49 @@ def _distribution(name: str, meaning: str, histogram: Histogram, **labels: str) 
 
 
 def _shares(broker: RunningBroker) -> Iterator[Measurement]:
-    """Leases and dead letters."""
+    """Acquired records and dead letters of share groups."""
     share_partitions = [
         share_partition
         for share_partition in broker.services.shares.share_partitions()
         if share_partition.is_ready
     ]
     yield _gauge(
-        "share_partitions", "Share partitions in use here, one for each group.", len(share_partitions)
+        "share_partitions", "Share partitions in use on this broker, one per group.", len(share_partitions)
     )
     leased = sum(share_partition.state_machine.leased for share_partition in share_partitions)
-    yield _gauge("share_leased_records", "Records that members of share groups have leased.", leased)
+    yield _gauge("share_leased_records", "Records leased by members of share groups.", leased)
     yield _gauge(
         "share_sessions",
-        "Members of share groups that fetch from here.",
+        "Members of share groups that fetch from this broker.",
         len(broker.services.shares.sessions),
     )
     yield _gauge(
         "share_parked_fetches",
-        "Fetches of share groups that wait for records.",
+        "Fetches of share groups waiting for records.",
         len(broker.services.shares.parked),
     )
     manager = broker.services.dead_letters
     counts = manager.counts
     yield _gauge(
         "dead_letters_pending",
-        "Records given up whose copy is not in the dead-letter topic yet.",
+        "Dead-lettered records not yet written to the dead-letter topic.",
         manager.waiting,
     )
-    yield _counter("dead_letters_written", "Records copied to a dead-letter topic.", counts.written)
+    yield _counter("dead_letters_written", "Records written to a dead-letter topic.", counts.written)
     yield _counter(
         "dead_letter_values_omitted",
-        "Dead letters without their value, because it was too large for the topic.",
+        "Dead letters written without their value because it was too large for the topic.",
         counts.omitted,
     )
     yield _counter(
         "dead_letter_failures",
-        "Times a batch of dead letters could not be written; it is tried again.",
+        "Failed writes of dead letters; they are retried.",
         counts.failures,
     )
 
 
 def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
-    """Dead letters that could not be written the last time it was tried."""
+    """Dead letters that could not be written at the last attempt."""
     failing = broker.services.dead_letters.failing()
     if failing:
         records = sum(waiting for _, waiting, _ in failing)

@@ -1,10 +1,10 @@
-"""What a broker of a cluster tells of it: numbers for `/metrics`, and what `/health/ready` says against it.
+"""Metrics and health of a broker in a cluster.
 
-Each broker tells of what it leads and of its own session, so sums over all brokers are those of the cluster. Two are
-each broker's view of the whole (`offline_partitions`, `brokers`): take the largest, not the sum.
+Each broker reports what it leads and its own session, so that sums over all brokers are those of the cluster. Two
+metrics are each broker's view of the whole cluster (`offline_partitions`, `brokers`): use the maximum, not the sum.
 
-Always true: labels are broker numbers, of which a cluster has few, and words of this program; nothing is told by a
-single broker, which has no part in any of this.
+Invariant: labels are broker ids, of which a cluster has few, and constants of this program; a single node reports
+nothing here.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ if TYPE_CHECKING:
     from mansio.metadata.session import Session
 
 RENEWALS_MISSED_MAX: Final = 3
-"""So many renewals in a row that were not answered, and somebody should look at etcd."""
+"""Number of consecutive renewals without a response after which a warning is reported."""
 
 PARTITIONS_LISTED_MAX: Final = 3
 
 
 def measurements(broker: RunningBroker) -> Iterator[Measurement]:
-    """All that takes no look at each open partition."""
+    """All values that need no iteration over the open partitions."""
     cluster = broker.services.cluster
     if cluster is None:
         return
     state, now = broker.services.topics.state, broker.services.clock.monotonic()
-    yield _gauge("brokers", "Brokers that have a session, as this one sees it.", len(state.brokers))
+    yield _gauge("brokers", "Brokers with a session, as seen by this broker.", len(state.brokers))
     yield _gauge(
         "fenced_brokers",
-        "Brokers that are registered and have no session, as this one sees it.",
+        "Registered brokers without a session, as seen by this broker.",
         sum(one.state == FENCED for one in state.registrations.values()),
     )
     yield _gauge(
         "offline_partitions",
-        "Partitions of the whole cluster without a leader, as this broker sees it.",
+        "Partitions of the cluster without a leader, as seen by this broker.",
         sum(one.leader == NO_LEADER for topic in state.topics.values() for one in topic.partitions),
     )
-    yield _gauge("controller_active", "1 on the broker that decides who leads.", cluster.controller.is_active)
+    yield _gauge("controller_active", "1 on the active controller.", cluster.controller.is_active)
     for cause, times in cluster.controller.elections.items():
-        meaning = "Changes of a partition's leader that this broker decided, by cause."
+        meaning = "Leader elections by this broker as controller, by cause."
         yield _counter("leader_elections", meaning, times, cause=cause)
     isr_manager = cluster.isr_manager
-    yield _counter(
-        "isr_shrinks", "In-sync sets that lost a member, of what is led here.", isr_manager.shrinks
-    )
-    meaning = "In-sync sets that gained a member, of what is led here."
+    yield _counter("isr_shrinks", "Shrinks of in-sync sets of partitions led here.", isr_manager.shrinks)
+    meaning = "Expansions of in-sync sets of partitions led here."
     yield _counter("isr_expansions", meaning, isr_manager.expansions)
     yield _gauge(
         "quarantined_replicas",
-        "Replicas here that could not be copied when last tried.",
+        "Replicas on this broker whose last fetch failed.",
         sum(1 for _ in cluster.fetcher_manager.troubles()),
     )
     yield _gauge(
-        "session_held", "1 while this broker is sure to have its session.", cluster.is_session_valid()
+        "session_held", "1 while this broker's session has certainly not expired.", cluster.is_session_valid()
     )
     yield _gauge(
         "session_renewal_age_seconds",
-        "Time since the last renewal of this broker's session that etcd answered; 0 without a session.",
+        "Time since the last successful renewal of this broker's session; 0 without a session.",
         _renewed_ago_s(cluster.session(), now),
     )
-    yield _counter("sessions_lost", "Sessions that ended although the broker ran.", cluster.sessions_lost())
+    yield _counter(
+        "sessions_lost", "Sessions that ended while the broker was running.", cluster.sessions_lost()
+    )
     yield from _etcd(broker)
 
 
@@ -77,20 +77,20 @@ def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
     cluster = broker.services.cluster
     if cluster is not None and cluster.store_counts is not None:
         counts = cluster.store_counts()
-        yield _counter("etcd_calls", "Calls to etcd that were answered.", counts.answered)
+        yield _counter("etcd_calls", "Calls to etcd with a response.", counts.answered)
         for outcome, times in counts.failed.items():
-            meaning = "Attempts to call etcd that failed, by what is known of them."
+            meaning = "Failed calls to etcd, by outcome."
             yield _counter("etcd_errors", meaning, times, outcome=outcome)
-        meaning = "Transactions of etcd whose answer was lost; each is read back."
+        meaning = "etcd transactions whose response was lost; each is resolved by reading."
         yield _counter("etcd_ambiguous_transactions", meaning, counts.ambiguous)
     if (member := broker.etcd_member) is not None:
-        yield _gauge("etcd_member_running", "1 while this broker's own member of etcd runs.", member.running)
-        meaning = "Times this broker's own member of etcd ended and was started again."
+        yield _gauge("etcd_member_running", "1 while this broker's etcd member runs.", member.running)
+        meaning = "Restarts of this broker's etcd member."
         yield _counter("etcd_member_restarts", meaning, member.restarts)
 
 
 def led(partition: Partition) -> LeaderSample | None:
-    """What this broker knows of a partition as its leader; None where it is not."""
+    """Replication of a partition as known by its leader; None if this broker is not the leader."""
     replica = partition.leader_progress
     if replica is None:
         return None
@@ -109,27 +109,25 @@ def led(partition: Partition) -> LeaderSample | None:
 
 
 def problems(broker: RunningBroker) -> Iterator[Problem]:
-    """What keeps this broker from its work."""
+    """Problems that keep this broker from its work."""
     cluster = broker.services.cluster
     if cluster is None or not broker.is_ready() or cluster.is_session_valid():
         return
     if broker.services.topics.state.failure is not None:
-        told = (
-            "this broker gave its session back, because it does not see the metadata any more: start it again"
-        )
+        detail = "this broker released its session because it no longer receives metadata; restart it"
     elif cluster.session() is None:
-        told = "this broker has no session: it leads nothing, and tries to get one"
+        detail = "this broker has no session: it leads nothing, and is trying to register"
     else:
         ago_s = _renewed_ago_s(cluster.session(), broker.services.clock.monotonic())
-        told = (
+        detail = (
             f"etcd has not renewed the session for {ago_s:.1f} s: "
             f"another broker may lead the partitions, so nothing is acknowledged"
         )
-    yield Problem("session_not_held", told)
+    yield Problem("session_not_held", detail)
 
 
 def warnings(broker: RunningBroker) -> Iterator[Problem]:
-    """What somebody should look at."""
+    """Problems that an operator should know of."""
     cluster = broker.services.cluster
     if cluster is None:
         return
@@ -139,9 +137,7 @@ def warnings(broker: RunningBroker) -> Iterator[Problem]:
         if ago_s > RENEWALS_MISSED_MAX * RENEW_FRACTION * session.ttl_s:
             yield Problem("etcd_unresponsive", f"etcd has not renewed the session for {ago_s:.1f} s")
     if (member := broker.etcd_member) is not None and not member.running:
-        yield Problem(
-            "etcd_member_down", "this broker's own member of etcd does not run; it is started again"
-        )
+        yield Problem("etcd_member_down", "this broker's etcd member is not running; it is being restarted")
     yield from _replicas(broker)
 
 
@@ -158,18 +154,18 @@ def _replicas(broker: RunningBroker) -> Iterator[Problem]:
                 alone.append(f"{topic.name}-{index}")
     if behind:
         yield Problem(
-            "replicas_not_in_sync", f"replicas of this broker that are not in sync: {_named(behind)}"
+            "replicas_not_in_sync", f"replicas on this broker that are not in sync: {_named(behind)}"
         )
     if alone:
         yield Problem(
             "under_min_isr",
-            f"led here, and acks=all is refused because too few replicas are in sync: {_named(alone)}",
+            f"led here, and acks=all is rejected because too few replicas are in sync: {_named(alone)}",
         )
 
 
-def _named(places: list[str]) -> str:
-    more = f" and {len(places) - PARTITIONS_LISTED_MAX} more" if len(places) > PARTITIONS_LISTED_MAX else ""
-    return ", ".join(places[:PARTITIONS_LISTED_MAX]) + more
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - PARTITIONS_LISTED_MAX} more" if len(names) > PARTITIONS_LISTED_MAX else ""
+    return ", ".join(names[:PARTITIONS_LISTED_MAX]) + more
 
 
 def _renewed_ago_s(session: Session | None, now: float) -> float:

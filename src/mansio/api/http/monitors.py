@@ -1,19 +1,16 @@
-"""How much room there is where the data is.
+"""Monitors of the host: free disk space of the data directory, and stalls of the event loop.
 
-Asking a file system may take for ever when its disk hangs, so a daemon thread asks, now and then, and nobody waits for
-it: what is shown is its last answer. A write that finds no room has it asked at once (`check_soon`), and so has the one
-that finds room again: a full disk is not shown as one with space.
+The request for free space may block forever on a hung disk, so a daemon thread makes it periodically and no caller
+waits: the last result is shown. After a write that failed with disk full, and after the first that succeeds again, it
+is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
 
-Always true: one thread per broker that shows health; one log line when the space becomes low and one when it is back.
+HTTP runs on the event loop that is monitored: while it is stalled no health check is answered, and the client's own
+timeout reports it. What remains to report is the recent past: a heartbeat that ran late.
 
-Notices when the broker's event loop stood still.
-
-HTTP runs on the loop it watches: while the loop is stalled no probe is answered at all, and the prober's
-own timeout speaks. What is left to tell is the recent past: a heartbeat the loop should have run at a known
-moment ran late.
-
-Always true: the watch keeps at most `STALLS_KEPT` stalls; it costs one timer, nothing per request.
-A machine that was suspended looks like a stall too (the clock goes on), and that is right: clients were cut off.
+Invariants:
+* One thread per broker that serves health checks; one log line when the space becomes low and one when it recovers.
+* At most `STALLS_KEPT` stalls are stored; the cost is one timer, nothing per request. A suspended host counts as a
+  stall (the clock continues): clients were disconnected.
 """
 
 from __future__ import annotations
@@ -35,32 +32,33 @@ if TYPE_CHECKING:
 
 CHECK_INTERVAL_S: Final = 10.0
 FIRST_INTERVAL_S: Final = 0.5
-"""Until there was an answer: the directory may not have been made yet."""
+"""Interval until the first result: the directory may not exist yet."""
 
 FULL_BYTES: Final = 1 << 20
-"""With less free the disk counts as full: the files of logs grow in steps up to this size."""
+"""With less free space the disk counts as full: log files are extended in steps up to this size."""
 
 SILENCE_S_MAX: Final = 60.0
-"""A disk that does not say for so long how much is free is reported as hanging."""
+"""A file system that does not report its free space for this time is reported as unresponsive."""
 
 logger = logging.getLogger(__name__)
 
 
 class Space(NamedTuple):
-    """Bytes of the file system that holds the data."""
+    """Bytes of the file system of the data directory."""
 
     free_bytes: int
     size_bytes: int
 
 
 def host_space(path: str) -> Space:
-    """Ask the system. Raises `OSError`."""
+    """Query the operating system. Raises `OSError`."""
     usage = shutil.disk_usage(path)
     return Space(usage.free, usage.total)
 
 
 class DiskMonitor:
-    """Watches the file system of `path`. `start` and `stop` from anywhere; attributes may be read at any time."""
+    """Monitors the file system of `path`. `start` and `stop` may be called from any thread; attributes may be read
+    at any time."""
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class DiskMonitor:
     ) -> None:
         self.path = path
         self.space: Space | None = None
-        """The last answer; None before the first."""
+        """The last result; None before the first."""
         self._free_warn_bytes = free_warn_bytes
         self._ask = ask
         self._interval_s = interval_s
@@ -83,7 +81,7 @@ class DiskMonitor:
         self._wake = threading.Event()
 
     def start(self) -> None:
-        """Begin to watch; a second call changes nothing."""
+        """Start; a second call has no effect."""
         if self._stop is None:
             self._stop = threading.Event()
             self._wake.clear()
@@ -92,14 +90,14 @@ class DiskMonitor:
             ).start()
 
     def stop(self) -> None:
-        """No new look is begun. One that hangs is not waited for."""
+        """Start no further query. One that hangs is not waited for."""
         if self._stop is not None:
             self._stop.set()
             self._wake.set()
             self._stop = None
 
     def check_soon(self) -> None:
-        """Something happened to the disk: ask at once, in the thread. Never blocks."""
+        """Query at once, in the thread, because of a disk error or its end. Never blocks."""
         self._wake.set()
 
     @property
@@ -127,10 +125,10 @@ class DiskMonitor:
         return found
 
     def look(self) -> None:
-        """Ask once, here and now; may block."""
+        """Query once, in the calling thread; may block."""
         try:
             self.space = self._ask(self.path)
-        except FileNotFoundError:  # the broker has not made it yet
+        except FileNotFoundError:  # the broker has not created it yet
             pass
         except OSError as error:
             self._error = str(error)
@@ -164,16 +162,15 @@ STALLS_KEPT = 64
 
 
 class Stall(NamedTuple):
-    """The loop came back at `ended_at` (seconds, monotonic), `lag_ms` later than it should have."""
+    """The event loop continued at `ended_at` (monotonic seconds), `lag_ms` late."""
 
     ended_at: float
     lag_ms: float
 
 
 class EventLoopMonitor:
-    """A heartbeat on one loop. `start` and `stop` on that loop; everything else may be read from it at
-    any time.
-    """
+    """Heartbeat of one event loop. `start` and `stop` are called on that loop; attributes may be read on it at any
+    time."""
 
     def __init__(
         self,
@@ -195,7 +192,7 @@ class EventLoopMonitor:
         self.stalls_total = 0
 
     def start(self) -> None:
-        """Begin to beat; a second call changes nothing."""
+        """Start; a second call has no effect."""
         if self._timer is None:
             self._arm()
 
@@ -205,7 +202,7 @@ class EventLoopMonitor:
             self._timer = None
 
     def recent_stalls(self) -> list[Stall]:
-        """The stalls remembered, oldest first, a beat that is overdue right now included."""
+        """The stored stalls, oldest first, including a heartbeat that is overdue now."""
         now = self._clock.monotonic()
         oldest = now - self._stall_memory_ms / 1000
         found = [stall for stall in self._stalls if stall.ended_at >= oldest]

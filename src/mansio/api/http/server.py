@@ -1,11 +1,14 @@
-"""Serves an ASGI application on a loop that belongs to somebody else.
+"""HTTP server: runs an ASGI application on an existing event loop.
 
-uvicorn does the HTTP; it gets no loop of its own, no signals, no logging set-up and no right to end the process. What
-it would leave open for ever ends here: connections that send no request, or half of one, or do not take their answer.
+uvicorn implements HTTP, without a loop, signal handlers, logging or process exit of its own. Connections that uvicorn
+would keep open forever are closed here: those that send no request, or an incomplete one, or do not accept their
+response.
 
-Always true: after `start` returned the port accepts; after `stop` returned nothing of it is left. A port that cannot be
-had raises `OSError` from `start`, with the address in its message. A probe gets its answer however many connections
-others keep open: there are at most `CONNECTIONS_MAX`, and when another comes, the one answered longest ago ends.
+Invariants:
+* After `start` returned the port accepts connections; after `stop` returned nothing of the server is left. If the port
+  is not available `start` raises `OSError` with the address in its message.
+* Health checks are answered however many connections clients keep open: there are at most `CONNECTIONS_MAX`, and a new
+  one closes the one that was answered longest ago.
 """
 
 from __future__ import annotations
@@ -25,16 +28,14 @@ if TYPE_CHECKING:
 CONNECTIONS_MAX = 128
 KEEP_ALIVE_S = 30
 UNANSWERED_S_MAX = 40.0
-"""A connection without a whole answer for so long ends, whatever it waits for."""
+"""A connection without a complete response for this time is closed, whatever it waits for."""
 DRAIN_S_MAX = 2
 HEADER_BYTES_MAX = 64 * 1024
 BACKLOG = 128
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without signal handlers: SIGTERM belongs to `mansio serve`, or to the program that embeds
-    us.
-    """
+    """uvicorn without signal handlers: SIGTERM is handled by `mansio serve`, or by the embedding program."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -42,11 +43,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _HttpConnection(H11Protocol):
-    """One connection. `doors` are all of a server, the one that was answered longest ago first."""
+    """One connection. `connections` are all of a server, the one answered longest ago first."""
 
-    def __init__(self, doors: dict[_HttpConnection, None], **uvicorns: Any) -> None:
+    def __init__(self, connections: dict[_HttpConnection, None], **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._connections = doors
+        self._connections = connections
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -67,7 +68,7 @@ class _HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def end(self) -> None:
-        """Now; what the peer has not taken yet is thrown away."""
+        """Close now; what the peer has not accepted yet is discarded."""
         self._forget()
         self.transport.abort()
 
@@ -84,19 +85,17 @@ class _HttpConnection(H11Protocol):
 
 
 class HttpServer:
-    """One listening socket and what answers on it. Every method on the loop."""
+    """One listening socket and its server. Every method runs on the event loop."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
-        """`app` is any ASGI 3 application; port 0 takes a free one."""
+        """`app` is any ASGI 3 application; port 0 selects a free port."""
         self._host = host
         self._port = port
         self._server = _Uvicorn(_config(app))
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen. Returns the (host, port) that accepts now. Raises `OSError` when the address cannot
-        be had.
-        """
+        """Listen. Returns the bound (host, port). Raises `OSError` if the address is not available."""
         listener = await _listen(self._host, self._port)
         address = listener.getsockname()
         self._task = asyncio.get_running_loop().create_task(
@@ -111,9 +110,7 @@ class HttpServer:
         return address[0], address[1]
 
     async def stop(self) -> None:
-        """Stop listening, let answers in progress finish for at most `DRAIN_S_MAX` seconds, close
-        everything.
-        """
+        """Stop listening, let responses in progress finish for at most `DRAIN_S_MAX` seconds, close everything."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,4 @@
-"""The real broker as the HTTP door sees it: reads the plain integers its parts count anyway."""
+"""Statistics of the real broker: reads the counters of its services."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class ServiceStats:
-    """`BrokerStats` of a `BrokerServices`, or of a broker that is still recovering its logs and has none yet: it
-    answers probes (`starting`) from the first moment. Every method on the broker's loop."""
+    """`BrokerStats` of a running broker, or of one that is still recovering its logs: health checks are answered
+    (`starting`) before it runs. Every method runs on the broker's event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._broker: RunningBroker | None = None
@@ -60,9 +60,9 @@ class ServiceStats:
             reason = _reason(service, topic, int(number), error)
             yield Problem(reason, f"{name}: {error}", topic, int(number))
         for known in tuple(state.topics.values()):
-            for index, placed in enumerate(known.partitions):
+            for index, replica in enumerate(known.partitions):
                 name = f"{known.name}-{index}"
-                if placed.leader == service.settings.node_id and name not in failures:
+                if replica.leader == service.settings.node_id and name not in failures:
                     try:
                         service.partitions.find(known.name, None, index)
                     except MansioError:
@@ -77,9 +77,9 @@ class ServiceStats:
             topic, index = disk_full_partitions[0]
             yield Problem(
                 "disk_full",
-                f"the last write to {topic}-{index} found no room"
+                f"the last write to {topic}-{index} failed with disk full"
                 + (
-                    f", and so did those to {len(disk_full_partitions) - 1} others"
+                    f", and those to {len(disk_full_partitions) - 1} others, too"
                     if len(disk_full_partitions) > 1
                     else ""
                 ),
@@ -88,21 +88,21 @@ class ServiceStats:
             )
         for (topic, index), damage in tuple(storage_health.damaged.items()):
             if topic:
-                detail = f"{topic}-{index}: met {damage.times} times by readers, last: {damage.reason}"
+                detail = f"{topic}-{index}: found {damage.times} times by readers, last: {damage.reason}"
             else:
-                detail = f"other partitions: met {damage.times} times by readers"
+                detail = f"other partitions: found {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
-            if (cut := partition.log.recovery.truncated_tail) is not None:
+            if (truncated := partition.log.recovery.truncated_tail) is not None:
                 detail = (
-                    f"{partition.name}: the start cut {cut.size_bytes:,} bytes at offset {cut.offset} that were not "
-                    f"known to be durable: {cut.reason}"
+                    f"{partition.name}: the start truncated {truncated.size_bytes:,} bytes at offset {truncated.offset} "
+                    f"that were not known to be flushed: {truncated.reason}"
                 )
-                if cut.path:
-                    detail += f"; {cut.batches:,} whole batches among them are kept in {cut.path}"
+                if truncated.path:
+                    detail += f"; {truncated.batches:,} whole batches of them are kept in {truncated.path}"
                 yield Problem("log_truncated", detail, partition.topic, partition.index)
 
     def partition_samples(self) -> Iterator[PartitionSample]:
@@ -146,7 +146,7 @@ class ServiceStats:
 
 
 def _held_back(service: BrokerServices) -> Iterator[Problem]:
-    """What went wrong with the holds of pipelines."""
+    """Warnings about retention holds."""
     holds = service.partitions.holds
     if holds.unknown:
         yield Problem(

@@ -1,5 +1,5 @@
-"""The member of etcd that a broker (or `mansio dev-cluster`) starts and looks after.
+"""etcd member that a broker (or `mansio dev-cluster`) starts and supervises.
 
-`binary` finds the program and judges its version, `command` writes its command line, `child` is a process that ends
-with us, `health` asks a member how it is, `member` is the one that is looked after.
+`executable` finds the program and checks its version, `command` builds its command line, `child_process` is a process
+that ends with its parent, `member` supervises it.
 """

@@ -1,9 +1,10 @@
-"""A process of ours that writes to a log file, is stopped by its own id, and does not outlive us.
+"""Child process that writes to a log file, is stopped by its process id, and ends with its parent.
 
-It has a session of its own, so that Ctrl-C in a terminal reaches us alone and we decide who ends when. On Linux it gets
-SIGTERM when we die, whatever we die of; elsewhere it stays behind after a SIGKILL of ours.
+It has its own session, so that Ctrl-C in a terminal reaches only the parent, which decides the order of stops. On Linux
+it receives SIGTERM when the parent dies, for any reason; on other systems it keeps running after a SIGKILL of the
+parent.
 
-Always true: after `stop` it is gone; its log stays below `LOG_BYTES_MAX` as long as somebody calls `trim_log`.
+Invariant: after `stop` it has ended; its log stays below `LOG_BYTES_MAX` as long as `trim_log` is called.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LOG_BYTES_KEPT: Final = 1 << 20
 TAIL_BYTES_MAX: Final = 64 << 10
 STOP_S_MAX: Final = 10.0
 
-# PR_SET_PDEATHSIG is 1. Who was already gone when it was set is recognised by the parent's id.
+# PR_SET_PDEATHSIG is 1. A parent that was already gone when it was set is detected by the parent's id.
 _ENDS_WITH_PARENT: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -32,12 +33,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """One process, started at most once at a time; may be started again after it ended."""
+    """One process, started at most once at a time; may be restarted after it ended."""
 
     def __init__(
         self, command: Sequence[str], log_path: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`command`: a full path and its arguments. `environment`: beside our own."""
+        """`command` is a full path and its arguments; `environment` is added to the parent's."""
         self.command = list(command)
         self.log_path = log_path
         self._environment = dict(environment or {})
@@ -46,7 +47,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 when it was never started."""
+        """The process id; 0 if it was never started."""
         return 0 if self._process is None else self._process.pid
 
     @property
@@ -54,7 +55,7 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it. Its output goes behind what the log file has. Raises `OSError` when it cannot be started."""
+        """Start it. Its output is appended to the log file. Raises `OSError` if it cannot be started."""
         assert not self.running, "already running"
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -72,17 +73,17 @@ class ChildProcess:
             os.close(descriptor)
 
     async def wait(self) -> int:
-        """Wait until it has ended; its exit code, negative for the signal that ended it."""
+        """Wait until it has ended; returns its exit code, negative for the signal that ended it."""
         assert self._process is not None, "not started"
         return await self._process.wait()
 
     def signal(self, number: int) -> None:
-        """Send it a signal; nothing happens when it has ended."""
+        """Send it a signal; no effect if it has ended."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def stop(self, wait_s: float = STOP_S_MAX) -> int | None:
-        """SIGTERM, and after `wait_s` SIGKILL; returns when it is gone, with its exit code (None: never started)."""
+        """SIGTERM, and after `wait_s` SIGKILL; returns when it has ended, with its exit code (None: never started)."""
         if self._process is None:
             return None
         self.signal(signal.SIGTERM)
@@ -93,10 +94,10 @@ class ChildProcess:
             self.signal(signal.SIGKILL)
             return await self._process.wait()
 
-    # -- its log --------
+    # -- log --------
 
     def output(self) -> str:
-        """What it has written since it was started, at most the last 64 KiB of it."""
+        """Its output since it was started, at most the last 64 KiB."""
         try:
             with open(self.log_path, "rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -106,11 +107,11 @@ class ChildProcess:
             return ""
 
     def tail(self, lines: int = 15) -> list[str]:
-        """The last lines it has written."""
+        """The last lines of its output."""
         return self.output().splitlines()[-lines:]
 
     def trim_log(self) -> None:
-        """Keep only the end of a log that has grown too long, in `<log>.1`. What it writes meanwhile may be lost."""
+        """Keep only the end of a log that has grown too long, in `<log>.1`. Output written meanwhile may be lost."""
         try:
             size = os.stat(self.log_path).st_size
         except FileNotFoundError:
@@ -133,7 +134,7 @@ def _launched(command: Sequence[str]) -> list[str]:
 
 
 def exit_reason(code: int) -> str:
-    """An exit code in words."""
+    """An exit code as text."""
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"

@@ -1,8 +1,10 @@
-"""The command line of a member of etcd. Pure: a plan in, arguments out.
+"""Command line of an etcd member. Pure: a plan in, arguments out.
 
-Always true: a member listens on the one address its entry in `etcd_join` names, which is loopback unless the operator
-named another; all members are told the same list in the same order; history is compacted, so the database does not
-grow with every change.
+Invariants:
+* A member listens on the one address of its entry in `etcd_join`, which is loopback unless the operator configured
+  another.
+* All members receive the same list in the same order.
+* History is compacted, so that the database does not grow with every change.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ if TYPE_CHECKING:
     from mansio.config.cluster import MemberAddress
 
 REVISIONS_KEPT: Final = 20_000
-"""What a broker that was away may still catch up on by watching; older changes it lists anew."""
+"""Revisions that a broker which was disconnected can still receive by a watch; older changes are listed again."""
 
 DATABASE_BYTES_MAX: Final = 2 << 30
 SNAPSHOT_AFTER: Final = 10_000
-"""Raft entries between snapshots: the write-ahead log that a start reads stays small."""
+"""Raft entries between snapshots: bounds the write-ahead log that a start reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificates of a member, PEM. The same one is shown to clients and to the other members."""
+    """Certificates of a member, PEM. The same one is used for clients and for the other members."""
 
     ca_file: str
     cert_file: str
@@ -37,13 +39,13 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """One member: which of `members` it is, where it listens and where its data are."""
+    """One member: its entry in `members`, its listen address and its data directory."""
 
     own: MemberAddress
     members: tuple[MemberAddress, ...]
     directory: str
     listen_host: str
-    """An address, not a name: etcd refuses names."""
+    """An address, not a name: etcd rejects names."""
     state: str = "new"
     tls: TlsFiles | None = None
 
@@ -53,7 +55,7 @@ class MemberPlan:
 
     @property
     def client_url(self) -> str:
-        """Where clients find it."""
+        """URL for clients."""
         return self.own.client_url(self.scheme)
 
     @property
@@ -66,7 +68,7 @@ class MemberPlan:
 
 
 def arguments(plan: MemberPlan) -> list[str]:
-    """Everything behind the program's name."""
+    """All arguments after the program's name."""
     own, scheme = plan.own, plan.scheme
     listen = f"{scheme}://{url_host(plan.listen_host)}"
     everybody = ",".join(f"{member.name}={member.peer_url(scheme)}" for member in plan.members)
@@ -80,7 +82,7 @@ def arguments(plan: MemberPlan) -> list[str]:
         "initial-cluster": everybody,
         "initial-cluster-state": plan.state,
         "initial-cluster-token": _token(plan.members),
-        "pre-vote": "true",  # a member that was cut off does not unseat the leader when it comes back
+        "pre-vote": "true",  # a member that was disconnected does not depose the leader when it returns
         "auto-compaction-mode": "revision",
         "auto-compaction-retention": str(REVISIONS_KEPT),
         "quota-backend-bytes": str(DATABASE_BYTES_MAX),
@@ -95,7 +97,7 @@ def arguments(plan: MemberPlan) -> list[str]:
 
 
 def _token(members: Sequence[MemberAddress]) -> str:
-    """The same for the same members, another one for others: a member never meets an etcd it does not belong to."""
+    """Equal for equal members, different otherwise: a member never joins an etcd to which it does not belong."""
     names = ",".join(member.name for member in members)
     return f"mansio-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
 

@@ -1,6 +1,6 @@
-"""The etcd program: where it is, which version it is, and whether that version may be trusted with a cluster.
+"""etcd executable: its path, its version, and whether that version may be used.
 
-Always true: a program whose version cannot be read, or is known to lose data, is never started.
+Invariant: a program whose version cannot be read, or is known to lose data, is never started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EtcdProgram(NamedTuple):
 def find_program(setting: str = "") -> EtcdProgram:
     """The program in `setting`, else in PATH, else among the tools that `make setup` unpacked.
 
-    Raises `ConfigError` when there is none or its version is refused; one that is only old is a warning.
+    Raises `ConfigError` if there is none or its version is rejected; a version that is only old is logged as a warning.
     """
     path = _path(setting)
     text = _version_of(path)

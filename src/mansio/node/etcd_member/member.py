@@ -1,14 +1,11 @@
-"""One member of etcd, looked after: started, waited for, started again when it ends, stopped last.
+"""Supervisor of one etcd member: start, health check, restart, stop.
 
-Life: `start` returns when the member is healthy, which takes a majority of all members; one that ends before that is
-not tried again, because its command line or its directory is wrong. From then on a member that ends is started again
-after a pause that doubles up to `PAUSE_S_MAX`. `stop` ends it by its own process id.
+`start` returns when the member is healthy, which needs a majority of all members; one that ends before that is not
+restarted, because its command line or its directory is wrong. From then on a member that ends is restarted after a
+backoff that doubles up to `PAUSE_S_MAX`. `stop` ends it by its own process id. etcd's `/health` is true only when the
+member takes part in a majority: it reads through consensus.
 
-Always true: one process at a time; nothing of it is left when `stop` or a failed `start` has returned.
-
-Asks a member of etcd how it is, over its own HTTP door.
-
-`/health` answers true only when the member takes part in a majority: it reads through the consensus.
+Invariant: one process at a time, and none after `stop` or a failed `start` has returned.
 """
 
 from __future__ import annotations
@@ -42,18 +39,18 @@ ANSWER_BYTES_MAX: Final = 64 << 10
 FIRST_PAUSE_S: Final = 0.5
 PAUSE_S_MAX: Final = 30.0
 STABLE_S: Final = 60.0
-"""Who ran for this long before it ended gets the first pause again."""
+"""A member that ran for this long before it ended is restarted after the first backoff again."""
 
 POLL_S: Final = 0.05
 LOG_INTERVAL_S: Final = 5.0
-"""How often a start that waits says what for."""
+"""Interval at which a start that waits is logged."""
 
 TRIM_S: Final = 10.0
 TAIL_LINES: Final = 5
 
 
 class EtcdMember:
-    """See the module. Belongs to the loop it is started on; `start` and `stop` are called once each."""
+    """Belongs to the event loop on which it is started; `start` and `stop` are called once each."""
 
     def __init__(
         self, plan: MemberPlan, program: EtcdProgram, *, first_pause_s: float = FIRST_PAUSE_S
@@ -61,7 +58,7 @@ class EtcdMember:
         self.plan = plan
         self.program = program
         self.restarts = 0
-        """How often it ended by itself and was started again."""
+        """Number of restarts after it ended by itself."""
         self._first_pause_s = first_pause_s
         self._child = ChildProcess([program.path, *arguments(plan)], plan.log_path)
         self._tls = _context(plan)
@@ -81,7 +78,8 @@ class EtcdMember:
         return self._child.running
 
     async def start(self, wait_s: float) -> None:
-        """Return when it is healthy. Raises `ConfigError` if it cannot run like this, `Unavailable` after `wait_s`."""
+        """Return when it is healthy. Raises `ConfigError` if it cannot run with this configuration, `Unavailable` after
+        `wait_s`."""
         self._make_room()
         logger.info(
             "etcd_member_starting",
@@ -97,7 +95,7 @@ class EtcdMember:
         self._keeper = asyncio.create_task(self._keep(), name="etcd member")
 
     async def stop(self, wait_s: float = STOP_S_MAX) -> None:
-        """End it, after `wait_s` by SIGKILL, which loses nothing; what else needs etcd has ended before."""
+        """Stop it, after `wait_s` by SIGKILL, which loses nothing; its users have been stopped before."""
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -108,20 +106,21 @@ class EtcdMember:
             )
 
     async def unhealthy_reason(self, wait_s: float = ANSWER_S_MAX) -> str | None:
-        """Why it is not healthy, in a few words; None when it is. Healthy means that a majority works."""
+        """Why it is not healthy; None if it is. Healthy means that a majority works."""
         if not self._child.running:
             return "it does not run"
         return await unhealthy_reason_of(self._asked_url, self._tls, wait_s=wait_s)
 
     def tail(self) -> list[str]:
-        """The last lines it wrote."""
+        """The last lines of its output."""
         return self._child.tail()
 
-    # -- starting --------
+    # -- start --------
 
     @property
     def _asked_url(self) -> str:
-        """Its own certificate need not be good for an address, so TLS asks by the name the others use."""
+        """URL of the health check. The member's certificate need not be valid for an address, so TLS uses the name that
+        the others use."""
         if self._tls is not None:
             return self.client_url
         host = self.plan.listen_host
@@ -129,7 +128,7 @@ class EtcdMember:
 
     def _make_room(self) -> None:
         os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
-        os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # etcd wants it so
+        os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # required by etcd
         for port in (self.plan.own.peer_port, self.plan.own.client_port):
             _check_free(self.plan.listen_host, port)
 
@@ -168,12 +167,12 @@ class EtcdMember:
         return f"; {count // 2 + 1} of the {count} members have to run (its log: {self.plan.log_path})"
 
     def _last_error_line(self) -> str:
-        """etcd's last line that says why, without what surrounds it."""
+        """The last line of etcd's output with an error, without its prefix."""
         lines = self._child.tail()
         telling = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
         return (telling or lines or ["it said nothing"])[-1]
 
-    # -- looking after --------
+    # -- supervision --------
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -200,12 +199,12 @@ class EtcdMember:
             except OSError as error:
                 logger.error(
                     "etcd_member_start_failed", extra=fields(reason=error)
-                )  # and again after the pause
+                )  # and again after the backoff
                 continue
             self.restarts += 1
 
     async def _ended(self) -> int:
-        """Wait until it has ended, and keep its log short meanwhile."""
+        """Wait until it has ended, and trim its log meanwhile."""
         waiting = asyncio.ensure_future(self._child.wait())
         try:
             while not (await asyncio.wait([waiting], timeout=TRIM_S))[0]:
@@ -220,7 +219,7 @@ def _context(plan: MemberPlan) -> ssl.SSLContext | None:
         return None
     try:
         return tls_context(plan.tls)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise ConfigError(
             f"etcd_cert_file: cannot use the certificates: {error.strerror or error}"
         ) from error
@@ -244,7 +243,7 @@ def _check_free(host: str, port: int) -> None:
 async def unhealthy_reason_of(
     url: str, tls: ssl.SSLContext | None = None, *, wait_s: float = ANSWER_S_MAX
 ) -> str | None:
-    """Why the member at `url` is not healthy, in a few words; None when it is."""
+    """Why the member at `url` is not healthy; None if it is."""
     place = urlsplit(url)
     try:
         async with asyncio.timeout(wait_s):
@@ -277,7 +276,7 @@ def _judgement(answer: bytes) -> str | None:
 
 
 def tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Who asks shows the member's own certificate. Raises `OSError` for files that are not there or no PEM."""
+    """TLS context with the member's own certificate. Raises `OSError` for files that are missing or not PEM."""
     context = ssl.create_default_context(cafile=tls.ca_file)
     context.load_cert_chain(tls.cert_file, tls.key_file)
     return context

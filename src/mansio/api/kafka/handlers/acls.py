@@ -1,8 +1,7 @@
-"""DescribeAcls, CreateAcls, DeleteAcls, DescribeUserScramCredentials: there is no authorizer and no user, and that is
-what is said.
+"""DescribeAcls, CreateAcls, DeleteAcls, DescribeUserScramCredentials: there is no authorizer, and there are no users.
 
-Behaviour: SECURITY_DISABLED for everything about ACLs, in the places Kafka's tools look for it: they take it for
-"access control is off". Of users there are none to describe; tools ask for them beside the quotas of users.
+Behavior: SECURITY_DISABLED for everything about ACLs, in the fields where Kafka's tools expect it: they report that
+access control is off. There are no users to describe; tools request them together with the quotas of users.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ REFUSAL: Final = {
 
 
 async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """One refusal."""
+    """One error."""
     del service, request, context
     return {**REFUSAL, "resources": []}
 
 
 async def create_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """One refusal for each rule."""
+    """One error per rule."""
     del service, context
     return {"results": [REFUSAL for _ in request.creations]}
 
 
 async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """One refusal for each filter."""
+    """One error per filter."""
     del service, context
     return {"filter_results": [{**REFUSAL, "matching_acls": []} for _ in request.filters]}
 

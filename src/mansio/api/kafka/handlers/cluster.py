@@ -1,14 +1,16 @@
-"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions: what this broker speaks, and who is where.
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions.
 
-Behaviour: without authorisation every operation is allowed, and that is what is told to whoever asks for the
-authorized operations (KIP-430); who does not ask gets Kafka's "not told".
+Behavior: without authorization every operation is allowed, which is returned to clients that request the authorized
+operations (KIP-430); others get Kafka's value for "omitted".
 
-Non-obvious: this broker's own address is the one of the listener the request came through, not the one in the
-metadata. In a cluster the others are those that have a session, and nobody is named leader who has none; a registered
-broker without a session is *fenced*, and nothing is known of its address. Metadata and DescribeCluster mean different
-things by the controller: the one to send changes to, which any broker is, and the one that decides who leads. In
-Metadata 0 an empty list of topics means all of them, from 1 on null does; `allow_auto_topic_creation` is true where the
-version has no such field.
+Not obvious:
+* This broker's own address is that of the listener through which the request came, not the one in the metadata.
+* In a cluster the other brokers are those with a session, and no broker without one is returned as leader. A registered
+  broker without a session is *fenced*, and its address is unknown.
+* Metadata and DescribeCluster mean different things by the controller: the broker to send changes to, which is any
+  broker, and the active controller.
+* In Metadata 0 an empty list of topics means all of them, from 1 on null does. `allow_auto_topic_creation` is true
+  where the version has no such field.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ PARTITIONS_PER_PAGE_MAX: Final = 2000  # Kafka's max.request.partition.size.limi
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """What is offered, from the one table."""
+    """The offered versions, from the versions table."""
     del service, request, context
     return {
         "api_keys": [
@@ -97,7 +99,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
 async def describe_cluster(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The cluster's id, controller and brokers (KIP-700); also those that are fenced, if asked (KIP-1073)."""
+    """The cluster's id, controller and brokers (KIP-700); also the fenced ones, if requested (KIP-1073)."""
     if context.api_version >= 1 and request.endpoint_type != BROKERS_ENDPOINT:
         return {
             "error_code": MISMATCHED_ENDPOINT_TYPE,
@@ -131,7 +133,8 @@ async def describe_topic_partitions(
 ) -> dict[str, Any]:
     """Topics by name, or all, sorted, in pages of at most `response_partition_limit` partitions (KIP-966).
 
-    A page ends before the partition that `next_cursor` names; a cursor whose topic is gone goes on with the next one.
+    A page ends before the partition that `next_cursor` names; a cursor whose topic was deleted continues with the next
+    topic.
     """
     state = service.topics.state
     alive = frozenset(broker.node_id for broker in _brokers(service, context))
@@ -179,7 +182,7 @@ def _partition(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.isr,
-        "eligible_leader_replicas": [],  # null, which the schema allows, breaks the Java client
+        "eligible_leader_replicas": [],  # null, which the schema allows, crashes the Java client
         "last_known_elr": [],
         "offline_replicas": [node_id for node_id in partition.replicas if node_id not in alive],
     }
@@ -190,7 +193,9 @@ async def _find(
 ) -> Topic:
     topics = service.topics
     if name is None:
-        if topic_id is None or version < 12:  # Kafka's brokers cannot tell a topic by its id before (KIP-516)
+        if (
+            topic_id is None or version < 12
+        ):  # Kafka's brokers do not find a topic by its id before version 12 (KIP-516)
             raise InvalidRequest("a topic must be named, or given by its id from version 12 on")
         return topics.find_by_id(UUID(bytes=topic_id))
     topic = topics.state.topics.get(name)
@@ -207,7 +212,7 @@ async def _find(
 
 
 def _brokers(service: BrokerServices, context: RequestContext) -> list[BrokerState]:
-    """The brokers that are there. A client that has reached this one is never told that nobody is."""
+    """The brokers with a session. The list is never empty for a client that has reached this broker."""
     own, state = service.settings.node_id, service.topics.state
     here = BrokerState(own, *context.listener, service.settings.broker_rack or None)
     known = dict(state.brokers)
@@ -217,11 +222,12 @@ def _brokers(service: BrokerServices, context: RequestContext) -> list[BrokerSta
 
 
 def _request_target(service: BrokerServices, brokers: list[BrokerState]) -> int:
-    """Whom clients send to what they send to a controller: this broker, which can do it as well as any other.
+    """The broker to which clients send requests for the controller: this one, which can process them as any other can.
 
-    Kafka's brokers name any of them too, and pass on what they get (KIP-590). Whoever answers is there; a controller
-    that died would be named until its session ends, and librdkafka waits for it until its request times out. One that
-    could change nothing now (its session may have ended, or it is stopping) names another, if there is one.
+    Kafka's brokers also return any broker, and forward such requests (KIP-590). The broker that responds is certainly
+    up; a controller that died would be returned until its session ends, and librdkafka waits for it until its request
+    times out. A broker that cannot make changes now (its session may have expired, or it is stopping) returns another
+    one, if there is one.
     """
     own, state = service.settings.node_id, service.topics.state
     if not state.registrations:
@@ -234,7 +240,7 @@ def _request_target(service: BrokerServices, brokers: list[BrokerState]) -> int:
 
 
 def _controller(service: BrokerServices, brokers: list[BrokerState]) -> int:
-    """Who decides who leads. A single node is its own; in a cluster the one there is now, as long as it is there."""
+    """The active controller. A single node is its own; in a cluster the current one, while it has a session."""
     state = service.topics.state
     if not state.registrations:
         return brokers[0].node_id

@@ -1,12 +1,15 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources, for topics, groups and this broker.
 
-Behaviour: settings of a topic or group can be changed; those of the broker are read at start and shown read-only. A
-group can have settings before it is there, and keeps them when it is deleted.
-Non-obvious: AlterConfigs takes settings it does not name back to their defaults (that is why there is the other); a
-setting named with null is one it does not name. An empty list of names asks for all of them, as null does (old clients
-send it). What is named several times is described once, and one answer has some `ENTRIES_MAX` settings at most: a few
-bytes of a request ask for many. Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none,
-so the answer is empty.
+Behavior: settings of topics and groups can be changed; those of the broker are read at start and read-only here. A
+group can have settings before it exists, and keeps them when it is deleted.
+
+Not obvious:
+* AlterConfigs resets settings that it does not name to their defaults (therefore the incremental API exists); a setting
+  named with null counts as not named.
+* An empty list of names requests all of them, as null does (old clients send it).
+* A resource named several times is described once, and a response has about `ENTRIES_MAX` settings at most, because a
+  few bytes of a request can ask for many.
+* Broker "" stands for the dynamic defaults of all brokers in Kafka; there are none here, so the result is empty.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ ENTRIES_MAX: Final = 250_000
 async def describe_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Values with source and type; synonyms and documentation for who asks (KIP-226, KIP-569)."""
+    """Values with source and type; synonyms and documentation on request (KIP-226, KIP-569)."""
     del context
     results = []
     room = ENTRIES_MAX
@@ -83,8 +86,8 @@ def _groups(service: BrokerServices) -> GroupConfigManager:
 async def list_config_resources(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """What has settings (KIP-1142): of the types asked for, or all. Version 0 asks for client metrics (KIP-714), which
-    nobody can subscribe to here."""
+    """The resources that have settings (KIP-1142), of the requested types, or all. Version 0 requests client metrics
+    subscriptions (KIP-714), which are not supported."""
     if context.api_version == 0:
         return {"config_resources": []}
     found: list[tuple[str, int]] = []
@@ -132,7 +135,7 @@ async def alter_configs(service: BrokerServices, request: Struct, context: Reque
 async def incremental_alter_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Change single settings, leaving the others alone (KIP-339)."""
+    """Change single settings, leaving the others unchanged (KIP-339)."""
     del context
     return await _alter_each(service, request, replace=False)
 

@@ -1,8 +1,9 @@
-"""DescribeLogDirs (KIP-113, KIP-827): how large each partition is, and how much room there is.
+"""DescribeLogDirs (KIP-113, KIP-827): size of each partition, and free disk space.
 
-Behaviour: a broker has one data directory, told with the bytes of the file system it is on; sizes are those of the
-segments. Topics and partitions that are not here are left out, as in Kafka.
-Non-obvious: null asks for all topics; a list of none asks for the directory alone.
+Behavior: a broker has one data directory, returned with the bytes of its file system; sizes are those of the segments.
+Topics and partitions that are not on this broker are omitted, as in Kafka.
+
+Not obvious: null requests all topics; an empty list requests the directory alone.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNKNOWN_BYTES: Final = -1
 async def describe_log_dirs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The one directory. A file system that does not answer is told as a storage error of the directory."""
+    """The one directory. A file system that does not respond is returned as a storage error of the directory."""
     del context
     directory = service.settings.data_dir
     code, total_bytes, usable_bytes = 0, UNKNOWN_BYTES, UNKNOWN_BYTES

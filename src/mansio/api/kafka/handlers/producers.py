@@ -1,9 +1,10 @@
-"""DescribeProducers, ListTransactions, DescribeTransactions (KIP-664): who writes, and in which transaction.
+"""DescribeProducers, ListTransactions, DescribeTransactions (KIP-664).
 
-Behaviour: the idempotent producers a partition remembers are shown; there are no transactions, so none is listed and
-none is found.
-A partition that is named several times is shown once, and one answer shows at most `SHOWN_MAX` producers.
-Non-obvious: state filters that Kafka does not know are told back, so that a tool can say which.
+Behavior: the idempotent producers in a partition's producer state are returned; there are no transactions, so none is
+listed and none is found. A partition named several times is returned once, and a response has at most `SHOWN_MAX`
+producers.
+
+Not obvious: state filters that Kafka does not know are returned, so that a tool can report them.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ TRANSACTION_STATES: Final = frozenset(
 NONE: Final = -1
 
 SHOWN_MAX: Final = 100_000
-"""A partition remembers some ten thousand of them, and takes four bytes of a request."""
+"""A partition stores some ten thousand of them, and takes four bytes of a request."""
 
 
 async def describe_producers(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The producers each partition remembers, with their last sequence and when it came."""
+    """The producers of each partition, with their last sequence and its time."""
     del context
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:

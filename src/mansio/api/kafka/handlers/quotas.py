@@ -1,9 +1,10 @@
 """DescribeClientQuotas and AlterClientQuotas (KIP-546).
 
-Behaviour: each entity of a request is changed or refused by itself. `producer_byte_rate` and `consumer_byte_rate` are
-enforced; other keys are refused with the reason. Entities are client ids, users, and client ids of users; quotas by
-address are not offered. Removing a key that is not set is no error, as in Kafka.
-Non-obvious: a null name stands for the default of its kind; a filter without components asks for everything.
+Behavior: each entity of a request is changed or rejected on its own. `producer_byte_rate` and `consumer_byte_rate` are
+enforced; other keys are rejected with the reason. Entities are client ids, users, and client ids of users; quotas by
+address are not supported. Removing a key that is not set is no error, as in Kafka.
+
+Not obvious: a null name stands for the default of its kind; a filter without components requests all quotas.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ANY: Final = 2
 async def describe_client_quotas(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The quotas of the entities that fit all components of the filter; `strict`: and that have no other part."""
+    """The quotas of the entities that match all components of the filter; with `strict` also only those without other
+    components."""
     del context
     components: list[Struct] = request.components or []
     _check_filter(components)
@@ -91,7 +93,7 @@ def _shown(entity: Entity) -> list[dict[str, Any]]:
 async def alter_client_quotas(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Set and remove quotas; each entry by itself, durable and in force when answered."""
+    """Set and remove quotas; each entry on its own, durable and effective when answered."""
     del context
     count = Counter(_identity(entry) for entry in request.entries)
     results = []

@@ -1,10 +1,12 @@
-"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments: who keeps and who leads a partition.
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments.
 
-Behaviour: on a single node a partition has one replica, which leads it, so there is never an election to hold. In a
-cluster any broker holds the elections it is asked for, each a guarded transaction of its own. Partitions are not moved:
-a plan that leaves a partition where it is succeeds, as in Kafka, and any other is refused.
-Non-obvious: asked for all partitions, ElectLeaders leaves out those that need no election, as Kafka does (KIP-460). An
-unclean election takes the first replica that is there; what only the others had is lost, which is what was asked for.
+Behavior: on a single node a partition has one replica, which is its leader, so no election is ever needed. In a cluster
+any broker carries out the elections that it receives, each as a guarded transaction. Partitions are not moved: a plan
+that does not change a partition succeeds, as in Kafka, and any other is rejected.
+
+Not obvious: if all partitions are requested, ElectLeaders omits those that need no election, as Kafka does (KIP-460).
+An unclean election elects the first replica that is up; what only the others had is lost, which is what the client
+requested.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ ELECTED: Final[Answer] = (0, None)
 
 
 async def elect_leaders(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Preferred and unclean elections (KIP-460), one by one, until the request's time is over."""
+    """Preferred and unclean elections (KIP-460), one by one, until the request times out."""
     del context
     deadline = service.clock.monotonic() + max(request.timeout_ms, 0) / 1000
     results = []
@@ -88,7 +90,7 @@ async def _election(
 
 
 def _single_node_election(partition: PartitionState, election_type: int) -> Answer:
-    """On a single node: none is needed where there is a leader, none possible where not."""
+    """On a single node: not needed if there is a leader, not possible otherwise."""
     if partition.leader >= 0:
         return ELECTION_NOT_NEEDED, "the partition has its only replica as its leader"
     if election_type == PREFERRED:
@@ -99,7 +101,7 @@ def _single_node_election(partition: PartitionState, election_type: int) -> Answ
 def _unneeded_election(
     service: BrokerServices, partition: PartitionState, election_type: int
 ) -> Answer | None:
-    """Where the view shows that there is nothing to do, the store is not asked."""
+    """The result if the metadata image shows that nothing has to be done; the store is not asked then."""
     epoch = service.topics.state.epoch_of(partition.leader)
     if not epoch or not partition.led_by(partition.leader, epoch):
         return None
@@ -133,7 +135,7 @@ async def _elect_unclean(
         await controller.elect_unclean(topic, index, there[0])
     except ConcurrentChange:
         raise
-    except InvalidRequest as error:  # an in-sync broker leads, or is about to
+    except InvalidRequest as error:  # an in-sync broker is or becomes the leader
         return ELECTION_NOT_NEEDED, error.message
     except Unavailable as error:
         return ELIGIBLE_LEADERS_NOT_AVAILABLE, error.message
@@ -143,7 +145,7 @@ async def _elect_unclean(
 async def alter_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Each partition succeeds or fails by itself (KIP-455)."""
+    """Each partition succeeds or fails on its own (KIP-455)."""
     del context
     responses = []
     for topic in request.topics:
@@ -175,7 +177,8 @@ def _reassignment(partition: PartitionState, replicas: list[int] | None) -> dict
 async def list_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """What is being moved, of the partitions asked for or of all. What is not, or does not exist, is left out."""
+    """Ongoing reassignments of the requested partitions, or of all. Partitions that do not exist or are not moved are
+    omitted."""
     del context
     topics = service.topics.state.topics
     wanted: list[tuple[str, Iterable[int]]]

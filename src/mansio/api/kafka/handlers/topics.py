@@ -1,7 +1,8 @@
-"""CreateTopics, DeleteTopics, CreatePartitions: each item of a request succeeds or fails by itself.
+"""CreateTopics, DeleteTopics, CreatePartitions: each item of a request succeeds or fails on its own.
 
-Behaviour: an answer is given when everything asked for is done and durable; `timeout_ms` is not needed for that.
-Non-obvious: an item that is named twice in a request is refused in both places and done in neither, as in Kafka.
+Behavior: the response is sent when everything requested is done and durable; `timeout_ms` is not needed for that.
+
+Not obvious: an item that is named twice in a request is rejected in both positions and not executed, as in Kafka.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """KIP-4, with the settings in force in the answer (KIP-525) and the topic's id (KIP-516)."""
+    """KIP-4, with the effective settings (KIP-525) and the topic's id (KIP-516) in the response."""
     del context
     repeated = _repeated(item.name for item in request.topics)
     results = []
@@ -113,7 +114,7 @@ def _to_delete(service: BrokerServices, name: str | None, topic_id: bytes | None
 async def create_partitions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """More partitions for topics that are there (KIP-195)."""
+    """Add partitions to existing topics (KIP-195)."""
     del context
     repeated = _repeated(item.name for item in request.topics)
     results = []

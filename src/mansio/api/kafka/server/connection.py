@@ -249,7 +249,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_responses.append(response)
 
     def answered(self, pending_response: QueuedResponse) -> None:
-        """`pending_response` was filled: send what is now in order, and go on with what it held back."""
+        """A queued response is complete: send what is now in order, and continue with what it held back."""
         if self.closed:
             return
         slots = self._pending_responses
@@ -267,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             self.resume_reading()
 
     def _drain_soon(self) -> None:
-        """If the first of what waits may begin; if not, whoever holds it back calls again."""
+        """Process the backlog if its first request may start; otherwise the response that blocks it calls again."""
         if self._backlog and not self._drain_due and self._is_next(self._backlog[0]):
             self._drain_due = True
             self._server.loop.call_soon(self._drain_backlog)
@@ -288,8 +288,8 @@ class Connection(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def _is_next(self, frame: memoryview | bytes) -> bool:
-        """It may begin now: nothing is before it that must be answered first (nothing at all, or produce requests
-        before another), and the peer takes its answers."""
+        """The request may start now: nothing before it must be answered first (nothing at all, or only produce requests
+        before a produce request), and the peer accepts its responses."""
         if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
             return False
         slots = self._pending_responses
@@ -357,8 +357,8 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def is_idle(self, now: float, oldest: float) -> bool:
-        """Nothing has come since `oldest`, and nothing is being worked on, or answers wait for a peer that has taken
-        nothing of them since then. To be asked often: what it takes is seen by what still waits (monotonic seconds).
+        """Nothing was received since `oldest`, and no request is in progress, or responses wait for a peer that has
+        accepted nothing since then. To be called often: progress is detected by the unsent bytes (monotonic seconds).
         """
         unsent = 0 if self._socket_writer is None else self._socket_writer.waiting_bytes
         if unsent != self._unsent_before:
@@ -374,8 +374,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_blocked_by_broker(self) -> bool:
-        """It is up to us, not to the peer, that it does not go on: its client is over a quota, or a request that waits
-        holds back all that we want to read of it."""
+        """The broker, not the peer, blocks the connection: its client is throttled, or a request in progress holds back
+        all that may be read of it."""
         if self._muted is not None:
             return True
         if self._blocked_by is None:
@@ -396,8 +396,8 @@ class Connection(asyncio.BufferedProtocol):
         self._drain_soon()
 
     def pause_reading_ms(self, duration_ms: int) -> None:
-        """Begin no request for so long, at most `MUTE_MS_MAX`; answers leave all the same (KIP-219: a client that is
-        over its quota). Of several calls the one that lasts longest counts."""
+        """Start no request for this time, at most `MUTE_MS_MAX`; responses are sent all the same (KIP-219: throttled
+        client). Of several calls the longest applies."""
         if self.closed or duration_ms <= 0:
             return
         until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000

@@ -204,16 +204,16 @@ class KafkaServer:
             self._stall_watch = self.loop.call_later(STALL_INTERVAL_MS / 1000, self._close_stalled)
 
     def _close_disconnected(self) -> None:
-        """End connections that were reset while nothing is read from them: only a read would tell.
+        """Close connections that were reset while nothing is read from them: only a read would report it.
 
-        One that was closed in order may still have requests for us, and waits until they are answered.
+        One that was closed in order may still have requests to answer, and stays until then.
         """
         unread = {c.descriptor: c for c in self._connections if c.unread and c.descriptor >= 0}
         if not unread:
             return
         poll = select.poll()
         for descriptor in unread:
-            poll.register(descriptor, 0)  # errors and hang-ups are reported in any case
+            poll.register(descriptor, 0)  # errors and hang-ups are always reported
         for descriptor, _ in poll.poll(0):
             unread[descriptor].abort()
 
@@ -307,7 +307,7 @@ class KafkaServer:
     def _unsupported_version(
         self, connection: Connection, header: RequestHeader
     ) -> Sequence[ResponsePart] | None:
-        """ApiVersions in a version we do not know is answered in version 0 (KIP-511); the rest is refused."""
+        """ApiVersions in an unknown version is answered in version 0 (KIP-511); any other request is rejected."""
         if header.api_key == ApiKey.API_VERSIONS:
             pending_response = connection.defer()
             self._router.unsupported_api_versions(header, pending_response)

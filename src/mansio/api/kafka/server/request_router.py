@@ -1,12 +1,10 @@
 """Request router: decoded requests to handlers and their results to bytes, for all APIs without a raw-frame handler.
 
 Handlers are named in the versions table as "module.function" under `mansio.api.kafka.handlers`; the module is imported
-the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields;
-a handler of an API marked `raw` receives the request's bytes.
+the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields; a
+handler of an API marked `raw` receives the request's bytes.
 
 Invariant: `run` completes its pending response, or closes the connection when no correct response exists.
-
-Request context: header fields and connection data that a handler may use in addition to the request's body.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ UNSUPPORTED_VERSION = 35
 
 
 class RequestContext(NamedTuple):
-    """Of one request. `listener` is the (host, port) that this broker advertises to clients."""
+    """Header fields and connection data of one request. `listener` is the (host, port) advertised to clients."""
 
     api_key: int
     api_version: int
@@ -75,7 +73,7 @@ class RequestRouter:
                 self._service.statistics.answered(context.api_key, fields)
             pending_response.answer([self._encode(fields, context)])
         finally:
-            pending_response.abandon()  # no effect after an answer; without one: our defect, or a shutdown
+            pending_response.abandon()  # no effect after a response; otherwise a defect or a shutdown
 
     def _encode(self, fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
         if isinstance(fields, bytes):
