@@ -98,8 +98,8 @@ class ServiceStats:
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:
                 detail = (
-                    f"{partition.name}: the start truncated {truncated.size_bytes:,} bytes at offset {truncated.offset} "
-                    f"that were not known to be flushed: {truncated.reason}"
+                    f"{partition.name}: {truncated.size_bytes:,} bytes were truncated at offset {truncated.offset} "
+                    f"at start, not known to be flushed: {truncated.reason}"
                 )
                 if truncated.path:
                     detail += f"; {truncated.batches:,} whole batches of them are kept in {truncated.path}"

@@ -193,9 +193,7 @@ async def _find(
 ) -> Topic:
     topics = service.topics
     if name is None:
-        if (
-            topic_id is None or version < 12
-        ):  # Kafka's brokers do not find a topic by its id before version 12 (KIP-516)
+        if topic_id is None or version < 12:  # ids are not supported before (KIP-516)
             raise InvalidRequest("a topic must be named, or given by its id from version 12 on")
         return topics.find_by_id(UUID(bytes=topic_id))
     topic = topics.state.topics.get(name)
