@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinator.share import acknowledgement_conversion, acknowledgements
+from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
 from mansio.client.share import ack_sender, share_fetcher
 from mansio.client.share.leased import RELEASE
 from mansio.client.tasks import ClientFailed
@@ -32,8 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 def refuse_by(monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[..., Any]) -> None:
     """Replace the function by which the broker acknowledges records, for requests of both protocols."""
-    for module in (acknowledgement_conversion, acknowledgements):
-        monkeypatch.setattr(module, "acknowledge", acknowledge)
+    monkeypatch.setattr(SharePartitionLeader, "acknowledge", acknowledge)
 
 
 @pytest.mark.row("D8")
@@ -78,13 +77,13 @@ def test_who_is_refused_for_a_while_asks_less_and_less_often(
 ) -> None:
     refusals = 4
     asked: list[float] = []
-    settle = acknowledgement_conversion.acknowledge
+    acknowledge = SharePartitionLeader.acknowledge
 
     def refusing(*given: Any) -> Any:
         asked.append(time.monotonic())
         if len(asked) <= refusals:
             raise NotLeaderOrFollower("not yet")
-        return settle(*given)
+        return acknowledge(*given)
 
     async def scenario() -> None:
         async with connected(broker, moving=1) as client:
@@ -105,12 +104,12 @@ def test_who_is_refused_for_a_while_asks_less_and_less_often(
 def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = acknowledgement_conversion.acknowledge
+    acknowledge = SharePartitionLeader.acknowledge
 
-    def refusing(live: Any, member: str, batches: Any) -> Any:
+    def refusing(leader: Any, member: str, batches: Any) -> Any:
         if any(each.types == bytes([RELEASE]) and each.delay_ms < 0 for each in batches):
             raise InvalidRequest("planted")
-        return settle(live, member, batches)
+        return acknowledge(leader, member, batches)
 
     async def scenario() -> None:
         async with connected(broker, kept=1) as client:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.broker.coordinator.share import boot_id_file
+from mansio.broker.coordinator.share import share_coordinator
 from mansio.broker.maintenance.data_check import DataCheckReport, Progress, check_data_directory
 from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
@@ -449,7 +449,7 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
 
 
 def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
-    (data / boot_id_file.NAME).write_text("a start of the machine")
+    (data / share_coordinator.BOOT_ID_FILE).write_text("a start of the machine")
     assert list(diagnose(data).each_finding()) == []
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.api.kafka.handlers import share_state as handlers
 from mansio.api.kafka.server.request_router import RequestContext
-from mansio.broker.coordinator.share.remote_state_client import RemoteStateClients
 from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.errors import ConnectionLost, NotLeaderOrFollower, RequestTimedOut
 from mansio.testing.scheduler import SimulatedClock, Simulation

@@ -9,8 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.coordinator.share.boot_id_file import BootIdFile
-from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition

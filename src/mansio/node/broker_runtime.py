@@ -21,12 +21,11 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, group_settings
 from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
-from mansio.broker.coordinator.share.boot_id_file import BootIdFile
 from mansio.broker.coordinator.share.dead_letter_manager import dead_letters
 from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
-from mansio.broker.coordinator.share.factory import share_partitions
-from mansio.broker.coordinator.share.remote_state_client import RemoteStateClients
-from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
+from mansio.broker.coordinator.share.share_partition_manager import share_partitions
+from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_lookup import ClusterStateLookup
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.maintenance.log_cleaner import LogCleaner
@@ -41,6 +40,7 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
+from mansio.broker.services.share import ShareService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.share_group_config import LOCK_DURATION, in_force
@@ -297,6 +297,15 @@ class BrokerRuntime:
             groups=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,
+            share=ShareService(
+                shares=self.shares,
+                partitions=self.partitions,
+                dead_letters=self.dead_letters,
+                quotas=quotas,
+                settings=settings,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+            ),
             shares=self.shares,
             share_state=self.share_state,
             dead_letters=self.dead_letters,

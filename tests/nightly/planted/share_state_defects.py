@@ -21,7 +21,7 @@ SHARE_STATE_DEFECTS = (
     ),
     Defect(
         "share state update of an old snapshot folded",
-        "broker/coordinator/share/persisted_state.py",
+        "broker/coordinator/share/state_store.py",
         "if stored.snapshot_epoch == self.snapshot_epoch:",
         "if stored.snapshot_epoch <= self.snapshot_epoch:",
         (f"{STORE}::test_an_update_of_an_older_snapshot_says_nothing",),

@@ -148,7 +148,7 @@ class Room:
             targets=self.targets,
             topics=service.topics,
             partitions=service.partitions,
-            new_producer_id=service.records.new_producer_id,
+            new_producer_id=service.producer_ids.new_producer_id,
             clock=service.clock,
             scheduler=service.scheduler,
         )

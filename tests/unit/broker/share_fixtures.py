@@ -8,8 +8,7 @@ import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.coordinator.share.factory import first_offset
-from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
+from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager, first_offset
 from mansio.config.settings import Settings
 from mansio.config.share_group_config import share_settings
 from mansio.metadata.topic_plan import NewTopic

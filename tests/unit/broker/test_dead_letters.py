@@ -62,7 +62,7 @@ def records(count: int, *, size: int = 10) -> list[Any]:
 
 async def settled(room: Room) -> None:
     await eventually(lambda: room.dead_letters.waiting == 0, DEADLINE_S, "no dead letter waits")
-    await eventually(lambda: all(not s.working for s in room.dead_letters._shares.values()))
+    await eventually(lambda: all(not s.is_working for s in room.dead_letters._shares.values()))
 
 
 def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
 from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidRecordState,
@@ -241,7 +242,7 @@ def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, 
     run(check, tmp_path)
 
 
-@pytest.mark.parametrize("where", ["share.fetching.read_range", "share.said.settle"])
+@pytest.mark.parametrize("where", ["_read", "acknowledge"])
 def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -249,7 +250,7 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
         peer = await on_loaded(room, 10)
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         with monkeypatch.context() as broken:
-            broken.setattr(f"mansio.broker.{where}", lambda *_: 1 / 0)
+            broken.setattr(SharePartitionLeader, where, lambda *_, **__: 1 / 0)
             refused = part_of(await peer.fetch(5, acks=[ack(0, 4)], acquire_mode=RECORD_LIMIT))
         assert (refused.acknowledge_error_code, refused.acquired) == (CoordinatorNotAvailable.kafka_code, [])
         assert part_of(await peer.fetch(5, wait_ms=5000)).acquired == [(5, 9, 1)], "it is loaded anew"

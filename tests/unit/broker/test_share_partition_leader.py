@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinator.share.acknowledgement_conversion import acknowledge
 from mansio.broker.coordinator.share.partition_leader import STALL_MS
 from mansio.broker.coordinator.share.share_partition_manager import (
     DEAD_LETTER_RELOAD_MS,
@@ -186,7 +185,7 @@ def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None
     room.lease(share_partition, 4)
     room.settings = SETTINGS._replace(lock_ms=LOCK_MS // 5)
     share_partition.reconfigure()
-    assert acknowledge(share_partition, "m", [AcknowledgementBatch(0, 4, bytes([RENEW]))]) is None
+    assert share_partition.acknowledge("m", [AcknowledgementBatch(0, 4, bytes([RENEW]))]) is None
     room.scheduler.pass_time(LOCK_MS // 5 + 1)
     assert share_partition.state_machine.leased == 0
 
@@ -221,7 +220,7 @@ def test_a_leader_that_lived_on_stores_what_the_state_lost_before_it_hands_out_a
     assert (counts.withheld, [each[:2] for each in counts.holders]) == (0, [("m", 5), ("n", 5)])
     assert stored is not None
     assert [(each.first, each.last, each.holder) for each in stored.changes] == [(0, 4, "m"), (5, 9, "n")]
-    assert acknowledge(share_partition, "m", [AcknowledgementBatch(0, 4, bytes([ACCEPT]))]) is not None
+    assert share_partition.acknowledge("m", [AcknowledgementBatch(0, 4, bytes([ACCEPT]))]) is not None
 
 
 @pytest.mark.parametrize("why", ["a write that failed otherwise", "led in a later epoch", "made anew"])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.coordinator.share import lazy_replay
-from mansio.broker.coordinator.share.persisted_state import WriteToken
+from mansio.broker.coordinator.share import state_store
 from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -360,7 +360,9 @@ def test_a_state_is_written_as_a_whole_after_so_many_updates() -> None:
     assert room.kill().read(G).changes == (StateBatch(0, 11, ACQUIRED, 1, holder="m"),)
 
 
-@pytest.mark.parametrize(("bytes_max", "taken_in"), [(lazy_replay.BYTES_MAX, 2 * (1 + 2)), (0, 2 * (3 + 12))])
+@pytest.mark.parametrize(
+    ("bytes_max", "taken_in"), [(state_store.DEFERRED_BYTES_MAX, 2 * (1 + 2)), (0, 2 * (3 + 12))]
+)
 def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_no_more_than_it_may(
     monkeypatch: pytest.MonkeyPatch, bytes_max: int, taken_in: int
 ) -> None:
@@ -379,7 +381,7 @@ def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_
     monkeypatch.setattr(
         FoldedState, "apply", lambda folded, update: (applied.append(update), apply(folded, update))
     )
-    monkeypatch.setattr(lazy_replay, "BYTES_MAX", bytes_max)
+    monkeypatch.setattr(state_store, "DEFERRED_BYTES_MAX", bytes_max)
     again = room.kill()
     assert len(applied) == taken_in
     assert {

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.coordinator.share.persisted_state import WriteToken
 from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
 from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
@@ -22,6 +21,7 @@ from mansio.broker.coordinator.share.state_messages import (
     encode_answer,
     encode_request,
 )
+from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
+    from mansio.broker.services.share import ShareService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topics import TopicService
     from mansio.config.settings import Settings
@@ -45,6 +46,7 @@ class BrokerServices:
     groups: GroupCoordinator
     group_service: GroupService
     group_configs: GroupConfigManager
+    share: ShareService
     shares: SharePartitionManager
     share_state: ShareCoordinator
     dead_letters: DeadLetterManager

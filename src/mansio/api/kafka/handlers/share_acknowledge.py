@@ -1,6 +1,6 @@
-"""ShareAcknowledge (API 79): what members of share groups say of the records they have leased, and nothing else.
+"""ShareAcknowledge (API 79): acknowledges leased records in a share session.
 
-Always true: nobody is told of an acknowledgement that is not stored as it has to be; a request is answered once.
+Invariant: an acknowledgement is reported once it is stored as it has to be; a request is answered once.
 
 Source: KIP-932, KIP-1222 (renewals).
 """
@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.handlers.share_responses import LeaderHints, checked_ids, error_for_client, lock_ms_of
-from mansio.broker.coordinator.share.acknowledgements import (
-    acknowledged_partitions,
-    apply_acknowledgements,
-    check_no_duplicates,
-    persist_acknowledgements,
-)
+from mansio.api.kafka.handlers.share_responses import LeaderHints, acknowledgements_of, error_for_client
+from mansio.broker.services.share import check_unique, checked_ids, lock_ms_of
 from mansio.errors import MansioError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge as wire
@@ -31,13 +26,13 @@ if TYPE_CHECKING:
 def share_acknowledge(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> None:
-    """Begin a ShareAcknowledge; it is answered later. Raises `WireError`."""
+    """Start a ShareAcknowledge, which is answered later. Raises `WireError`."""
     request = wire.decode_request(header.api_version, frame, header.body)
-    work = _acknowledge(service, connection, header._replace(body=0), request, connection.defer())
+    work = _answer(service, connection, header._replace(body=0), request, connection.defer())
     service.scheduler.spawn(work, name="share acknowledge")
 
 
-async def _acknowledge(
+async def _answer(
     service: BrokerServices,
     connection: Connection,
     header: RequestHeader,
@@ -45,35 +40,33 @@ async def _acknowledge(
     pending_response: PendingResponse,
 ) -> None:
     try:
-        answer = await _acknowledged(service, connection, request)
-        if answer.error_code:
-            service.statistics.refused(int(ApiKey.SHARE_ACKNOWLEDGE), answer.error_code)
-        pending_response.answer([wire.encode_response(header.api_version, header.correlation_id, answer)])
+        response = await _acknowledge(service, connection, request)
+        if response.error_code:
+            service.statistics.refused(int(ApiKey.SHARE_ACKNOWLEDGE), response.error_code)
+        pending_response.answer([wire.encode_response(header.api_version, header.correlation_id, response)])
     finally:
         pending_response.abandon()
 
 
-async def _acknowledged(
+async def _acknowledge(
     service: BrokerServices, connection: Connection, request: wire.ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse:
-    shares = service.shares
-    acks = acknowledged_partitions(request.topics)
+    share, sessions = service.share, service.shares.sessions
+    parts = acknowledgements_of(request.topics)
     try:
         group, member = checked_ids(request.group_id, request.member_id)
-        check_no_duplicates(acks)
-        shares.sessions.acknowledge(group, member, request.session_epoch, connection=connection)
+        check_unique(parts)
+        sessions.acknowledge(group, member, request.session_epoch, connection=connection)
     except MansioError as error:
         return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
-    outcomes = await apply_acknowledgements(shares, group, member, acks, is_renew_ack=request.is_renew_ack)
-    await persist_acknowledgements(service.scheduler, outcomes.values())
-    if not shares.sessions.holds(group, member):
-        await shares.release(group, member)
+    results = await share.prepare(group, member, parts, allows_renewal=request.is_renew_ack)
+    await share.store(results)
+    if not sessions.holds(group, member):
+        await service.shares.release(group, member)
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service)
-    for (topic_id, index), outcome in outcomes.items():
-        code, message = error_for_client(outcome.error)
-        leader = leaders.of(topic_id, index, outcome.error)
-        topics.setdefault(topic_id, []).append(AckResult(index, code, message, *leader))
-    return ShareAcknowledgeResponse(
-        0, 0, None, lock_ms_of(outcomes.values()), list(topics.items()), leaders.endpoints
-    )
+    for result in results:
+        code, message = error_for_client(result.error)
+        leader = leaders.of(result.topic_id, result.partition, result.error)
+        topics.setdefault(result.topic_id, []).append(AckResult(result.partition, code, message, *leader))
+    return ShareAcknowledgeResponse(0, 0, None, lock_ms_of(results), list(topics.items()), leaders.endpoints)

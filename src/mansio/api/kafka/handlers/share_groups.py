@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.kafka.handlers.group_responses import by_topic, describe_error, heartbeat_fields
-from mansio.api.kafka.handlers.share_responses import MEMBER_BYTES_MAX
 from mansio.broker.coordinator.group.error_mapping import NAME_BYTES_MAX, check_group_id
 from mansio.broker.services.groups import TOPIC_NAMES_MAX
+from mansio.broker.services.share import MEMBER_BYTES_MAX
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.share_group.group import ShareHeartbeat
 

@@ -1,30 +1,34 @@
-"""One share partition as its leader holds it in memory: the state machine, its timer, what it writes, who waits for it.
+"""Leader of one share partition: its state machine, timer, writes and waiters (Kafka's SharePartition).
 
-    LOADING ── state is read ──► ready ── a write fails, the role changes, nobody needs it ──► ended
+    LOADING ── state is read ──► ready ── a write fails, the role changes, it is idle ──► ended
 
-Whatever the machine decides is stored through `persist` before anybody is told; when that fails, or nobody knows, this
-object is ended for good and the state is read anew by the next one. If the state is on its way to another broker, the
-next one is told what this one knew (`known_state`): what the state may have lost on that way is written there
-again, all of it, before anything is handed out.
+Every decision of the state machine is stored through `persist` before it is reported. If that fails, or its outcome is
+unknown, this object ends for good and the next one loads the state again. If the state moves to another broker,
+the next object gets what this one knew (`known_state`): changes that the state may have lost in the move are
+written again, all of them, before anything is delivered.
 
-Always true:
-* Updates are written in the order that `turns` says; one that is the whole state has nothing beside it under way.
-* There is one timer, never later than the machine's next deadline. One that fires much too late means that we stood
-  still, not the members: whoever has leases gets a while to use them before they end. One while each time: where
-  every timer is late, they end all the same.
-* Nothing is decided in another leader epoch than the one it was loaded in.
+Invariants:
+* Updates are written in the order of the `WriteCombiner`; an update with the whole state is written alone.
+* There is one timer, never later than the next deadline of the state machine. A timer that fires much too late shows
+  that the broker was stalled, not the members: they get a grace period to use their leases. One per deadline: if every
+  timer is late, leases end nevertheless.
+* Nothing is decided in another leader epoch than the one in which the state was loaded.
+* Only offsets whose bytes are in the result are leased, all below the readable end. Records are slices of the log
+  files, never decoded or copied.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combine_updates
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    CorruptLog,
     MansioError,
     NotCoordinator,
     NotLeaderOrFollower,
@@ -32,32 +36,97 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.state.share_partition.machine import SharePartition
 from mansio.state.share_partition.snapshot import with_known_state
-from mansio.state.share_partition.types import LoadedState
+from mansio.state.share_partition.types import RENEW, LoadedState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from mansio.broker.coordinator.share.dependencies import ShareDependencies
+    from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.coordinator.share.write_combiner import CombinedWrite
     from mansio.broker.partition.partition import Partition
-    from mansio.ports import Promise, Timer
-    from mansio.state.share_partition.types import ArchivingRange, ShareKey, Update
+    from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+    from mansio.state.share_partition.types import (
+        AcknowledgementBatch,
+        AcquiredRange,
+        ArchivingRange,
+        Producer,
+        ShareKey,
+        ShareSettings,
+        Update,
+    )
+    from mansio.storage.log import LogSlice
+
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 STALL_MS: Final = 1_000
-"""A timer this late means that we were stopped, not the members."""
+"""A timer this late shows that the broker was stalled, not the members."""
 
 STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress)
-"""How a write fails whose state is led by another broker now, or by none; whether it was stored is not known."""
+"""Errors of a write whose state moved to another broker, or has no leader; its outcome is unknown."""
 
 _BELOW_ONE: Final = 1 - 2**-53
 
 
+class AcquiredRecords(NamedTuple):
+    """Records for a member: leases, valid once `update` is stored, and the bytes."""
+
+    acquired: list[AcquiredRange]
+    update: Update | None
+    slices: list[LogSlice]
+    size_bytes: int
+
+    @property
+    def records(self) -> int:
+        """Number of leased offsets."""
+        return sum(last - first + 1 for first, last, _ in self.acquired)
+
+
+class DeadLetterSink(Protocol):
+    """Receives records to be dead-lettered: `broker.coordinator.share.dead_letter_manager`."""
+
+    def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
+        """A share partition is led here; its archiving ranges are to be resumed."""
+
+    def add(self, share_partition: SharePartitionLeader, ranges: Sequence[ArchivingRange]) -> None:
+        """Ranges to be dead-lettered, stored as such."""
+
+    def on_closed(self, share_partition: SharePartitionLeader) -> None:
+        """The share partition is not led here any more, or its state is loaded again."""
+
+
+class NoDeadLetters:
+    """Ignores all: ranges stay ARCHIVING until a broker resumes them."""
+
+    def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
+        """Ignored."""
+
+    def add(self, share_partition: SharePartitionLeader, ranges: Sequence[ArchivingRange]) -> None:
+        """Ignored."""
+
+    def on_closed(self, share_partition: SharePartitionLeader) -> None:
+        """Ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareDependencies:
+    """Dependencies shared by all share partitions of a broker. `on_end` is called for each that ended; `first_offset`:
+    start of a group without state."""
+
+    persister: SharePersister
+    clock: Clock
+    scheduler: Scheduler
+    random: Random
+    settings: Callable[[str, Partition], ShareSettings]
+    first_offset: Callable[[str, Partition], int]
+    dead_letters: DeadLetterSink
+    on_end: Callable[[SharePartitionLeader], None]
+
+
 class SharePartitionLeader:
-    """See the module. All methods belong to the broker's loop."""
+    """See the module. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_dependencies",
@@ -84,15 +153,15 @@ class SharePartitionLeader:
         dependencies: ShareDependencies,
         known: LoadedState | None = None,
     ) -> None:
-        """`known`: the `known_state` of the one before."""
+        """`known`: the `known_state` of the object before."""
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self._state_machine: SharePartition | None = None
         self.ended: MansioError | None = None
-        """Why this is of no use any more."""
+        """The reason after the end, otherwise None."""
         self.known_state = known
-        """What the next one is to be told."""
+        """State for the next object."""
         self.last_used_ms = dependencies.clock.monotonic() * 1000
         self._dependencies = dependencies
         self._state_epoch = 0
@@ -105,8 +174,8 @@ class SharePartitionLeader:
 
     @property
     def state_machine(self) -> SharePartition:
-        """The machine; `loaded` comes first."""
-        assert self._state_machine is not None, "load comes first"
+        """The state machine; valid once it is loaded."""
+        assert self._state_machine is not None, "the state is not loaded"
         return self._state_machine
 
     @property
@@ -115,12 +184,12 @@ class SharePartitionLeader:
 
     @property
     def is_awaited(self) -> bool:
-        """Somebody waits for it, or for what it writes."""
+        """Whether there are waiters or pending writes."""
         return bool(self._waiters or self._writes)
 
     @property
     def has_pending_dead_letters(self) -> bool | None:
-        """Are records of it on their way to the dead-letter topic? None before it is loaded."""
+        """Whether records wait for their dead letter; None before the state is loaded."""
         return (
             None if self._state_machine is None else self._state_machine.counts(self.now_ms()).archiving > 0
         )
@@ -131,7 +200,7 @@ class SharePartitionLeader:
     # ------------------------------------------------------------------ life
 
     async def load(self) -> None:
-        """Read the state, or begin one. Ends it if that fails; never raises."""
+        """Load the state, or create one. Ends this object on failure; never raises."""
         try:
             await self._load()
         except MansioError as error:
@@ -185,7 +254,7 @@ class SharePartitionLeader:
             ready, self._state_machine = (
                 state_machine,
                 None,
-            )  # nobody is given anything before all of it is stored
+            )  # nothing is delivered before all of it is stored
             update = ready.full_update(now_ms)
             await dependencies.persister.write(self.key, self._state_epoch, self.leader_epoch, update)
             self.ensure_leader()
@@ -197,21 +266,20 @@ class SharePartitionLeader:
         dependencies.dead_letters.on_loaded(self, state.producer)
 
     def end(self, error: MansioError) -> None:
-        """It is of no use any more: whoever waits looks for another one."""
+        """End for good; waiters look for the next object."""
         if self.ended is not None:
             return
         self.ended = error
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._writes.end()  # whoever waits finds that it is ended
+        self._writes.end()  # their waiters find that this object has ended
         self._dependencies.dead_letters.on_closed(self)
         self._dependencies.on_end(self)
         self.wake()
 
     def _failed(self, error: Exception) -> MansioError:
-        """The machine, or this shell of it, has a defect: the state is read anew, and nothing is remembered that may
-        have to do with it."""
+        """End after a defect: the state is loaded again, without `known_state`, which may be related to the defect."""
         self.known_state = None
         known = fields(group=self.key.group, partition=self.partition.name, reason=error)
         logger.error("share partition failed", extra=known, exc_info=error)
@@ -220,21 +288,21 @@ class SharePartitionLeader:
         return ended
 
     def ensure_leader(self) -> None:
-        """Raise `NotLeaderOrFollower` unless this broker leads in the epoch this was loaded in, and surely so."""
+        """Raise `NotLeaderOrFollower` unless this broker certainly leads in the epoch in which the state was loaded."""
         partition = self.partition
         if not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch:
-            raise NotLeaderOrFollower(f"{partition.name} is led by another broker, or in a later epoch")
+            raise NotLeaderOrFollower(f"{partition.name} is led by another broker or in a later epoch")
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name} by now")
 
     @property
     def is_stale(self) -> bool:
-        """Another broker leads, or this one in a later epoch: this is of no use any more."""
+        """Whether another broker leads, or this one in a later epoch."""
         partition = self.partition
         return not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch
 
     async def loaded(self) -> SharePartition:
-        """The machine, once it is there. Raises why it never will be."""
+        """Wait until the state is loaded; returns the state machine. Raises the reason if loading failed."""
         while self._state_machine is None:
             if self.ended is not None:
                 raise self.ended
@@ -254,14 +322,17 @@ class SharePartitionLeader:
         return self._state_machine
 
     def call_and_rearm(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Call a method of the machine. A typed error has changed nothing; any other ends this."""
+        """Like `call`, and set the timer to the next deadline."""
         try:
             return self.call(method, *args, **named)
         finally:
             self._arm()
 
     def call(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        """The same of one that brings no deadline forward before its update is stored, which looks at the time."""
+        """Call a method of the state machine. A typed error has changed nothing; any other error ends this object.
+
+        The timer is not changed: for methods whose deadlines change only once their update is stored.
+        """
         try:
             return method(*args, **named)
         except MansioError:
@@ -269,10 +340,105 @@ class SharePartitionLeader:
         except Exception as error:
             raise self._failed(error) from error
 
-    # ------------------------------------------------------------------ who waits
+    # ------------------------------------------------------------------ acquisition and acknowledgement
+
+    def acquire(
+        self, member: str, max_records: int, max_bytes: int, *, strict: bool, is_first: bool
+    ) -> AcquiredRecords | None:
+        """Lease available records to a member, or return None. `is_first`: the result has no records yet, so one batch
+        may exceed `max_bytes`. Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
+        machine = self.ready_state_machine()
+        if machine is None:
+            return None
+        self.ensure_leader()
+        now_ms, end = self.now_ms(), self.partition.readable_end()
+        ranges = self.call(machine.acquirable_ranges, member, max_records, end, now_ms)
+        read, slices = self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [])
+        acquired, update = self.call(
+            machine.acquire,
+            member,
+            read,
+            max_records,
+            strict=strict,
+            batch_ends=[last for _, last in read],
+            now_ms=now_ms,
+        )
+        if not acquired and update is None:
+            return None
+        if len(slices) > 1 or not acquired:  # drop slices without leased records
+            slices = [
+                part
+                for (first, last), part in zip(read, slices, strict=True)
+                if any(each.first <= last and each.last >= first for each in acquired)
+            ]
+        return AcquiredRecords(acquired, update, slices, sum(each.length for each in slices))
+
+    def _read(
+        self, ranges: list[tuple[int, int]], max_bytes: int, limit: int, *, is_first: bool
+    ) -> tuple[list[tuple[int, int]], list[LogSlice]]:
+        """The parts of these ranges that fit, each to the end of its last batch, and their slices."""
+        partition = self.partition
+        read: list[tuple[int, int]] = []
+        slices: list[LogSlice] = []
+        space, next_offset = max_bytes, -1
+        for first, last in ranges:
+            if last < next_offset:
+                continue  # covered by the batch before
+            start = max(first, next_offset)
+            if space <= 0:
+                break
+            try:
+                part = partition.log.read_range(start, last, space, limit)
+            except CorruptLog as error:
+                partition.storage_health.corrupt(partition.topic, partition.index, start, error)
+                if read:
+                    break
+                raise
+            if part is None or (part.length > space and (slices or not is_first)):
+                break
+            slices.append(part)
+            space -= part.length
+            next_offset = part.next_offset
+            read.append((start, next_offset - 1))
+        return read, slices
+
+    def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch]) -> Update | None:
+        """Apply acknowledgements, all or none; returns the update to store, None for nothing. The state is loaded.
+
+        Raises `InvalidRequest`, `InvalidRecordState`, and the reason if the share partition is not led here.
+        """
+        machine = self.ready_state_machine()
+        self.ensure_leader()
+        if machine is None:
+            raise self.ended or NotLeaderOrFollower(f"{self.partition.name} is not led here")
+        # A renewal is effective at once, and its deadline may be earlier than the old one if the duration of leases was
+        # reduced.
+        is_renewal = any(RENEW in each.types for each in batches)
+        call = self.call_and_rearm if is_renewal else self.call
+        return call(
+            machine.acknowledge, member, batches, self.now_ms(), self.wall_ms(), self.random_fraction()
+        )
+
+    async def wait_change(self, timeout_ms: float) -> None:
+        """Wait until there may be more to lease, until this object ends, or for the timeout."""
+        woken = self._dependencies.scheduler.promise()
+
+        def wake(woken: Promise[None] = woken) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        self.park(wake)
+        timer = self._dependencies.scheduler.call_later(timeout_ms, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+            self.unpark(wake)
+
+    # ------------------------------------------------------------------ waiters
 
     def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever there may be more to lease, and when this ends, until `unpark`."""
+        """Call `wake` whenever more may be available, and at the end, until `unpark`."""
         self._waiters[wake] = None
 
     def unpark(self, wake: Callable[[], None]) -> None:
@@ -282,20 +448,16 @@ class SharePartitionLeader:
         for wake in tuple(self._waiters):
             wake()
 
-    # ------------------------------------------------------------------ what is stored
+    # ------------------------------------------------------------------ writes
 
     def persist(self, *updates: Update) -> Coroutine[Any, Any, None]:
-        """Store what the machine gave, several as one, and tell it so: to be awaited, and its place in the order of
-        writes is taken at once.
+        """Store updates of the state machine as one and report them to it. Their position in the order of writes is
+        taken at once; the result has to be awaited.
 
-        Raises what the write raises, and then this is ended and nobody knows what is stored; why it ended if it did
-        meanwhile, stored or not."""
-        gather_results = self._writes.join(updates)
-        return (
-            self._write(self._writes.enqueue(updates))
-            if gather_results is None
-            else self._written(gather_results)
-        )
+        Raises the error of the write, after which this object has ended and the outcome is unknown, or the reason if it
+        ended meanwhile."""
+        joined = self._writes.join(updates)
+        return self._write(self._writes.enqueue(updates)) if joined is None else self._written(joined)
 
     async def _write(self, turn: CombinedWrite) -> None:
         stored = False
@@ -329,19 +491,19 @@ class SharePartitionLeader:
         self.end(error)
 
     def _remember(self) -> None:
-        """Keep what there is for the next one. While leases of before are withheld, that is by the wall clock in what
-        is stored, and by none in here: the next one withholds again."""
+        """Keep the state for the next object, unless it has withheld leases: the next one has to withhold them
+        again."""
         now_ms = self.now_ms()
         if self.ended is None and not self.state_machine.counts(now_ms).withheld:
             self.known_state = self.state_machine.snapshot(now_ms)
 
-    async def _written(self, gather_results: Promise[bool]) -> None:
-        """By another, with its own."""
-        stored = await gather_results
+    async def _written(self, joined: Promise[bool]) -> None:
+        """Wait for a write that includes the updates."""
+        stored = await joined
         if self.ended is not None:
             raise self.ended
         if not stored:
-            raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: broken off")
+            raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: interrupted")
 
     def _settled(self, updates: Sequence[Update]) -> None:
         state_machine = self.state_machine
@@ -353,8 +515,8 @@ class SharePartitionLeader:
             self._dependencies.dead_letters.add(self, letters)
 
     def store(self, update: Update | None) -> None:
-        """Store what nobody waits for. Its place is taken at once, too: what it says of all that is dead, and of the
-        start, is older than what the machine gives next."""
+        """Store in the background. The position in the order of writes is taken at once, because the start and the dead
+        ranges of later updates are newer."""
         if update is not None:
             self._dependencies.scheduler.spawn(self._stored(self.persist(update)), name="share state")
 
@@ -365,10 +527,10 @@ class SharePartitionLeader:
             known = fields(group=self.key.group, partition=self.partition.name, reason=error)
             logger.warning("share state not stored", extra=known)
 
-    # ------------------------------------------------------------------ time, and what the log loses
+    # ------------------------------------------------------------------ time, and the start of the log
 
     def ready_state_machine(self) -> SharePartition | None:
-        """The machine, if it is ready, knowing where the log begins now."""
+        """The state machine if it is ready, with the current start of the log."""
         state_machine = self._state_machine
         if state_machine is None or self.ended is not None:
             return None
@@ -389,7 +551,7 @@ class SharePartitionLeader:
             logger.warning("records aged out undelivered", extra=known)
 
     def reconfigure(self) -> None:
-        """The group's settings are others now."""
+        """Apply changed settings of the group."""
         if self._state_machine is not None and self.ended is None:
             self._state_machine.reconfigure(self._dependencies.settings(self.key.group, self.partition))
             self._arm()
@@ -417,7 +579,7 @@ class SharePartitionLeader:
             return
         if self.is_stale:
             self.end(
-                NotLeaderOrFollower(f"{self.partition.name} is led by another broker, or in a later epoch")
+                NotLeaderOrFollower(f"{self.partition.name} is led by another broker or in a later epoch")
             )
             return
         if math.isfinite(due_ms) and due_ms != self._grace_until_ms and now_ms - due_ms > STALL_MS:
@@ -438,7 +600,7 @@ class SharePartitionLeader:
         self.wake()
 
     def random_fraction(self) -> float:
-        """In [0, 1)."""
+        """A random number in [0, 1)."""
         return min(self._dependencies.random.uniform(0.0, 1.0), _BELOW_ONE)
 
     def wall_ms(self) -> int:

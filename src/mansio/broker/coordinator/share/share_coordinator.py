@@ -18,19 +18,20 @@ from mansio.broker.coordinator.share.state_lookup import index_of
 from mansio.broker.coordinator.share.state_store import ShareStateSettings, ShareStateStore
 from mansio.broker.coordinator.view import CoordinatorPartition
 from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
+from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from mansio.broker.coordinator.share.boot_id_file import BootIdFile
     from mansio.broker.coordinator.share.state_client import StateClient
     from mansio.broker.coordinator.share.state_lookup import StateLookup
     from mansio.errors import StorageError
     from mansio.metadata.model import BrokerState
-    from mansio.ports import Clock, Scheduler, Timer
+    from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
     from mansio.state.share_partition.types import ShareKey
+
 
 logger = logging.getLogger(__name__)
 
@@ -203,3 +204,42 @@ class ShareCoordinator:
                     logger.warning("share states not pruned", extra=known)
         finally:
             self._schedule_pruning()
+
+
+BOOT_ID_FILE: Final = "boot"
+
+
+class BootIdFile:
+    """See the module. `boot_id`: of the machine's start now, "" where nobody knows."""
+
+    def __init__(
+        self, disk: Disk, background: Background, scheduler: Scheduler, directory: str, boot_id: str
+    ) -> None:
+        self._disk = disk
+        self._background = background
+        self._scheduler = scheduler
+        self._directory = directory
+        self._boot_id = boot_id
+
+    @property
+    def _path(self) -> str:
+        return f"{self._directory}/{BOOT_ID_FILE}"
+
+    def is_current_boot(self) -> bool:
+        """Is the machine the same, not started since the mark was kept?"""
+        if not self._boot_id or not self._disk.exists(self._path):
+            return False
+        return self._disk.read_file(self._path) == self._boot_id.encode()
+
+    async def write(self) -> None:
+        """From now on this start is the one. An error of the disk is told, and costs a later start some time only."""
+        if not self._boot_id or self.is_current_boot():
+            return
+        done: Promise[BaseException | None] = self._scheduler.promise()
+        self._background.submit(self._write, lambda _, error: None if done.done() else done.set_result(error))
+        error = await done
+        if error is not None:
+            logger.warning("boot mark not written", extra=fields(path=self._path, reason=error))
+
+    def _write(self) -> None:
+        write_file_atomically(self._disk, self._path, self._boot_id.encode())

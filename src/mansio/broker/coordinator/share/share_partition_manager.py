@@ -13,9 +13,20 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from mansio.broker.coordinator.share.dependencies import NoDeadLetters, ShareDependencies
 from mansio.broker.coordinator.share.gather_results import gather_results
-from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
+from mansio.broker.coordinator.share.partition_leader import (
+    NoDeadLetters,
+    ShareDependencies,
+    SharePartitionLeader,
+)
+from mansio.config.share_group_config import (
+    BY_DURATION,
+    EARLIEST,
+    OFFSET_RESET,
+    duration_ms,
+    in_force,
+    share_settings,
+)
 from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidTopic,
@@ -31,14 +42,20 @@ from mansio.state.share_group.share_sessions import Sessions
 from mansio.state.share_partition.types import ShareKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from mansio.api.kafka.server.connection import Connection
-    from mansio.broker.coordinator.share.dependencies import DeadLetterSink
-    from mansio.broker.coordinator.share.share_persister import SharePersister
+    from mansio.broker.coordinator.share.partition_leader import DeadLetterSink
+    from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.config.settings import Settings
+    from mansio.host.host_ports import HostPorts
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
     from mansio.state.share_partition.types import LoadedState, ShareSettings
+
+    Overrides = Callable[[str], Mapping[str, str]]
+
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +66,11 @@ RETRY_MS: Final = 100
 """How soon a state is read again that could not be read."""
 
 
-class ParkedShareFetch(Protocol):
-    """A fetch that waits for something to lease."""
+class ParkedReceive(Protocol):
+    """A request that waits for records to lease."""
 
-    def wait_over(self) -> None:
-        """Answer with what there is."""
+    def finish(self) -> None:
+        """Stop waiting and return what there is."""
 
 
 FAILURES_MAX: Final = 10_000
@@ -85,7 +102,7 @@ class SharePartitionManager:
         where a group begins in one."""
         self.persister = persister
         self.sessions = Sessions(sessions_max)
-        self.parked: dict[ParkedShareFetch, None] = {}
+        self.parked: dict[ParkedReceive, None] = {}
         self._find = find
         self._clock = clock
         self._scheduler = scheduler
@@ -346,3 +363,43 @@ def _take_out(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key
     del index[name][key]
     if not index[name]:
         del index[name]
+
+
+def share_partitions(
+    settings: Settings,
+    host_ports: HostPorts,
+    partitions: PartitionSet,
+    overrides: Overrides,
+    persister: SharePersister,
+    dead_letters: DeadLetterSink | None = None,
+) -> SharePartitionManager:
+    """Those of one broker. `overrides`: the settings a group has of its own."""
+
+    def in_force_for(group: str, partition: Partition) -> ShareSettings:
+        takes_dead_letters = partition.settings.takes_dead_letters
+        return share_settings(overrides(group), takes_dead_letters=takes_dead_letters)
+
+    return SharePartitionManager(
+        find=partitions.find,
+        persister=persister,
+        settings=in_force_for,
+        first_offset=lambda group, partition: first_offset(overrides(group), partition, host_ports.clock),
+        clock=host_ports.clock,
+        scheduler=host_ports.scheduler,
+        random=host_ports.random,
+        sessions_max=settings.group_share_max_share_sessions,
+        dead_letters=dead_letters,
+    )
+
+
+def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
+    """Where a group begins in a partition it never read (`share.auto.offset.reset`)."""
+    reset: str = in_force(OFFSET_RESET, configs)
+    if reset == EARLIEST:
+        return partition.start_offset
+    end = partition.high_watermark
+    if reset.startswith(BY_DURATION):
+        since_ms = clock.wall_ms() - duration_ms(reset.removeprefix(BY_DURATION))
+        found = partition.offset_at_timestamp(max(since_ms, 0), end)
+        return end if found is None else found[0]
+    return end

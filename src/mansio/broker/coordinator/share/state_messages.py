@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from mansio.broker.coordinator.share.persisted_state import WriteToken
+from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import CorruptLog, WireError
 from mansio.state.share_partition.state_records import (
     UNCHANGED,

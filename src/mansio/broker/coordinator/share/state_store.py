@@ -26,8 +26,6 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.lazy_replay import LazyReplay
-from mansio.broker.coordinator.share.persisted_state import PersistedShareState, WriteToken
 from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -37,6 +35,7 @@ from mansio.errors import (
     NotCoordinator,
 )
 from mansio.logs import fields
+from mansio.state.share_partition.snapshot import FoldedState, to_state
 from mansio.state.share_partition.state_records import (
     SNAPSHOT,
     UNCHANGED,
@@ -44,6 +43,8 @@ from mansio.state.share_partition.state_records import (
     StateRecord,
     decode_key,
     decode_value,
+    encode_key,
+    encode_snapshot,
     encode_update,
 )
 from mansio.state.share_partition.types import ARCHIVING, ShareSummary, Update
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
     from mansio.ports import Clock, Promise
     from mansio.state.share_partition.types import LoadedState, ShareKey
+
 
 logger = logging.getLogger(__name__)
 
@@ -442,3 +444,179 @@ def _fenced(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
     return FencedLeaderEpoch(
         f"share group {share.key.group}: leader epoch {leader_epoch} is older than {share.leader_epoch}"
     )
+
+
+class WriteToken(NamedTuple):
+    """Who may write a state: whoever read it last. `session` is that reading; `number` counts the writes in it from 1,
+    so that one that comes late or again is known as such; 0 where nothing comes late or again."""
+
+    session: int
+    number: int = 0
+
+
+class PersistedShareState:
+    """See the module. `session`: the reading whose reader may write; `numbers`: the last write of each kind in it, not
+    durable and durable. `resolved`: nothing that was leased can be missing from it, however it was loaded."""
+
+    __slots__ = (
+        "created_ms",
+        "folded",
+        "index",
+        "key",
+        "leader_epoch",
+        "numbers",
+        "resolved",
+        "session",
+        "snapshot_epoch",
+        "snapshot_key",
+        "snapshot_ms",
+        "snapshot_offset",
+        "state_epoch",
+        "update_key",
+        "updates",
+        "withheld_since_ms",
+    )
+
+    def __init__(self, key: ShareKey, index: int) -> None:
+        self.key = key
+        self.index = index
+        self.state_epoch = 0
+        self.leader_epoch = UNCHANGED
+        self.snapshot_epoch = UNCHANGED
+        self.folded = FoldedState()
+        self.snapshot_offset = 0
+        self.snapshot_ms = 0.0
+        self.created_ms = UNCHANGED
+        self.updates = 0
+        self.session = 0
+        self.numbers = [0, 0]
+        self.resolved = False
+        self.withheld_since_ms: float | None = None
+        self.snapshot_key = encode_key(SNAPSHOT, key)
+        self.update_key = encode_key(UPDATE, key)
+
+    def apply_snapshot(self, stored: StateRecord, offset: int, now_ms: float) -> None:
+        """A snapshot is in the log."""
+        self.state_epoch, self.leader_epoch = stored.state_epoch, stored.leader_epoch
+        self.snapshot_epoch, self.created_ms = stored.snapshot_epoch, stored.created_ms
+        self.folded = FoldedState()
+        self.folded.apply(stored.update)
+        self.snapshot_offset, self.snapshot_ms = offset, now_ms
+        self.updates = 0
+
+    def apply_update(self, stored: StateRecord) -> None:
+        """An update is in the log. One that belongs to an older snapshot says nothing any more."""
+        if stored.snapshot_epoch == self.snapshot_epoch:
+            self.leader_epoch = max(self.leader_epoch, stored.leader_epoch)
+            self.folded.apply(stored.update)
+            self.updates += 1
+
+    def next_snapshot(self, *, leader_epoch: int, wall_ms: int, update: Update | None = None) -> StateRecord:
+        """The whole state as it is now, or as `update` has it, which is a snapshot."""
+        folded = self.folded
+        if update is not None:
+            folded = FoldedState()
+            folded.lease_bound, folded.done_count = self.folded.lease_bound, self.folded.done_count
+            folded.dead, folded.redrives = self.folded.dead, self.folded.redrives
+            folded.producer = self.folded.producer
+            folded.apply(update)
+        return StateRecord(
+            self.snapshot_epoch + 1,
+            leader_epoch,
+            whole(folded),
+            self.state_epoch,
+            wall_ms if self.created_ms == UNCHANGED else self.created_ms,
+            wall_ms,
+        )
+
+    def loaded(self, *, is_complete: bool, withheld_ms: int) -> LoadedState:
+        """For who leads the share partition."""
+        return to_state(
+            self.folded,
+            state_epoch=self.state_epoch,
+            leader_epoch=self.leader_epoch,
+            snapshot_epoch=self.snapshot_epoch,
+            is_complete=is_complete,
+            withheld_ms=withheld_ms,
+        )
+
+    def records(self, stored: StateRecord) -> list[tuple[bytes, bytes | None]]:
+        """A snapshot as the records of one batch."""
+        keys = {SNAPSHOT: self.snapshot_key, UPDATE: self.update_key}
+        return [(keys[kind], value) for kind, value in encode_snapshot(stored)]
+
+
+def whole(folded: FoldedState) -> Update:
+    """All of it, as an update."""
+    return Update(
+        0,
+        durable=False,
+        start_offset=folded.start_offset,
+        lease_bound=folded.lease_bound,
+        done_count=folded.done_count,
+        changes=folded.changes,
+        snapshot=True,
+        dead=folded.dead,
+        redrives=folded.redrives,
+        producer=folded.producer,
+    )
+
+
+DEFERRED_BYTES_MAX: Final = 512 * 1024
+"""Some 6,000 updates, which take a fifth of a second."""
+
+
+class _DeferredRecords:
+    """The last snapshot of a share partition, where that is, and the updates after it."""
+
+    __slots__ = ("offset", "share", "size_bytes", "values")
+
+    def __init__(self, share: PersistedShareState, offset: int) -> None:
+        self.share = share
+        self.offset = offset
+        self.values: list[tuple[int, bytes]] = []
+        self.size_bytes = 0
+
+
+class LazyReplay:
+    """See the module. Of one partition of the topic, while it is loaded."""
+
+    def __init__(self) -> None:
+        self._unread: dict[ShareKey, _DeferredRecords] = {}
+        self._size_bytes = 0
+
+    def add(self, kind: int, share: PersistedShareState, value: bytes, offset: int, now_ms: float) -> None:
+        """A record is in the log. Raises `CorruptLog`."""
+        if kind == SNAPSHOT:
+            self.drop(share.key)
+        unread = self._unread.get(share.key)
+        if unread is None:
+            unread = self._unread[share.key] = _DeferredRecords(share, offset)
+        unread.values.append((kind, value))
+        unread.size_bytes += len(value)
+        self._size_bytes += len(value)
+        if self._size_bytes > DEFERRED_BYTES_MAX:
+            self.drop(share.key)
+            _replay(unread, now_ms)
+
+    def drop(self, key: ShareKey) -> None:
+        """What there is of it is void."""
+        unread = self._unread.pop(key, None)
+        if unread is not None:
+            self._size_bytes -= unread.size_bytes
+
+    def replay(self, now_ms: float) -> None:
+        """The states are what the log says. Raises `CorruptLog`."""
+        unread, self._unread, self._size_bytes = self._unread, {}, 0
+        for each in unread.values():
+            _replay(each, now_ms)
+
+
+def _replay(unread: _DeferredRecords, now_ms: float) -> None:
+    share = unread.share
+    for kind, value in unread.values:
+        stored = decode_value(kind, value)
+        if kind == SNAPSHOT:
+            share.apply_snapshot(stored, unread.offset, now_ms)
+        else:
+            share.apply_update(stored)
