@@ -1,4 +1,4 @@
-"""What tests of compaction share: a run from beginning to end on one thread, and a plain model of what it leaves."""
+"""Fixtures of compaction tests: a complete run on one thread, and a model of the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAP_BYTES = 1 << 20
 
 
 class Kept(NamedTuple):
-    """One record as a reader sees it."""
+    """One record as returned to a reader."""
 
     offset: int
     timestamp_ms: int
@@ -46,7 +46,7 @@ def start_compaction(
     is_last_of_producer: Callable[[BatchHeader], bool] | None = None,
     **more: Any,
 ) -> CompactionRun | None:
-    """A run over all that may be compacted; None when nothing is due. Checkpoints that it needs are written."""
+    """A run over everything that can be compacted; None if nothing is due. It writes the checkpoints that it needs."""
     limit = log.end_offset if limit_offset is None else limit_offset
     for _ in range(3):
         what = plan_log_compaction(log, settings, limit_offset=limit, now_ms=now_ms)
@@ -67,7 +67,7 @@ def start_compaction(
 
 
 def one_piece(run: CompactionRun) -> bool:
-    """Do the next piece of work; False when there is none just now."""
+    """Run the next piece of work; False if there is none."""
     work = run.advance()
     if work is None:
         return False
@@ -77,7 +77,7 @@ def one_piece(run: CompactionRun) -> bool:
 
 
 def finish(run: CompactionRun, work: Callable[[], object]) -> Callable[[], object] | None:
-    """Do one piece of work and take it back; what has to follow at once."""
+    """Run one piece of work and pass its result; returns the work that must follow immediately."""
     try:
         result = work()
     except Exception as error:  # noqa: BLE001  # whatever it is, the run is told
@@ -101,7 +101,7 @@ def compact(log: Log, disk: Disk, **more: Any) -> CompactionRun | None:
 
 
 def records_of(log: Log, from_offset: int = 0) -> list[Kept]:
-    """Every record a reader sees, in order; the batches are checked on the way."""
+    """Every record that a reader gets, in order; the batches are checked, too."""
     found: list[Kept] = []
     for batch in log.batches(max(from_offset, log.start_offset)):
         check_stored_batch(batch)
@@ -114,7 +114,9 @@ def records_of(log: Log, from_offset: int = 0) -> list[Kept]:
 
 
 class CompactedModel:
-    """What a compacted log holds, as a plain list: the newest record of each key, tombstones until their moment."""
+    """Model of a compacted log as a plain list: the newest record of each key, and tombstones until their delete
+    horizon.
+    """
 
     def __init__(self) -> None:
         self.records: dict[int, Kept] = {}

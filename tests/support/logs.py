@@ -1,4 +1,4 @@
-"""What tests of the log share: a clock and a worker moved by hand, batches, and a log's contents checked in full."""
+"""Fixtures of log tests: manual clock, scheduler and worker, batches, and a full check of a log's content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OUTPUT_BYTES_MAX = 1 << 24
 
 
 class ManualClock:
-    """Time that passes only when told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -37,7 +37,7 @@ class ManualTimer:
 
 
 class ManualScheduler:
-    """Timers that fire when told to. Only what a `GroupCommit` needs."""
+    """Timers that the test fires; only the methods that `GroupCommit` uses."""
 
     def __init__(self) -> None:
         self.timers: list[tuple[float, ManualTimer]] = []
@@ -56,7 +56,7 @@ class ManualScheduler:
 
 
 class ManualBackground:
-    """A worker that does one job when told to."""
+    """A worker whose jobs the test runs one by one."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
@@ -85,7 +85,7 @@ class ManualBackground:
 
 
 def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0) -> bytes:
-    """A batch with one record per timestamp; `tag` makes its bytes unlike those of others."""
+    """A batch with one record per timestamp; `tag` makes its bytes unique."""
     value = tag.to_bytes(8, "big") + bytes(max(0, value_bytes - 8))
     return build_batch([(timestamp, None, value, ()) for timestamp in timestamps_ms])
 
@@ -106,9 +106,9 @@ def last_offset(stored: bytes) -> int:
 
 
 def check_contents(log: Log, expected: Sequence[bytes], *, thorough: bool = True) -> None:
-    """The log holds exactly those batches of `expected` (all ever written, in order) that its offsets span.
+    """Check that the log contains exactly the batches of `expected` (all ever written, in order) within its offsets.
 
-    With `thorough` also every look-up is held against the plain list: by offset, by size, by time.
+    With `thorough` every search is compared with the plain list, too: by offset, by size, by timestamp.
     """
     start, end = log.start_offset, log.end_offset
     inside = [b for b in expected if last_offset(b) >= start and read_header(b).base_offset < end]
@@ -127,7 +127,7 @@ def check_contents(log: Log, expected: Sequence[bytes], *, thorough: bool = True
 
 
 def check_reads(log: Log, inside: Sequence[bytes]) -> None:
-    """Reads of all sizes from every offset give whole batches, beginning with the one asked for."""
+    """Check that reads of all sizes from every offset return whole batches, beginning with the requested one."""
     for number, stored in enumerate(inside):
         header = read_header(stored)
         for offset in {
@@ -156,7 +156,7 @@ def check_reads(log: Log, inside: Sequence[bytes]) -> None:
 
 
 def check_times(log: Log, inside: Sequence[bytes]) -> None:
-    """Look-ups by time agree with a search through the plain list of records."""
+    """Compare searches by timestamp with a search through the plain list of records."""
     records = [
         (record.offset, record.timestamp_ms, read_header(stored).leader_epoch)
         for stored in inside

@@ -1,4 +1,4 @@
-"""A metadata store, and what stands on it, on a loop of the test's own."""
+"""A metadata store and a topic service on an event loop of the test."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where things are: the root of the project, its commands, the unpacked Debian tools; and free ports.
+"""Paths of the project root, its commands and the unpacked Debian tools; and free ports.
 
 Ports come from below the range from which the system takes ports for outgoing connections, so no client's own
-socket can sit on one; and every process that takes some has a stretch of its own, so no two tests are given the same,
-also when they belong to test runs side by side on one machine.
+socket can sit on one; and every process uses a range of its own, so no two tests get the same port,
+even in test runs side by side on one machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _next_port = _stretch()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on now, and which this test process gave to nobody else for long."""
+    """A TCP port without a listener, which this test process has not returned recently."""
     for _ in range(PORTS_PER_PROCESS):
         port = next(_next_port)
         with socket.socket() as probe:

@@ -1,9 +1,9 @@
-"""A history of faults over replicated brokers, drawn from one seed, and what must be true of every one.
+"""A random history of faults over replicated brokers, determined by a seed, and the invariants of every history.
 
-The fault menu: brokers killed (with and without loss of what was not synced, one or all), paused and woken, cut off
-from each other (one way, too) and from the store; slow disks; requests that come a second time, much later; leaders
-changed fast; news that come late and in the wrong order; answers of the store that are lost. A stand-in for the
-controller ends sessions and elects; it only ever elects a member of the in-sync set.
+The faults: brokers killed (with and without loss of unsynced data, one or all), paused and resumed, disconnected from
+each other (in one direction, too) and from the store; slow disks; duplicated requests that arrive much later; fast
+leader changes; metadata changes that arrive late and out of order; lost responses of the store. A stand-in for the
+controller ends sessions and elects leaders, only from the in-sync replicas.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class History:
         self.cluster.network.late_copies = 0.03
 
     def run(self) -> None:
-        """The whole history; raises `AssertionError` when a promise is broken."""
+        """Run the whole history; raises `AssertionError` when an invariant is violated."""
         self.cluster.run_for(1000)
         for call, every_ms in ((self._write, 25), (self._read, 60), (self._fault, 700), (self._control, 200)):
             self._repeat(call, every_ms)
@@ -90,7 +90,7 @@ class History:
                     self.acks.append(node.append(b"%d" % self.number))
 
     def _read(self) -> None:
-        """Readers at every leader: one offset, one record, for ever."""
+        """Check at every leader that an offset always has the same record."""
         for node in self._running:
             if not node.partition.is_leader:
                 continue
@@ -152,7 +152,7 @@ class History:
             self._elect(self.random.choice(here))
 
     def _session_will_end(self, node: Node) -> None:
-        """No keep-alive gets through from now on, unless the fault is over before."""
+        """Keep-alives fail from now on, unless the fault ends before the session does."""
         node.session_until_s = node.clock.monotonic() + SESSION_S
         epoch = node.broker_epoch
         self.driver.call_later(EXPIRY_MS, self._session_ends, node, epoch)
@@ -163,7 +163,7 @@ class History:
             self.away.add(node.node_id)
 
     def _wake(self, node: Node) -> None:
-        """It goes on where it was; what is left of its session is for it to find out."""
+        """Resume the broker; it has to check the remaining time of its session itself."""
         if node.scheduler.stopped:
             return
         node.store.store_client.unreachable = False
@@ -232,7 +232,7 @@ class History:
         self._tell_late(*self.cluster.node_ids)
 
     def _tell_late(self, *node_ids: int) -> None:
-        """What is true now is heard some time later, so that news come in any order."""
+        """Deliver the current state some time later, so that changes arrive in any order."""
         state = self.cluster.state()
         for node_id in node_ids:
             node = self.cluster[node_id]

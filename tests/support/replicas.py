@@ -1,7 +1,7 @@
-"""Brokers that copy each other's partitions, on virtual time: shipped partitions, followers, in-sync keepers and the
-shipped handler of Fetch, over simulated disks, a network in memory and a model of the metadata store.
+"""Replicating brokers on virtual time: the production partitions, followers, ISR managers and Fetch handler over
+simulated disks, a network in memory and a model of the metadata store.
 
-There is no controller here: the test is one (`Cluster.elect`), and it says who hears of it when.
+There is no controller: the test elects leaders (`Cluster.elect`) and decides which broker receives which change when.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LAG_MS_MAX = 3000
 
 
 class Network:
-    """Carries frames between brokers. `cut` holds the (from, to) pairs between which nothing passes."""
+    """Delivers frames between brokers. `cut` contains the (from, to) pairs without a connection."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -109,7 +109,7 @@ class MemoryPeers:
 
 
 class MemorySlot:
-    """What the handler sees of a connection that waits for its answer."""
+    """The handler's view of a connection that waits for a response."""
 
     def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
         self._answer = answer
@@ -129,7 +129,7 @@ class MemoryConnection:
 
 
 class SlowStore:
-    """A broker's door with a way to it that takes time; `held` keeps transactions from getting there."""
+    """A store client with delays; `held` keeps transactions from reaching the store."""
 
     def __init__(self, store_client: StoreClient, node: Node) -> None:
         self.store_client = store_client
@@ -168,7 +168,7 @@ class SlowStore:
 
 
 class Node:
-    """One broker. `disk` survives its death, as far as a disk does."""
+    """One broker. `disk` survives its crash as far as a disk does."""
 
     def __init__(self, cluster: Cluster, node_id: int, disk: SimulatedDisk) -> None:
         simulation = cluster.simulation
@@ -283,7 +283,7 @@ class Node:
         return self.partition.log
 
     def receive(self, request: bytes, answer: Callable[[bytes], None]) -> None:
-        """A frame arrived; `answer` sends one back."""
+        """Process a frame; `answer` sends the response."""
 
         def send(pieces: Sequence[Any]) -> None:
             whole = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in pieces)
@@ -320,7 +320,7 @@ class Node:
 
 
 class Ack:
-    """What a client with acks=all hears."""
+    """The result of an append for a client with acks=all."""
 
     def __init__(self, values: list[bytes]) -> None:
         self.values = values
@@ -381,7 +381,7 @@ class Cluster:
         return entry.create_revision
 
     def end_session(self, node_id: int) -> None:
-        """The session is over, in the store and in what brokers see of it; they act on it when told."""
+        """End the broker's session in the store; other brokers act on it when the change is delivered to them."""
         from mansio.metadata.metadata_store import Delete
 
         epoch = self.epochs.pop(node_id)
@@ -411,7 +411,7 @@ class Cluster:
         )
 
     def elect(self, leader: int, *, isr: Sequence[int] | None = None, index: int = 0) -> None:
-        """As the controller would: a leader of the in-sync set, in a new epoch. Nobody is told yet."""
+        """Elect a leader of the in-sync replicas in a new epoch, as the controller does. No broker receives it yet."""
         state = self.state(index)
         members = tuple(isr) if isr is not None else state.isr
         assert leader in state.isr, "an unclean election"
@@ -427,7 +427,7 @@ class Cluster:
         )
 
     def tell(self, *node_ids: int) -> None:
-        """What the store says now reaches these brokers (all, where none is named)."""
+        """Deliver the current state of the store to these brokers (default: all)."""
         for node_id in node_ids or self.node_ids:
             node = self[node_id]
             if not node.scheduler.stopped:
@@ -438,14 +438,14 @@ class Cluster:
     # What happens to brokers
 
     def kill(self, node_id: int, *, power: bool = False) -> None:
-        """SIGKILL; with `power`, what was not synced may be gone, too."""
+        """SIGKILL; with `power`, unsynced data may be lost, too."""
         node = self[node_id]
         node.scheduler.stop()
         if power:
             node.disk = node.disk.crash(self.simulation.random)
 
     def restart(self, node_id: int) -> Node:
-        """Its session has ended by now; it gets another one, and hears what the store says."""
+        """Restart a broker whose session has ended, with a new session and the current state of the store."""
         if node_id in self.epochs:
             self.end_session(node_id)
         node = Node(self, node_id, self[node_id].disk)
@@ -459,7 +459,7 @@ class Cluster:
         self.simulation.run_until(condition, within_ms=within_ms)
 
     def settled(self) -> bool:
-        """All that run have the same log, all of it committed everywhere."""
+        """Whether all running brokers have the same log, committed everywhere."""
         nodes = [node for node in self.network.nodes.values() if not node.scheduler.stopped]
         return all(
             len(
@@ -475,7 +475,7 @@ class Cluster:
         )
 
     def check_same(self, index: int = 0) -> None:
-        """Every running replica holds the same bytes, and every log is sound."""
+        """Check that every running replica has the same bytes, and that every log is intact."""
         logs = [
             node.partitions[TOPIC.bytes, index].log
             for node in self.network.nodes.values()

@@ -1,7 +1,7 @@
-"""A file system of a few megabytes that really is full, without being root: a tmpfs in a mount namespace of its own.
+"""A file system of a few megabytes that can be filled without root: a tmpfs in a mount namespace of its own.
 
-Owns a process that does nothing but keep the namespace alive. A broker started by `command` sees the file system at
-`path`; the test reaches it through `outside`. It lives until `close`: a broker on it may be killed and started again.
+Owns a process that keeps the namespace alive. A broker started with `command` has the file system at `path`; the
+test accesses it through `outside`. It exists until `close`: a broker on it may be killed and started again.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class SmallDisk:
         self.close()
 
     def close(self) -> None:
-        """The file system is gone, with all that is on it."""
+        """Remove the file system with its content."""
         self._keeper.communicate()
 
     @property
     def outside(self) -> Path:
-        """The same directory, seen from here."""
+        """Path of the same directory for the test process."""
         return Path(f"/proc/{self._keeper.pid}/root{self.path}")
 
     def fill(self) -> None:
-        """Leave not one byte free."""
+        """Fill the file system completely."""
         with (self.outside / "filler").open("ab", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 try:
@@ -88,5 +88,5 @@ class SmallDisk:
                     continue
 
     def free(self) -> None:
-        """Give back what `fill` took."""
+        """Free the space that `fill` took."""
         os.unlink(self.outside / "filler")

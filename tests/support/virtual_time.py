@@ -1,5 +1,5 @@
-"""An asyncio loop on which time passes only when everybody waits for it: minutes of waiting take milliseconds, and the
-same program does the same every time."""
+"""An asyncio loop with virtual time, which advances when all tasks wait: minutes of waiting take milliseconds, and runs
+are deterministic."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class VirtualClock:
 
 
 class SeededRandom:
-    """`ports.Random`, the same every time."""
+    """`ports.Random` with a fixed seed."""
 
     def __init__(self, seed: int) -> None:
         self._generator = Generator(seed)

@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline instead of a sleep of a guessed length.
+"""Waiting for a condition, with a deadline instead of a sleep.
 
 Always true: both ask at once, then again after pauses that grow to 50 ms, and once more at the deadline.
 A condition that raises ends the wait; the caller decides what it tolerates. Deadlines are given for the reference

@@ -96,9 +96,7 @@ DEFECTS = (
         "storage/segment_list.py",
         "while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:",
         "while keep < len(self.segments) and self.segments[keep].end_offset <= offset:",
-        (
-            "tests/system/crash/test_failing_calls.py::test_a_log_that_is_trimmed_to_its_end_keeps_the_segment_it_writes_to",
-        ),
+        ("tests/system/crash/test_failing_calls.py::test_log_trimmed_to_its_end_keeps_the_active_segment",),
     ),
     Defect(
         "compaction drops the last value",

@@ -146,5 +146,5 @@ def run(states_wanted: int) -> None:
     leave("crash states", of_many_logs=states)
 
 
-def test_durable_records_of_many_logs_survive_a_crash_while_they_share_their_syncs() -> None:
+def test_durable_records_of_many_logs_survive_a_crash_during_shared_syncs() -> None:
     run(STATES)

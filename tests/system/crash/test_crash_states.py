@@ -229,7 +229,7 @@ def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
     leave("crash states", of_one_log=states)
 
 
-def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -> None:
+def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> None:
     """Room for records there is; checkpoints, indexes, epochs and removals find none every third time."""
     retry_sync = 0
     for seed in range(60):
@@ -309,7 +309,7 @@ def test_any_single_failing_call_loses_nothing_durable_and_is_a_storage_error(co
     assert points > 250
 
 
-def test_a_failed_sync_is_never_tried_again() -> None:
+def test_failed_sync_is_never_retried() -> None:
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
     failures: list[StorageError] = []
@@ -328,7 +328,7 @@ def test_a_failed_sync_is_never_tried_again() -> None:
     assert failures == [log.failure]
 
 
-def test_checkpoint_is_never_ahead_of_what_a_crash_leaves() -> None:
+def test_checkpoint_is_never_ahead_of_the_log_after_a_crash() -> None:
     def check(disk: SimulatedDisk) -> Callable[[], None]:
         def look() -> None:
             checkpoint = load_checkpoint(disk, f"{DIRECTORY}/checkpoint")
@@ -385,7 +385,7 @@ def test_new_records_after_a_torn_tail_are_not_mixed_with_the_old_ones() -> None
             disk = disk.crash(chance)
 
 
-def test_a_truncated_tail_does_not_come_back_through_an_old_index() -> None:
+def test_truncated_tail_does_not_reappear_through_an_old_index() -> None:
     disk, clock = SimulatedDisk(), ManualClock()
     log = Log.open(disk, clock, DIRECTORY, RARE_SNAPSHOTS)
     stored = [append(log, make_batch([1000 + tag], 200, tag))[1] for tag in range(6)]
@@ -401,7 +401,7 @@ def test_a_truncated_tail_does_not_come_back_through_an_old_index() -> None:
         check_contents(Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, RARE_SNAPSHOTS), stored)
 
 
-def test_an_index_of_records_that_did_not_survive_is_not_believed() -> None:
+def test_index_of_lost_records_is_not_used() -> None:
     """Neither at the next opening, nor later when its removal might be undone by another crash."""
     disk, clock = SimulatedDisk(), ManualClock()
     log = Log.open(disk, clock, DIRECTORY, LARGE_SEGMENTS)

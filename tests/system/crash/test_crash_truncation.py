@@ -100,7 +100,7 @@ def images_of(disk: SimulatedDisk, chance: random.Random) -> list[SimulatedDisk]
     return images
 
 
-def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_aside() -> None:
+def test_batches_after_damage_survive_power_failures_during_quarantine() -> None:
     states = seed = quarantine = 0
     while states < STATES:
         seed += 1
@@ -141,7 +141,7 @@ def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_asi
 
 
 @pytest.mark.parametrize("code", [5, 28], ids=["EIO", "ENOSPC"])
-def test_any_failing_call_while_batches_are_set_aside_loses_none(code: int) -> None:
+def test_any_failing_call_during_quarantine_loses_no_batch(code: int) -> None:
     refused = 0
     for seed in range(1, 11):
         case = torn(seed)

@@ -185,7 +185,7 @@ def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name:
     assert points > 60
 
 
-def test_a_log_that_is_trimmed_to_its_end_keeps_the_segment_it_writes_to() -> None:
+def test_log_trimmed_to_its_end_keeps_the_active_segment() -> None:
     bench = Bench(SimulatedDisk())
     bench.open()
     bench.write(7)

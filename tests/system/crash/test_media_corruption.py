@@ -320,7 +320,7 @@ def test_damage_tests_cover_every_kind_of_file() -> None:
     assert kinds == {"log", "index", "epochs", "checkpoint", "times", "producers"}
 
 
-def test_a_log_with_one_damaged_place_answers_right_or_as_corrupt() -> None:
+def test_log_with_one_damaged_position_returns_correct_data_or_is_corrupt() -> None:
     seen = run_cases(chosen_seed(), CASES)
     reported = sum(seen["log", kind, "reported"] for kind in ("bit", "cut", "zero", "foreign", "missing"))
     refused = sum(seen["log", kind, "not served"] for kind in ("bit", "cut", "zero", "foreign", "missing"))

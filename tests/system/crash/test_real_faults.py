@@ -90,7 +90,7 @@ def metrics(broker: ServedBroker) -> str:
 
 
 @pytest.mark.row("L5", "L10")
-def test_a_disk_that_is_really_full_refuses_by_name_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_real_full_disk_refuses_with_its_error_and_recovers_with_space(tmp_path: Path) -> None:
     with (
         SmallDisk(tmp_path / "disk", DISK_BYTES) as disk,
         served(disk.path / "data", command=disk.command) as broker,
@@ -141,7 +141,7 @@ def test_a_disk_that_is_really_full_refuses_by_name_and_goes_on_when_there_is_ro
 
 @pytest.mark.full
 @pytest.mark.row("L5", "L10")
-def test_a_disk_that_fills_while_it_is_written_to_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
+def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Path) -> None:
     """The write that meets the end is cut short by the system; it is taken back, and the next starts are clean."""
     with (
         SmallDisk(tmp_path / "disk", DISK_BYTES) as disk,
@@ -184,7 +184,7 @@ def test_a_disk_that_fills_while_it_is_written_to_loses_nothing_it_acknowledged(
     ("fault", "says"), [("sync EIO /bad.", "cannot sync"), ("write_at EIO /bad.", "cannot write")]
 )
 @pytest.mark.row("L5", "L10")
-def test_a_log_whose_disk_fails_takes_no_more_says_so_and_the_others_go_on(
+def test_log_whose_disk_fails_refuses_writes_and_others_continue(
     tmp_path: Path, fault: str, says: str
 ) -> None:
     faults = tmp_path / "faults"
@@ -220,7 +220,7 @@ def test_a_log_whose_disk_fails_takes_no_more_says_so_and_the_others_go_on(
 
 
 @pytest.mark.row("L5", "L10")
-def test_group_offsets_whose_disk_fails_are_refused_and_those_acknowledged_are_kept(tmp_path: Path) -> None:
+def test_group_offsets_are_refused_on_a_failed_disk_and_acknowledged_ones_kept(tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.write_text("")
     command = [sys.executable, FAULTY_SERVE, str(faults)]

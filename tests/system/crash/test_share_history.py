@@ -68,7 +68,7 @@ class Story:
         .says("b", "accept").ends(),
     ],
 )  # fmt: skip
-def test_what_may_be_is_no_breach(tell: Callable[[Story], Story]) -> None:
+def test_allowed_histories_are_accepted(tell: Callable[[Story], Story]) -> None:
     assert tell(Story()).history.breach is None
 
 
@@ -89,6 +89,6 @@ def test_what_may_be_is_no_breach(tell: Callable[[Story], Story]) -> None:
         ("2 dead letters", lambda story: story.gets("a", 1).says("a", "reject").ends(2)),
     ],
 )  # fmt: skip
-def test_what_may_not_be_is_found(how: str, tell: Callable[[Story], Story]) -> None:
+def test_violations_are_found(how: str, tell: Callable[[Story], Story]) -> None:
     with pytest.raises(Breach, match=how):
         tell(Story())

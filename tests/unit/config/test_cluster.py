@@ -15,18 +15,18 @@ from mansio.errors import ConfigError
 THREE = "b,a:2390/2391,[::1]"
 
 
-def test_a_broker_is_alone_unless_it_is_told_of_etcd() -> None:
+def test_broker_is_single_without_etcd_settings() -> None:
     alone, one_of_many = Settings(), Settings(etcd_endpoints="http://10.0.0.1:2379")
     assert (alone.clustered, alone.etcd_urls, alone.replication_factor) == (False, (), 1)
     assert (one_of_many.clustered, one_of_many.replication_factor) == (True, 3)
 
 
-def test_urls_are_read_once_each_with_etcds_port_where_there_is_none() -> None:
+def test_urls_are_unique_and_have_the_default_port_of_etcd() -> None:
     settings = Settings(etcd_endpoints=" http://a:1/, http://b ,http://a:1,http://[::1]:5")
     assert settings.etcd_urls == ("http://a:1", "http://b:2379", "http://[::1]:5")
 
 
-def test_everybody_reads_the_same_members_in_the_same_order_and_asks_its_own_first() -> None:
+def test_members_are_sorted_and_the_own_one_is_tried_first() -> None:
     members = parse_members(THREE)
     assert members == parse_members("a:2390/2391,[::1]:2380/2379,B:2380")
     assert members == (MemberAddress("::1"), MemberAddress("a", 2390, 2391), MemberAddress("b"))
@@ -35,7 +35,7 @@ def test_everybody_reads_the_same_members_in_the_same_order_and_asks_its_own_fir
     assert settings.etcd_urls == ("http://a:2391", "http://[::1]:2379", "http://b:2379")
 
 
-def test_several_members_on_one_host_are_told_apart_by_hand() -> None:
+def test_etcd_member_selects_one_of_several_members_on_a_host() -> None:
     join = "127.0.0.1:1001/1002,127.0.0.1:2001/2002"
     with pytest.raises(ConfigError, match=r"2 members are on 127\.0\.0\.1; set etcd_member"):
         Settings(etcd_join=join)
@@ -46,7 +46,7 @@ def test_several_members_on_one_host_are_told_apart_by_hand() -> None:
 CERTIFICATES = {"etcd_ca_file": "ca", "etcd_cert_file": "cert", "etcd_key_file": "key"}
 
 
-def test_certificates_make_an_own_member_speak_tls() -> None:
+def test_own_member_with_certificates_uses_https() -> None:
     settings = Settings(etcd_join="127.0.0.1", **CERTIFICATES)
     assert settings.etcd_urls == ("https://127.0.0.1:2379",)
 
@@ -102,7 +102,7 @@ def test_certificates_make_an_own_member_speak_tls() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line_that_begins_with_the_setting(
+def test_invalid_cluster_settings_are_one_line_that_begins_with_the_setting(
     given: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_one_line_that_begins_with_the_setting(
     assert "secret" not in complaint
 
 
-def test_the_operators_document_speaks_only_of_settings_and_flags_that_exist() -> None:
+def test_cluster_document_names_only_existing_settings_and_flags() -> None:
     document = (Path(__file__).parents[3] / "docs/CLUSTER.md").read_text()
     settings = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", document))
     assert len(settings) > 10

@@ -176,7 +176,7 @@ def test_missing_file(tmp_path: Path) -> None:
         load_settings(f"{tmp_path}/none.yaml")
 
 
-def test_unknown_variable_is_refused_with_the_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANSIO_NUM_PARTITION", "3")
     with pytest.raises(ConfigError) as caught:
         load_settings()
@@ -198,7 +198,7 @@ def test_unknown_variable_is_refused_with_the_near_miss(monkeypatch: pytest.Monk
         "MANSIO_KAFKA_SERVICE_PORT",
     ],
 )
-def test_variables_of_clients_and_of_kubernetes_services_are_let_be(
+def test_variables_of_clients_and_kubernetes_services_are_ignored(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Kubernetes sets such variables in every container beside a service that is named mansio."""

@@ -1,4 +1,4 @@
-"""What compaction keeps, batch by batch and file by file, and when it gives up."""
+"""Compaction: the records and files that it keeps, and the errors that end it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Row = tuple[bytes | None, bytes | None]
 
 
 class World:
-    """A log on a simulated disk, with segments that are closed when told."""
+    """A log on a simulated disk whose segments the test closes."""
 
     def __init__(self, segment_bytes: int = 1 << 20) -> None:
         self.disk = SimulatedDisk()
@@ -64,7 +64,7 @@ class World:
         return self.log.append(batch, check_batch(batch), 0)
 
     def compact(self, now_ms: int = NOW, **more: Any) -> CompactionOutcome:
-        """Close what is open and compact it."""
+        """Close the active segment and compact the log."""
         self.log.roll()
         self.log.sync()
         run = compact(self.log, self.disk, now_ms=now_ms, **more)
@@ -327,7 +327,7 @@ def with_four_segments(*, sparse: bool) -> World:
     ],  # where it is sparse the latter has no witness
 )
 def test_segment_followed_by_missing_records_is_not_compacted(harm: str, sparse: bool) -> None:
-    """Afterwards nobody could tell what was lost from what compaction took."""
+    """Otherwise lost records could not be distinguished from compacted ones."""
     world = with_four_segments(sparse=sparse)
     path = f"{DIRECTORY}/{2:020d}.log"
     if harm == "missing":
@@ -431,7 +431,7 @@ def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
 
 
 def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
-    """Were the newest slot damaged, the other one would count, and the bytes of the segment it speaks of."""
+    """If the newest slot is damaged, the other one is used, and the size of the segment that it names."""
     world = World()
     world.write((b"a", b"1"))
     world.log.sync()
@@ -558,7 +558,7 @@ def test_swap_on_a_full_disk_waits_and_is_completed() -> None:
 
 
 def waiting_for_room(world: World) -> CompactionRun:
-    """A run whose swap has begun and finds no room."""
+    """A run whose swap started and found the disk full."""
     for n in range(12):
         world.write((b"a", b"%d" % n * 30))
     world.log.roll()
@@ -632,7 +632,7 @@ def test_tombstones_can_be_kept_without_limit() -> None:
 
 
 def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
-    """A batch as a client can make one: key, value and timestamp delta of each record."""
+    """A batch as a client can send it: key, value and timestamp delta of each record."""
 
     def varint(
         value: int,

@@ -1,4 +1,4 @@
-"""A compacted log against a plain list, over all that may happen to it in between."""
+"""Model test of compaction: a compacted log against a plain list, under all operations."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
             self.take_over()
 
     def take_over(self) -> None:
-        """After half a run: what is gone was stale, nothing else is, and the model goes on from there."""
+        """After a partial run: only superseded records are missing, and the model continues from there."""
         seen = {record.offset: record for record in records_of(self.log)}
         newest = {record.key: record.offset for record in self.model.records.values()}
         now_ms = self.clock.wall_ms()

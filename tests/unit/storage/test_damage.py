@@ -1,4 +1,4 @@
-"""Bit flips and truncations in any file of a log: repaired from what is left, or reported; never answered as data."""
+"""Bit flips and truncations in any file of a log are repaired or reported, and never returned as data."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_missing_segment_is_reported() -> None:
 
 
 def test_reading_a_damaged_log_never_returns_wrong_records() -> None:
-    """Without `verify`: what a read returns fails its checksum, or is right, or the read says the log is corrupt."""
+    """Without `verify`: a read returns correct data, data that fails its checksum, or `CorruptLog`."""
     chance = random.Random(3)
     disk, stored = built()
     segments = [path for path in disk.files() if path.endswith(".log")]
@@ -157,7 +157,7 @@ def test_damage_below_the_checkpoint_is_reported_and_nothing_is_truncated() -> N
 
 
 def test_without_a_checkpoint_damage_before_the_last_segment_is_no_torn_tail() -> None:
-    """What follows it was written later, so it was whole once. Nothing is cut."""
+    """Later segments prove that it was complete once. Nothing is truncated."""
     disk, _ = built()
     disk.remove(f"{DIRECTORY}/checkpoint")
     segments = sorted(path for path in disk.files() if path.endswith(".log"))
@@ -171,7 +171,7 @@ def test_without_a_checkpoint_damage_before_the_last_segment_is_no_torn_tail() -
 
 
 def test_batch_of_an_older_leader_after_the_checkpoint_is_truncated() -> None:
-    """Its offset is the next one and its CRC is right: bytes of a tail that was taken back, seen again by a crash."""
+    """Its offset is the next one and its CRC is valid: bytes of a truncated tail that a crash made visible again."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     stored = [append(log, make_batch([n], 50, n), leader_epoch=5)[1] for n in range(3)]
@@ -186,7 +186,7 @@ def test_batch_of_an_older_leader_after_the_checkpoint_is_truncated() -> None:
 
 
 def test_decreasing_offsets_end_a_walk() -> None:
-    """A base offset is not under its batch's CRC; that it is lower than what came before is all there is to see."""
+    """The CRC of a batch does not cover its base offset; only the order of offsets shows the damage."""
     disk = SimulatedDisk()
     settings = LogSettings(index_interval_bytes=1 << 20)
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
@@ -220,7 +220,7 @@ def test_reader_of_a_shortened_file_gets_an_error() -> None:
 
 
 def test_batch_of_damaged_length_does_not_affect_other_readers() -> None:
-    """The next reader comes for the next offset, and is not sent to where the damaged batch seems to end."""
+    """The next reader gets the next offset's batch, not the position where the damaged batch seems to end."""
     disk, stored = built()
     first = min(path for path in disk.files() if path.endswith(".log"))
     disk.flip_bit(first, 8 * 11)  # the last byte of the length of the first batch

@@ -1,4 +1,4 @@
-"""A closed segment that is damaged or missing costs its own records and no others."""
+"""A damaged or missing closed segment affects only its own records."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def harmed(data: bytes, kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["empty", "half", "zeros in front", "zeros inside"])
 @pytest.mark.parametrize("indexes", [True, False], ids=["with indexes", "without indexes"])
 def test_damaged_closed_segment_affects_only_its_own_batches(kind: str, indexes: bool) -> None:
-    """For readers, and for who goes through all headers at a start (`skip_damaged`)."""
+    """For readers, and for the iteration over all headers at a start (`skip_damaged`)."""
     for number in range(len(built()[2]) - 1):
         disk, stored, segments = built()
         path = segments[number]
@@ -152,7 +152,7 @@ def test_damage_in_the_active_segment_is_never_skipped() -> None:
 
 @pytest.mark.parametrize("later", [0, 1, 12])
 def test_log_trimmed_into_a_truncated_batch_is_intact(later: int) -> None:
-    """The offsets between the batches before it and the start are gone by right."""
+    """The offsets between the preceding batches and the start are deleted as intended."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
     append(log, make_batch([1, 2]))

@@ -1,4 +1,4 @@
-"""The real disk and the simulated one keep the same promises; the worker thread keeps its order."""
+"""The host's disk and the simulated disk have the same semantics; the worker thread keeps the order of jobs."""
 
 from __future__ import annotations
 

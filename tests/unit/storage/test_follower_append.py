@@ -1,4 +1,4 @@
-"""What a follower does to its log: batches as they are, gaps, beginning anew; also when the disk dies in between."""
+"""Follower appends: unchanged batches, gaps, reset; also with disk failures in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIRECTORY = "data/t-0"
 
 
 class Crash(BaseException):
-    """The power went."""
+    """A power failure."""
 
 
 def opened(disk: SimulatedDisk) -> Log:
@@ -96,13 +96,13 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
 
 
 def thinned(batch: bytes, span: int) -> bytes:
-    """What compaction left of a batch that had `span` records."""
+    """A compacted batch that had `span` records."""
     header = check_stored_batch(batch)
     return encode_batch(header._replace(last_offset_delta=span - 1), batch[HEADER_BYTES:])
 
 
 def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing_between_them() -> None:
-    """What the leader counts as durable here must not look like a torn tail to the next opening."""
+    """Records that the leader counts as durable here must not look like a torn tail to the next recovery."""
     disk = SimulatedDisk()
     log = opened(disk)
     batches = [stored(0), thinned(stored(2), 5), stored(7), thinned(stored(9), 3), stored(12)]
@@ -137,7 +137,7 @@ def test_gap_that_cannot_be_recorded_on_a_full_disk_waits_for_space() -> None:
 
 
 def test_batches_lost_in_a_power_failure_are_not_taken_for_a_gap_of_the_leader() -> None:
-    """The file of a later segment may have got to the disk before the end of the one before it."""
+    """The file of a later segment may have reached the disk before the end of the previous one."""
     batches = [stored(0), stored(10), *(stored(at) for at in range(12, 36, 2)), stored(50), stored(52)]
     cuts = 0
     for chance in range(60):
@@ -295,7 +295,7 @@ def test_disk_failure_during_a_reset_fails_the_log() -> None:
 
 @pytest.mark.parametrize("begun", [False, True], ids=["empty", "begun"])
 def test_gap_wider_than_a_segment_starts_a_segment(begun: bool) -> None:
-    """What is left of a topic with many updates may begin billions of offsets above its start."""
+    """The remaining records of a topic with many updates may begin billions of offsets above its start."""
     disk = SimulatedDisk()
     log = opened(disk)
     batches = [stored(0)] if begun else []

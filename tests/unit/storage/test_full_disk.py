@@ -1,4 +1,4 @@
-"""A full disk stops what needs room and nothing else: no log fails for it unless records may be lost."""
+"""A full disk affects only operations that need space: no log fails because of it unless records may be lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETTINGS = LogSettings(segment_bytes=300, index_interval_bytes=100)
 
 
 class Bench:
-    """Logs, a syncer, and a disk that refuses what `full` names."""
+    """Logs, their group commit, and a disk that is full for the operations in `full`."""
 
     def __init__(self, logs: int = 1) -> None:
         self.disk = SimulatedDisk()
@@ -122,7 +122,7 @@ def test_trimmed_segments_are_removed_on_a_full_disk() -> None:
 
 
 def test_file_system_sync_that_fails_on_a_full_disk_is_the_last_one() -> None:
-    """Its error may be about any log's records and is told once: from then on every file speaks for itself."""
+    """Its error may concern any log's records and is reported once: from then on every file is synced by itself."""
     bench = Bench(6)
     for number in range(6):
         bench.write(number)

@@ -1,6 +1,6 @@
-"""The bytes on disk are those of docs/FILE_FORMAT.md, version 1, and stay so: a released log is opened for ever.
+"""The bytes on disk are those of docs/FILE_FORMAT.md, version 1, and stay compatible with every released version.
 
-`MANSIO_WRITE_GOLDEN=1` writes the golden files anew; that is a change of format and needs a new version number.
+`MANSIO_WRITE_GOLDEN=1` rewrites the golden files; that is a change of format and needs a new version number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Group commit: who shares a sync, who starts one, and what a failed one means."""
+"""Group commit: which requests share a sync, which start one, and the effect of a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """A syncer with logs, and a worker and timers that move by hand."""
+    """A `GroupCommit` with logs, and a worker and timers that the test drives."""
 
     def __init__(self, logs: int = 1, *, can_sync_all: bool = True) -> None:
         self.disk = SimulatedDisk(can_sync_all=can_sync_all)
@@ -243,7 +243,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
 
 
 def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> None:
-    """Were the next work of a log prepared before this one is finished, a closed segment could go unsynced."""
+    """If the next job of a log were prepared before this one is finished, a closed segment could stay unsynced."""
     bench = Bench(2, can_sync_all=False)
     first, second = bench.logs
     second.update_settings(LogSettings(segment_bytes=200))  # two batches each

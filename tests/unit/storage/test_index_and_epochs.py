@@ -1,4 +1,4 @@
-"""The sparse index stays small and exact; small sealed files are whole or absent."""
+"""The sparse index is bounded and exact; checksummed files are complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one log promises to whoever writes and reads it."""
+"""One log: appends, reads, rolls, trims and errors."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_segment_is_closed_by_bytes_and_by_age() -> None:
 
 @pytest.mark.parametrize("written", ["now", "long ago", "in the future", "at no time"])
 def test_restart_keeps_the_age_of_a_segment(written: str) -> None:
-    """A broker that is restarted now and then would otherwise never close one, and so never let go of its records."""
+    """Otherwise a broker that is restarted often would never close a segment, and never delete its records."""
     disk, clock, settings = SimulatedDisk(), ManualClock(), LogSettings(segment_ms=5_000)
     now_ms = clock.wall_ms()
     timestamp_ms = {"now": now_ms, "long ago": 7, "in the future": now_ms + 60_000, "at no time": -1}[written]

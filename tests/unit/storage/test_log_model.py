@@ -1,4 +1,4 @@
-"""The log against a plain list: whatever is done to it, it holds what the list holds and finds it by every index."""
+"""Model test of the log: after any operations it contains the records of a plain list and finds them by every index."""
 
 from __future__ import annotations
 

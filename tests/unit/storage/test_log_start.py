@@ -1,4 +1,4 @@
-"""Waiting until the start of a log is on disk: whoever was told so never sees what was trimmed come back."""
+"""Waiting until the start offset of a log is on disk: after that trimmed records never reappear."""
 
 from __future__ import annotations
 

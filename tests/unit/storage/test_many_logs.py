@@ -1,6 +1,6 @@
-"""Many logs of one broker: opened, looked after and closed together, with no more syncs than one of them needs.
+"""Many logs of one broker: opened, maintained and closed with no more syncs than one log needs.
 
-What is asserted are shapes (how many calls of the disk, and of which), not times: `make bench` measures those.
+The tests assert numbers of disk calls, not times: `make bench` measures those.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTINGS = LogSettings(index_interval_bytes=1, index_snapshot_bytes=1 << 20)
 
 @contextmanager
 def recorded(disk: SimulatedDisk) -> Iterator[list[tuple[str, str]]]:
-    """The calls of the disk meanwhile: (operation, path)."""
+    """Records the disk calls: (operation, path)."""
     calls: list[tuple[str, str]] = []
 
     def note(operation: str, path: str) -> None:
@@ -62,7 +62,7 @@ def open_some(disk: SimulatedDisk, count: int, settings: LogSettings = SETTINGS)
 
 
 def crashed_with_tails(count: int, *, can_sync_all: bool = True) -> tuple[SimulatedDisk, list[list[bytes]]]:
-    """`count` logs whose process was killed: nothing of what they hold was synced, all of it is still there."""
+    """`count` logs whose process was killed: none of their records was synced, all of them are still readable."""
     disk = SimulatedDisk(can_sync_all=can_sync_all)
     written = []
     for number, log in enumerate(open_all(disk, count)):
@@ -71,7 +71,7 @@ def crashed_with_tails(count: int, *, can_sync_all: bool = True) -> tuple[Simula
 
 
 class Syncing:
-    """A `GroupCommit` and its worker, moved by hand."""
+    """A `GroupCommit` and its worker, driven by the test."""
 
     def __init__(self, disk: SimulatedDisk, logs: Sequence[Log]) -> None:
         self.background = ManualBackground()
@@ -247,7 +247,7 @@ def test_maintenance_of_many_logs_does_not_spin_on_a_full_disk() -> None:
 
 
 def cost(segments: int) -> list[str]:
-    """Calls of the disk, by kind, of the life of one more batch in a log of so many segments."""
+    """Disk calls, by operation, for one more batch in a log with a given number of segments."""
     disk = SimulatedDisk()
     settings = LogSettings(segment_bytes=1000, index_interval_bytes=1)
     (log,) = open_all(disk, 1, settings)
@@ -294,7 +294,7 @@ def test_opening_a_log_of_many_segments_reads_no_index_of_a_closed_one() -> None
 def test_a_log_that_is_written_fast_gets_its_checkpoint_before_the_interval_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What lies above a checkpoint is read and written again after a crash: it is bounded in bytes as well."""
+    """Bytes above a checkpoint are read and written again after a crash: their number is bounded, too."""
     monkeypatch.setattr("mansio.storage.flush.group_commit.CHECKPOINT_LAG_BYTES_MAX", 3000)
     disk = SimulatedDisk()
     (log,) = open_all(disk, 1)

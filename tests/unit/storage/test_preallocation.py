@@ -1,4 +1,4 @@
-"""Zeros written ahead of the batches: when they are worth their bytes, and that they never cost a record."""
+"""Preallocation: when zeros are written ahead, and that they never affect a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEGMENT = f"{DIRECTORY}/00000000000000000000.log"
 
 
 class Bench:
-    """A log and its syncer, moved by hand; `stored` are the batches written so far."""
+    """A log and its group commit, driven by the test; `stored` are the batches written so far."""
 
     def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
@@ -30,7 +30,7 @@ class Bench:
         self.stored: list[bytes] = []
 
     def write(self, value_bytes: int, *, batches: int = 1, awaited: bool = True) -> None:
-        """Append, and have it synced: at once for somebody who waits, or when the time for the others has come."""
+        """Append and sync: at once for an awaited request, otherwise at the next flush interval."""
         for _ in range(batches):
             self.stored.append(append(self.log, make_batch([1], value_bytes, len(self.stored)))[1])
         self.group_commit.request(self.log, urgent=awaited)
@@ -40,7 +40,7 @@ class Bench:
 
     @property
     def written_ahead_bytes(self) -> int:
-        """Blocks that the disk has given away beyond the last batch."""
+        """Allocated bytes after the last batch."""
         taken = self.disk.capacity_bytes - self.disk.free_bytes("/")
         others = sum(len(data) for path, data in self.disk.files().items() if path != SEGMENT)
         return taken - others - self.log.size_bytes
@@ -87,7 +87,7 @@ def test_other_logs_are_preallocated_with_holes(
 
 
 def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
-    """Another program took the space between the question how much is free and the answer's use."""
+    """Another program took the space after the free bytes were read."""
     bench = Bench()
     for _ in range(12):
         bench.write(5000)
@@ -115,7 +115,7 @@ def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_power_failure_between_zeros_and_batches_loses_no_acknowledged_record(seed: int) -> None:
-    """Images are taken after every change of the disk while the log grows into its zeros, several times."""
+    """Crash images are taken after every change of the disk while the log is preallocated several times."""
     bench = Bench()
     chance = random.Random(seed)
     durable = 0

@@ -38,7 +38,7 @@ def segment_path(base_offset: int, directory: str = DIRECTORY) -> str:
 
 
 def killed(settings: LogSettings, batches: int = 6, *, synced: int = 2, directory: str = DIRECTORY) -> tuple:
-    """The disk of a log that was killed, whose checkpoint knows of the first `synced` batches; all batches."""
+    """The disk of a killed log whose checkpoint covers the first `synced` batches; and all batches."""
     disk = SimulatedDisk()
     return disk, write(disk, settings, batches, synced, directory)
 
@@ -228,7 +228,7 @@ def test_log_that_cannot_be_truncated_does_not_affect_others() -> None:
 
 
 def test_content_crafted_like_batches_cannot_prevent_recovery() -> None:
-    """They are not searched for ever; what was not searched is kept."""
+    """The search is bounded; bytes that were not searched are quarantined."""
     disk = SimulatedDisk()
     size = 8 << 20
     header = bytearray(make_batch([1], 0))[:61]

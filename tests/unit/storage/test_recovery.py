@@ -1,4 +1,4 @@
-"""What opening makes of a log whose small files and newest bytes a crash has spoilt at the same time."""
+"""Recovery of a log whose small files and newest bytes a crash damaged at the same time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEGMENT = "/p/00000000000000000000.log"
 
 @pytest.mark.parametrize("torn", [b"\xff" * 30, b"\xff" * 200, make_batch([7], 200)[:100]])
 def test_torn_tail_is_truncated_when_leader_epochs_are_read_from_the_batches(torn: bytes) -> None:
-    """A sync of many logs leaves the epochs' file to the same crash as the records."""
+    """With a shared sync a crash may damage the epochs file together with the records."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     kept = [append(log, make_batch([5], 20, epoch), epoch)[1] for epoch in (0, 3)]
@@ -37,7 +37,7 @@ def test_torn_tail_is_truncated_when_leader_epochs_are_read_from_the_batches(tor
 
 
 def test_preallocated_space_is_no_torn_tail(caplog: pytest.LogCaptureFixture) -> None:
-    """A log that was not closed leaves a longer file; nothing is said about it, and it ends where its batches do."""
+    """A log that was not closed has a longer file; that is not reported, and the log ends where its batches do."""
     disk = SimulatedDisk()
     settings = LogSettings(segment_bytes=400)
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
@@ -73,7 +73,7 @@ def test_appends_within_preallocated_space_keep_the_file_length() -> None:
 @pytest.mark.parametrize("failing", [f"{0:020d}.log", f"{5:020d}.log"])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_failed_roll_loses_no_batch_acknowledged_later(failing: str, code: int) -> None:
-    """The file of a segment that was never begun must not be taken for the newest one."""
+    """The file of a segment that was never used must not become the active one."""
     disk = SimulatedDisk()
     settings = LogSettings(segment_bytes=1000)
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
@@ -95,7 +95,7 @@ def test_failed_roll_loses_no_batch_acknowledged_later(failing: str, code: int) 
 
 
 def test_lengths_of_closed_segments_survive_a_failed_shared_sync() -> None:
-    """After it each log is synced by itself, and what the first attempt set is set again."""
+    """After it each log is synced by itself, and the lengths of the first attempt are set again."""
     for seed in range(30):
         disk = SimulatedDisk(can_sync_all=True)
         settings = LogSettings(segment_bytes=400)

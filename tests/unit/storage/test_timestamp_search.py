@@ -1,4 +1,4 @@
-"""Look-ups by time: what they cost in a log of many segments, and what a batch full of nonsense does to them."""
+"""Searches by timestamp: their cost in a log of many segments, and the effect of undecodable batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTORY = "/data/p"
 
 
 class CountingDisk(SimulatedDisk):
-    """Remembers which index files were read."""
+    """Records which index files were read."""
 
     indexes_read = 0
 
@@ -76,7 +76,7 @@ def test_search_is_correct_for_any_order_of_timestamps() -> None:
 
 
 def test_timestamps_of_truncated_segments_are_dropped() -> None:
-    """The new segments have the size of the old ones, only their times differ."""
+    """The new segments have the size of the old ones, only their timestamps differ."""
     disk, stored = built([2000 + n for n in range(6)], SimulatedDisk())
     disk.sync_all("/data")
     log = opened(disk)
@@ -118,14 +118,14 @@ def sealed_again(batch: bytearray) -> bytes:
 
 
 def nonsense(timestamps: list[int]) -> bytes:
-    """A batch whose CRC and counts are right and whose records are garbage."""
+    """A batch with a valid CRC and valid counts, and invalid records."""
     batch = bytearray(make_batch(timestamps))
     batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
     return sealed_again(batch)
 
 
 def miscounted(timestamps: list[int]) -> bytes:
-    """A batch that claims a record more than it has."""
+    """A batch whose count is one above its number of records."""
     batch = bytearray(make_batch(timestamps))
     batch[23:27] = len(timestamps).to_bytes(4, "big")
     batch[57:61] = (len(timestamps) + 1).to_bytes(4, "big")

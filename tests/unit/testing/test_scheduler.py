@@ -1,4 +1,4 @@
-"""Virtual time: the order of things, brokers that stop and go, and errors that nobody may miss."""
+"""Virtual time: the order of events, paused and stopped brokers, and propagated errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_things_happen_in_their_order_and_time_passes_in_between() -> None:
+def test_events_run_in_order_and_time_passes_between_them() -> None:
     simulation = Simulation()
     loop = simulation.scheduler("a")
     seen: list[tuple[str, float]] = []
@@ -33,7 +33,7 @@ def test_things_happen_in_their_order_and_time_passes_in_between() -> None:
     assert simulation.now_ms == 100
 
 
-def test_a_paused_broker_catches_up_and_a_stopped_one_does_nothing_any_more() -> None:
+def test_paused_broker_catches_up_and_stopped_broker_runs_no_events() -> None:
     simulation = Simulation()
     paused, stopped = simulation.scheduler("paused"), simulation.scheduler("stopped")
     seen: list[str] = []
@@ -80,7 +80,7 @@ def test_coroutines_wait_for_promises_and_end_when_they_are_cancelled() -> None:
     assert ended == ["cancelled"]
 
 
-def test_what_a_coroutine_lets_out_ends_the_run() -> None:
+def test_exception_of_a_coroutine_ends_the_run() -> None:
     simulation = Simulation()
 
     async def fail() -> None:
@@ -93,7 +93,7 @@ def test_what_a_coroutine_lets_out_ends_the_run() -> None:
         simulation.run_until(lambda: False, within_ms=10)
 
 
-def test_jobs_run_one_at_a_time_and_are_told_later() -> None:
+def test_jobs_run_one_at_a_time_and_complete_after_the_latency() -> None:
     simulation = Simulation()
     worker = SimulatedBackground(simulation.scheduler(), lambda: 10.0)
     seen: list[object] = []
@@ -106,7 +106,7 @@ def test_jobs_run_one_at_a_time_and_are_told_later() -> None:
 @pytest.mark.parametrize(
     "end", [SimulatedScheduler.stop, lambda loop: close_unstarted()], ids=["stopped", "over"]
 )
-def test_work_that_will_never_begin_ends_unseen_and_is_not_kept(
+def test_coroutine_that_never_starts_is_closed_without_a_warning(
     end: Callable[[SimulatedScheduler], None],
 ) -> None:
     """The collector finds it in a cycle with what it works on, and would tell of it in whatever test runs then."""
