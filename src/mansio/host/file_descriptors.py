@@ -42,12 +42,12 @@ def connections_allowed(max_connections: int, files: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return max_connections
-    room = (limit - OTHER - min(files, limit // 2)) // PER_CONNECTION
-    if room >= max_connections:
+    available = (limit - OTHER - min(files, limit // 2)) // PER_CONNECTION
+    if available >= max_connections:
         return max_connections
-    allowed = max(room, CONNECTIONS_MIN)
+    allowed = max(available, CONNECTIONS_MIN)
     logger.warning(
-        "fewer connections than max_connections: the limit of open files (ulimit -n) is too low",
+        "connection_limit_reduced",
         extra=fields(allowed=allowed, max_connections=max_connections, open_files=limit),
     )
     return allowed

@@ -79,16 +79,6 @@ class Recovered:
         """Bytes that were removed. If any were, the next records need a leader epoch of their own."""
         return self.truncated_tail.size_bytes if self.truncated_tail is not None else 0
 
-    @property
-    def truncated_segments(self) -> int:
-        """Number of segment files that were removed."""
-        return self.truncated_tail.segments if self.truncated_tail is not None else 0
-
-    @property
-    def truncation_reason(self) -> str:
-        """The problem at the position where the log was truncated; "" if it was not."""
-        return self.truncated_tail.reason if self.truncated_tail is not None else ""
-
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     """Recover the log in `directory`, creating it if there is none. Raises `CorruptLog`, or `OSError` from the disk."""
