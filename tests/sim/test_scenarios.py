@@ -98,4 +98,4 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     assert found["acknowledged after"] > found["acknowledged before"]
     told = [record for record in caplog.records if record.message.startswith("metadata_view_failed")]
     assert len(told) == 1
-    assert not any("follow metadata" in line for line in world.told), "it is said once"
+    assert not any("watch metadata" in line for line in world.told), "it is said once"

@@ -1,10 +1,12 @@
-"""The Metadata answer, written by hand: clients ask often, and a cluster may have thousands of partitions.
+"""Hand-written encoder of Metadata responses: clients request them often, and a cluster may have thousands of
+partitions.
 
-Owns the encoded form of each topic, made once per form and kept as long as the `Topic` object lives (it is replaced
-by another when anything about it changes). What is left per request is joining pieces.
+The encoded form of each topic is computed once per version group and cached as long as the `Topic` object exists (any
+change replaces that object). Each request only joins the cached parts.
 
-Always true: byte for byte what kio writes for the same values; the tests hold it to that in every version. What is
-kept is bounded by the broker's `partitions_max`.
+Invariants:
+* The bytes are those that kio writes for the same values; the tests compare all versions.
+* The cache is bounded by `partitions_max` of the broker.
 
 Layout: https://kafka.apache.org/protocol.html#The_Messages_Metadata
 """
@@ -32,7 +34,7 @@ _FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of 
 
 
 class TopicEncoder:
-    """Keeps encoded topics. One per broker."""
+    """Cache of encoded topics. One per broker."""
 
     __slots__ = ("_alive", "_kept")
 
@@ -41,8 +43,8 @@ class TopicEncoder:
         self._alive: frozenset[int] = frozenset()
 
     def encode(self, version: int, topic: Topic, alive: frozenset[int], operations: int) -> bytes:
-        """A topic without error. `alive`: the brokers that are there; the others' replicas are told to be offline, and
-        nobody else leads."""
+        """Encode a topic without error. `alive`: online brokers; other replicas are marked as offline, and a
+        leader that is not online is reported as missing."""
         if alive != self._alive:
             self._alive = alive
             self._kept.clear()
@@ -59,7 +61,7 @@ class TopicEncoder:
 def encode_missing_topic(
     version: int, error_code: int, name: str | None, topic_id: bytes | None, operations: int
 ) -> bytes:
-    """A topic that cannot be shown. Before version 12 a name is never null."""
+    """Encode a topic with an error. Before version 12 a name is never null."""
     if name is None and version < 12:
         name = ""
     body = _topic_body(version, error_code, name, topic_id or _NO_UUID, False, (), frozenset())
@@ -76,7 +78,7 @@ def encode_metadata(
     topics: Sequence[bytes],
     cluster_operations: int,
 ) -> bytes:
-    """The whole answer with its length and header, from topics that are encoded already."""
+    """Encode the whole response with its length and header, from encoded topics."""
     flexible = version >= _FIRST_FLEXIBLE
     end = b"\0" if flexible else b""
     pieces = [_INT32.pack(correlation_id) + end]
@@ -110,7 +112,7 @@ def _topic_body(
     partitions: Sequence[PartitionState],
     alive: frozenset[int],
 ) -> bytes:
-    """Everything of a topic up to its authorized operations."""
+    """Encode a topic up to its authorized operations."""
     flexible = version >= _FIRST_FLEXIBLE
     pieces = [_INT16.pack(error_code), _text(name, flexible)]
     if version >= 10:

@@ -1,14 +1,12 @@
-"""The metadata store: a small, strongly consistent key-value store with revisions, as etcd has it.
+"""Metadata store: interface of a small, strongly consistent key-value store with revisions, as in etcd.
 
-Owns the protocol every store implements, the keys, and the envelope of a value. One node keeps it in SQLite
-(`sqlite_store`); a cluster in etcd. Nothing above this module knows which.
+Defines the protocol of a store, the keys, and the encoding of values. A single node uses SQLite (`sqlite.store`), a
+cluster etcd (`etcd.store`). No other module depends on which.
 
-Always true of a store:
-* every transaction that changes something raises the revision by one, and all its changes carry that
-  revision;
-* a transaction happens whole or not at all, and `succeeded` means it is on stable storage;
-* a watch shows every change under its prefix exactly once, in the order of revisions, or ends with
-  `Compacted`.
+Invariants of a store:
+* Every transaction that changes something increases the revision by one, and all its changes have that revision.
+* A transaction is atomic, and `succeeded` means that it is on stable storage.
+* A watch returns every change under its prefix exactly once, in order of revisions, or ends with `Compacted`.
 
 Model: https://etcd.io/docs/v3.5/learning/api/
 """
@@ -30,24 +28,24 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 ROOT: Final = "/mansio/"
 FIRST_CLUSTER: Final = f"{ROOT}first"
-"""Written with the first cluster of a store, and never again: so there is one first."""
+"""Written with the first cluster of a store and never again, so there is exactly one first cluster."""
 AMBIGUOUS_ATTEMPTS_MAX: Final = 5
 
 
 class Compacted(MansioError):
-    """The changes asked for are no longer kept; list again and watch from there."""
+    """The requested changes are no longer stored; list again and watch from there."""
 
 
 class LeaseExpired(Unavailable):
-    """The lease has ended or never was; what was written with it is gone."""
+    """The lease has expired or never existed; its keys are deleted."""
 
 
 class Ambiguous(Unavailable):
-    """The answer to a transaction was lost: it may or may not have happened."""
+    """The response to a transaction was lost: its outcome is unknown."""
 
 
 class Entry(NamedTuple):
-    """A key as it stands. Revisions are those of the key's creation and of its last change."""
+    """The current value of a key, with the revisions of its creation and last change."""
 
     key: str
     value: bytes
@@ -56,14 +54,14 @@ class Entry(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All entries under a prefix, sorted by key, at one revision. Watch on from `revision + 1`."""
+    """All entries under a prefix, sorted by key, at one revision. Continue with a watch from `revision + 1`."""
 
     revision: int
     entries: list[Entry]
 
 
 class Compare(NamedTuple):
-    """A condition on a key: what is not None must be equal. 0 stands for: there is no such key."""
+    """A condition on a key: fields that are not None must be equal. 0 means that the key does not exist."""
 
     key: str
     mod_revision: int | None = None
@@ -71,7 +69,7 @@ class Compare(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a key. With a `lease` it goes when the lease ends; written without one, it stays."""
+    """Write a key. With a `lease` it is deleted when the lease ends."""
 
     key: str
     value: bytes
@@ -79,20 +77,20 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a key; nothing happens if it is not there."""
+    """Delete a key, if it exists."""
 
     key: str
 
 
 class TransactionResult(NamedTuple):
-    """What came of a transaction. `revision` is the store's after it, also when a condition did not hold."""
+    """Result of a transaction. `revision`: of the store after it, also if a condition was not satisfied."""
 
     succeeded: bool
     revision: int
 
 
 class Event(NamedTuple):
-    """One change of one key. `value` is None when it was removed (then `create_revision` is 0)."""
+    """One change of one key. `value` is None if it was deleted (then `create_revision` is 0)."""
 
     key: str
     value: bytes | None
@@ -101,23 +99,22 @@ class Event(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """Calls to a store since it was opened, by how they ended. `failed`: attempts by the kind of failure; one that was
-    made again and went well is in both."""
+    """Calls to a store since it was opened, by outcome. `failed`: failed attempts by type; a call that was retried
+    successfully is counted in both."""
 
     answered: int
     ambiguous: int
-    """Transactions whose answer was lost."""
+    """Transactions whose response was lost."""
     failed: Mapping[str, int]
 
 
 class MetadataStore(Protocol):
-    """See the module. Errors: `StorageError` (the disk), `Unavailable` (try again), `Ambiguous` (read it
-    back).
-    """
+    """A metadata store. Errors: `StorageError` (disk), `Unavailable` (retry), `Ambiguous` (read to find the
+    outcome)."""
 
     @property
     def operations_max(self) -> int:
-        """Conditions, or operations, that one transaction may hold."""
+        """Maximum number of conditions, or operations, of one transaction."""
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -126,39 +123,36 @@ class MetadataStore(Protocol):
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
     ) -> TransactionResult:
-        """Carry out all operations if all conditions hold. No key may be named by two operations."""
+        """Perform all operations if all conditions are satisfied. No two operations may have the same key."""
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
-        """Changes from `from_revision` on: those that already happened, then those to come, until the store
-        closes.
+        """Changes from `from_revision` on, past and future, until the store closes.
 
-        Batches are bounded; a reader that is slow is not sent more than it can hold. All events of one
-        revision come in one batch. Raises `Compacted` when it can no longer be complete.
+        Batches are bounded, and a slow reader applies backpressure. All events of one revision are in one batch. Raises
+        `Compacted` when the watch can no longer be complete.
         """
 
     async def close(self) -> None: ...
 
 
 class Leases(Protocol):
-    """What ends by itself when nobody keeps it alive; a store of several brokers has it, a single node's has not.
+    """Leases of a store that several brokers share; they expire without renewals. A single node has none.
 
-    Ids are not 0. Errors: `Unavailable`, and `LeaseExpired` where the lease is no more.
+    Ids are not 0. Errors: `Unavailable`, and `LeaseExpired` for a lease that does not exist any more.
     """
 
     async def grant(self, ttl_s: float) -> int:
-        """A new lease that ends `ttl_s` seconds after the store last heard of it; its id."""
+        """Grant a lease that expires `ttl_s` seconds after its last renewal. Returns its id."""
 
     async def keep_alive_once(self, lease: int) -> float:
-        """Let it live for its whole time again; the seconds it has left. Raises `LeaseExpired`."""
+        """Renew a lease. Returns the remaining seconds. Raises `LeaseExpired`."""
 
     async def revoke(self, lease: int) -> None:
-        """End it now, and the keys written with it. Nothing happens if it has ended."""
+        """End a lease and delete its keys. No effect if it has ended."""
 
 
 class Keys:
-    """The keys of one cluster. Partitions go by the topic's uuid: a topic made again never meets the old
-    one's.
-    """
+    """The keys of one cluster. Partitions are keyed by topic id: a topic that is created again has other keys."""
 
     __slots__ = (
         "brokers",
@@ -192,7 +186,7 @@ class Keys:
         return f"{self.partitions}{topic_id}/{index}"
 
     def group_config(self, group_id: str) -> str:
-        """{configs: {name: value}}, for a group that has settings of its own."""
+        """{configs: {name: value}}, the overrides of a group."""
         return f"{self.group_configs}{quote(group_id, safe='')}"
 
     def session(self, node_id: int) -> str:
@@ -205,47 +199,46 @@ class Keys:
 
 
 def encode(document: Mapping[str, Any], writer: str) -> bytes:
-    """A value: JSON with the schema version and who wrote it. `writer` is unique to one transaction."""
+    """Encode a value: JSON with schema version and writer. `writer` is unique for each transaction."""
     return json.dumps(
         {"schema": SCHEMA_VERSION, "writer": writer, **document}, separators=(",", ":")
     ).encode()
 
 
 def decode(key: str, value: bytes) -> dict[str, Any]:
-    """The document of a value. Raises `StorageError` when it is damaged or of a newer Mansio."""
+    """Decode a value. Raises `StorageError` if it is damaged or of a newer Mansio."""
     try:
         document = json.loads(value)
         schema = document["schema"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(f"metadata {key} is damaged") from error
     if schema != SCHEMA_VERSION:
-        raise StorageError(f"metadata {key} has schema {schema}; this version knows {SCHEMA_VERSION}")
+        raise StorageError(f"metadata {key} has schema {schema}; this version supports {SCHEMA_VERSION}")
     return dict(document)
 
 
 def new_uuid(random: Random) -> UUID:
-    """A random uuid (version 4), for a topic or a cluster."""
+    """A random UUID (version 4), for a topic or a cluster."""
     return UUID(bytes=random.bytes(16), version=4)
 
 
 def new_writer_id(random: Random) -> str:
-    """A token that no other transaction has."""
+    """A token that is unique for each transaction."""
     return random.bytes(12).hex()
 
 
 async def transact_resolving_ambiguity(
     store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete], writer: str
 ) -> TransactionResult:
-    """`store.transact`, with lost answers cleared up by reading back who wrote last.
+    """Call `store.transact`; after a lost response, read which writer wrote last.
 
-    The compares must make a second run harmless: at least one must fail after the first has happened, on a
-    key that the transaction puts. That second run may fail because the first came through late; so it is
-    read back, too. Raises `ConcurrentChange` when that key was changed by another in the meantime, because
-    then nobody can tell whether ours came before; read again and decide anew. Raises `Ambiguous` when the
-    answers stay lost.
+    The conditions must make a second run harmless: at least one of them must fail after the first run, on a key that
+    the transaction puts. The second run may fail because the first one was applied late, so the key is read again.
+    Raises `ConcurrentChange` if another writer has changed that key meanwhile, because then the outcome cannot be
+    determined: read the metadata and decide again. Raises `Ambiguous` if the responses remain lost.
     """
     marked = {put.key for put in operations if isinstance(put, Put)}
-    witness = next(compare for compare in compares if compare.key in marked)
+    checked = next(compare for compare in compares if compare.key in marked)
     done: TransactionResult | None = None
     for attempt in range(AMBIGUOUS_ATTEMPTS_MAX):
         try:
@@ -255,11 +248,11 @@ async def transact_resolving_ambiguity(
         else:
             if done.succeeded or attempt == 0:
                 return done
-        entry = await store.get(witness.key)
+        entry = await store.get(checked.key)
         if entry is not None and decode(entry.key, entry.value).get("writer") == writer:
             return TransactionResult(True, entry.mod_revision)
-        if not _is_satisfied(witness, entry):
-            raise ConcurrentChange(f"{witness.key} was changed by another while our answer was lost")
+        if not _is_satisfied(checked, entry):
+            raise ConcurrentChange(f"{checked.key} was changed concurrently while the response was lost")
         if done is not None:
             return done
     raise lost
@@ -268,14 +261,14 @@ async def transact_resolving_ambiguity(
 async def transact_with_retries(
     store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete]
 ) -> TransactionResult:
-    """`store.transact`, run again where an answer was lost: for one that does no harm when it happens twice. That it
-    did not succeed says nothing, then, about what happened before."""
+    """Call `store.transact`, and retry it after a lost response: for idempotent transactions. A result without success
+    does not mean that no earlier attempt succeeded."""
     for _ in range(AMBIGUOUS_ATTEMPTS_MAX):
         try:
             return await store.transact(compares, operations)
         except Ambiguous:
             continue
-    raise Unavailable("the metadata store does not answer")
+    raise Unavailable("the metadata store does not respond")
 
 
 def _is_satisfied(compare: Compare, entry: Entry | None) -> bool:

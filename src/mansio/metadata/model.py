@@ -1,10 +1,10 @@
-"""What the metadata holds, as values: brokers, topics, partitions; and the documents they are kept as.
+"""Metadata values: brokers, topics, partitions, and their documents in the metadata store.
 
-Always true: nothing here changes once made. A `Topic` is compared by identity: a change of anything about it or its
-partitions makes a new one, so that whatever was derived from it (an encoded answer, say) can be kept with the object.
+Invariant: values are immutable. A `Topic` is compared by identity: a change of it or of its partitions creates a new
+object, so that derived data (an encoded response) can be cached with the object.
 
-Two epochs: a broker's tells its sessions apart (the create revision of the session's key; 0 on a single node), a
-leader epoch the leaderships of a partition.
+There are two epochs: the broker epoch identifies a session of a broker (the create revision of the session's key; 0 on
+a single node), the leader epoch a leadership of a partition.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DRAINING: Final = "draining"
 
 
 class BrokerState(NamedTuple):
-    """A broker that has a session. `rack` is None where none is told. `epoch` tells this session from any other."""
+    """A broker with a session. `rack` is None if unknown. `epoch` identifies the session."""
 
     node_id: int
     host: str
@@ -38,24 +38,24 @@ class BrokerState(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """What a broker may do, also while it is away: `active` may lead, `draining` gives its leaderships away, `fenced`
-    was given up by the controller and must register again."""
+    """State of a broker, also while it is offline: `active` may lead, `draining` transfers its leaderships,
+    `fenced` was declared dead by the controller and must register again."""
 
     state: str
     mod_revision: int
 
 
 class ControllerState(NamedTuple):
-    """Who decides for the cluster now. `epoch` is the create revision of the key: every write of the controller
-    depends on it."""
+    """The current controller. `epoch` is the create revision of its key: every write of the controller depends on
+    it."""
 
     node_id: int
     epoch: int
 
 
 class BrokerChange(NamedTuple):
-    """What happened to a broker. `before` and `after` are its session (None: it has none), never with two different
-    epochs: one session after another is told as two changes. Both are the same where only its registration changed."""
+    """A change of a broker. `before` and `after` are its session (None: no session), never with two different epochs: a
+    new session after another one is reported as two changes. Both are equal if only the registration changed."""
 
     node_id: int
     before: BrokerState | None
@@ -63,17 +63,17 @@ class BrokerChange(NamedTuple):
 
 
 class TopicCreator(NamedTuple):
-    """Which session of which broker is creating or deleting a topic."""
+    """The session of the broker that is creating or deleting a topic."""
 
     node_id: int
     epoch: int
 
 
 class PartitionState(NamedTuple):
-    """Who keeps a partition, who leads it (-1: nobody), who is in sync (nobody: all that was in sync is lost).
+    """Replicas, leader (-1: none) and in-sync set of a partition (empty: all in-sync replicas are lost).
 
-    `leader_broker_epoch` is the session the leader was chosen in: a broker that has another one since then does not
-    lead, whatever `leader` says, until it is chosen anew. `mod_revision` is that of the partition's key.
+    `leader_broker_epoch` is the session in which the leader was elected: a broker with a newer session does not lead,
+    whatever `leader` contains, until it is elected again. `mod_revision` is that of the partition's key.
     """
 
     replicas: tuple[int, ...]
@@ -93,7 +93,7 @@ class PartitionState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Topic:
-    """One topic. Identity is equality: see the module. `mod_revision` is that of the topic's own key."""
+    """One topic, compared by identity. `mod_revision` is that of the topic's own key."""
 
     name: str
     topic_id: UUID
@@ -104,19 +104,18 @@ class Topic:
     state: str
     mod_revision: int
     created_by: TopicCreator | None = None
-    """Of a topic that is not live: who is at it. None on a single node."""
+    """Of a topic that is being created or deleted. None on a single node."""
 
 
 class QuotaEntry(NamedTuple):
-    """One key under `quotas/`: whom for, and rates by name; `broker.services.quotas` reads it."""
+    """One key under `quotas/`: entity and rates by name; decoded by `broker.services.quotas`."""
 
     document: Mapping[str, Any]
     mod_revision: int
 
 
 class GroupConfigEntry(NamedTuple):
-    """One key under `groupconfigs/`: the settings a group has of its own, by name; `config.group_config` reads
-    them."""
+    """One key under `groupconfigs/`: the overrides of a group by name; decoded by `config.group_config`."""
 
     configs: Mapping[str, str]
     mod_revision: int
@@ -124,7 +123,7 @@ class GroupConfigEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """What happened to a topic: `before` is None when it became live, `after` when it stopped being."""
+    """A change of a live topic. `before` is None when it became live, `after` when it ended."""
 
     before: Topic | None
     after: Topic | None
@@ -146,8 +145,8 @@ def topic_document(topic: Topic) -> dict[str, Any]:
 def topic_of(
     name: str, document: Mapping[str, Any], known: Mapping[int, PartitionState], mod_revision: int
 ) -> Topic:
-    """What such a value says, with the partitions `known` by their own keys. Raises `StorageError` for a topic that is
-    live without all of them."""
+    """Decode the value of a topic, with the partitions `known` by their own keys. Raises `StorageError` for a live
+    topic without all of them."""
     count = document["partitions"]
     missing = [index for index in range(count) if index not in known]
     if missing and document["state"] == LIVE:
@@ -182,7 +181,7 @@ def partition_document(partition: PartitionState) -> dict[str, Any]:
 
 
 def partition_of(document: Mapping[str, Any], mod_revision: int) -> PartitionState:
-    """What such a value says."""
+    """Decode the value of a partition."""
     return PartitionState(
         replicas=tuple(document["replicas"]),
         leader=document["leader"],

@@ -239,7 +239,7 @@ def test_replaced_controller_takes_no_topic_from_its_maker() -> None:
         await cluster.until(lambda: "t" in zombie.state.unfinished)
         topic = zombie.state.unfinished["t"]
         cluster.store.end_lease(session.lease)
-        await zombie.controller._finish(topic, term)
+        await zombie.controller._complete_deletion(topic, term)
         created_by.host.gate.set()
         await work
         assert created_by.state.topics["t"].topic_id == topic.topic_id

@@ -74,7 +74,7 @@ def test_view_that_cannot_go_on_answers_whoever_waits(value: bytes, caplog: pyte
     run(check)
     assert [
         record.mansio_fields["work"] for record in caplog.records if hasattr(record, "mansio_fields")
-    ] == ["follow metadata"]
+    ] == ["watch metadata"]
 
 
 def test_stopping_ends_waits() -> None:

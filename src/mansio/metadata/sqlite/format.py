@@ -1,12 +1,13 @@
-"""The metadata file: its tables, its checksums, and the judgement over a file before anything is written to it.
+"""Format of the metadata file: tables, checksums, verification before anything is written, and the revision file.
 
-SQLite notices damage to the shape of a file (pages, key order, lengths) and none to its content; a damaged
-write-ahead log it takes for one that a crash tore, and goes back to an older state without a word. So every row carries
-a CRC-32C, the one row of `store` carries the number and the sum of all of them, and a file beside the
-database (`RevisionFile`) remembers the last revision that was durable.
+SQLite detects damage to the structure of a file (pages, key order, lengths) but not to its content; it takes a damaged
+write-ahead log for one that a crash has torn and silently returns to an older state. So every row has a CRC-32C, the
+single row of `store` contains the number and the sum of all of them, and a file beside the database (`RevisionFile`)
+contains the last durable revision.
 
-Always true: `verify` writes nothing into the database or its write-ahead log, so that a file that is refused
-stays as it was found; a file that passes holds every row that was committed, as it was committed, and no other.
+Invariants:
+* `verify` does not write to the database or its write-ahead log, so that a rejected file is unchanged.
+* A file that passes contains exactly the committed rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 FORMAT: Final = 2
 FIRST_FORMAT: Final = 1
-"""Without checksums. It is read once and written anew."""
+"""Without checksums. It is read once and rewritten."""
 
 TABLES: Final = {
     "store": """CREATE TABLE store (
@@ -80,7 +81,7 @@ REMEDY: Final = "put back a copy of the data directory, or start with an empty o
 
 
 class Totals(NamedTuple):
-    """The one row of `store`: what the other tables hold together. Sums are of the rows' CRCs."""
+    """The single row of `store`: totals of the other tables. Sums are of the rows' CRCs."""
 
     format: int
     revision: int
@@ -96,7 +97,7 @@ class Totals(NamedTuple):
 
 
 def entry_crc(key: str, value: bytes, create_revision: int, mod_revision: int) -> int:
-    """CRC-32C of a row of `entries`. Raises `TypeError` and the like for what no such row can hold."""
+    """CRC-32C of a row of `entries`. Raises `TypeError` and the like for values that no such row contains."""
     return _crc(create_revision, mod_revision, 0, key, value)
 
 
@@ -107,19 +108,19 @@ def event_crc(revision: int, number: int, key: str, value: bytes | None, create_
 
 def _crc(first: int, second: int, third: int, key: str, value: bytes | None) -> int:
     if value is not None and not isinstance(value, bytes):
-        raise TypeError("a value is bytes")  # an empty text is none, although it would sum up the same
+        raise TypeError("a value is bytes")  # an empty text has the same checksum as empty bytes
     name = key.encode()
     numbers = _NUMBERS.pack(first, second, third, len(name) if value is not None else -1 - len(name))
     return crc32c(b"".join((numbers, name, value or b"")))
 
 
 def read_totals(database: sqlite3.Connection) -> Totals:
-    """The row of `store`. Raises `MetadataCorrupt` when it is not as it was written."""
+    """Read the row of `store`. Raises `MetadataCorrupt` if it does not match its checksum."""
     row = database.execute(SELECT_STORE).fetchone()
     with contextlib.suppress(struct.error, TypeError):
         if row is not None and crc32c(_TOTALS.pack(*row[:-1])) == row[-1]:
             return Totals(*row[:-1])
-    raise MetadataCorrupt("the row that counts all others does not match its checksum")
+    raise MetadataCorrupt("the row with the totals does not match its checksum")
 
 
 def checked_entry(row: tuple[Any, ...]) -> tuple[str, bytes, int, int]:
@@ -139,11 +140,11 @@ def checked_event(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, in
 
 
 class UnknownFormat(StorageError):
-    """A file of another version, or one whose version is damaged. Never leaves this module."""
+    """A file with an unknown or damaged format version. Used within this module only."""
 
 
 def typed(error: sqlite3.Error, path: str) -> StorageError:
-    """What SQLite said, as our error: `MetadataCorrupt` when it is about the content of the file."""
+    """Convert an error of SQLite: `MetadataCorrupt` if it concerns the content of the file."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _TRANSIENT_CODES:
         return StorageError(f"metadata {path}: {error}")
@@ -151,47 +152,47 @@ def typed(error: sqlite3.Error, path: str) -> StorageError:
 
 
 def damaged(path: str, what: str) -> MetadataCorrupt:
-    line = " ".join(what.split())  # SQLite quotes statements, and those have lines
+    line = " ".join(what.split())  # SQLite quotes statements, which have several lines
     return MetadataCorrupt(f"metadata {path} is damaged: {line}; {REMEDY}")
 
 
 class RevisionFile:
-    """The last revision that was durable, in a file of its own beside the database; see the module.
+    """The last durable revision, in a file beside the database.
 
-    It is overwritten after each commit and not synced: after a kill it is exact, after a power loss or on a full disk
-    it may be old, never ahead: it says "at least this revision". A missing or damaged one only means that nobody can
-    tell.
+    It is overwritten after each commit and not flushed: after a kill it is exact; after a power loss or on a full disk
+    it may be older, never newer, so its meaning is "at least this revision". If it is missing or damaged, the revision
+    is unknown.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path + REVISION_SUFFIX
         self._descriptor = -1
-        self._behind = False
+        self._is_behind = False
 
-    def note(self, revision: int) -> None:
-        """Everything up to this revision is durable. Without room on the disk it stays as it is, or says nothing any
-        more, until the next note. Raises `OSError` for anything else."""
+    def store(self, revision: int) -> None:
+        """Store a durable revision. On a full disk the file keeps the old revision, or becomes invalid, until the next
+        call. Raises `OSError` for any other failure."""
         try:
             self._write(_encode_revision(revision))
         except OSError as error:
             if error.errno not in _DISK_FULL:
                 raise
-            if not self._behind:
+            if not self._is_behind:
                 logger.warning(
-                    "no room to note the last metadata revision, tried again with each change: %s: %s",
+                    "disk full: last metadata revision not stored, retried with each change: %s: %s",
                     self._path,
                     error,
                 )
-            self._behind = True
+            self._is_behind = True
         else:
-            self._behind = False
+            self._is_behind = False
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
             self._descriptor = os.open(self._path, flags, 0o640)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        if os.write(self._descriptor, data) < len(data):  # what is there now does not match its checksum
+        if os.write(self._descriptor, data) < len(data):  # the content does not match its checksum now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
     def close(self) -> None:
@@ -206,7 +207,7 @@ def _encode_revision(revision: int) -> bytes:
 
 
 def read_revision_file(path: str) -> int:
-    """The revision that the witness of the database at `path` knows; -1 when it knows none."""
+    """The revision in the revision file of the database at `path`; -1 if there is none."""
     try:
         with open(path + REVISION_SUFFIX, "rb") as file:
             data = file.read(_REVISION.size + 1)
@@ -219,24 +220,26 @@ def read_revision_file(path: str) -> int:
 
 
 def verify(path: str) -> int | None:
-    """Judge the file at `path` and its write-ahead log, writing to neither. Its format; None when it is new.
+    """Verify the file at `path` and its write-ahead log without writing. Returns its format; None for a new file.
 
-    Reads everything. Raises `MetadataCorrupt` when it is damaged or not of one piece, `StorageError` when it
-    cannot be read or is of a newer version.
+    Reads the whole file. Raises `MetadataCorrupt` if it is damaged or inconsistent, `StorageError` if it cannot be read
+    or is of a newer version.
     """
     try:
         known = read_revision_file(path)
         size = _size(path)
         if size < PAGE_BYTES_MIN and (size > 0 or known > 0 or _size(path + "-wal") > 0):
-            # to SQLite that is an empty file, and it would throw the write-ahead log away
-            raise damaged(path, f"it has {size} bytes, but it was written to")
-        if not size or (known <= 0 and _size(path + "-journal") > 0):  # the first page was being written
+            # SQLite would treat it as an empty file and discard the write-ahead log
+            raise damaged(path, f"it has only {size} bytes although it was written")
+        if not size or (
+            known <= 0 and _size(path + "-journal") > 0
+        ):  # a crash while the first page was written
             return None
         with _reading(path) as database:
-            return _judge(database, known)
+            return _check_database(database, known)
     except sqlite3.Error as error:
         raise typed(error, path) from error
-    except UnicodeError as error:  # of a text that is none
+    except UnicodeError as error:  # a text with invalid encoding
         raise damaged(path, str(error)) from error
     except MetadataCorrupt as error:
         if error.message.startswith("metadata "):
@@ -257,7 +260,7 @@ def _size(path: str) -> int:
 
 
 def verify_store(path: str) -> list[str]:
-    """What is wrong with the metadata file at `path`, one line each; empty when nothing is. For offline checks.
+    """Problems of the metadata file at `path`, one line each; empty if it is valid. For offline checks.
 
     Not for the file of a running broker. Nothing is changed.
     """
@@ -272,12 +275,12 @@ def verify_store(path: str) -> list[str]:
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[sqlite3.Connection]:
-    """A copy of the database in memory, as SQLite would see it after recovery. Needs no room on the disk."""
+    """A copy of the database in memory after recovery. Needs no disk space."""
     with open(path, "rb") as file:
         data = file.read()
     if _size(path + "-wal"):
         if data[_MODE] != _WAL_MODE:
-            raise MetadataCorrupt("it has a write-ahead log, and its first page says that it has none")
+            raise MetadataCorrupt("it has a write-ahead log although its first page excludes one")
         with open(path + "-wal", "rb") as file:
             data = with_wal(data, file.read())
     if data[_MODE] == _WAL_MODE:
@@ -290,11 +293,11 @@ def _reading(path: str) -> Iterator[sqlite3.Connection]:
         database.close()
 
 
-def _judge(database: sqlite3.Connection, known_revision: int) -> int | None:
+def _check_database(database: sqlite3.Connection, known_revision: int) -> int | None:
     found = dict(database.execute("SELECT name, sql FROM sqlite_master").fetchall())
     if not found:  # a crash between the first page and the tables
         if known_revision > 0:
-            raise MetadataCorrupt(f"it holds nothing, but revision {known_revision} was durable")
+            raise MetadataCorrupt(f"it is empty, but revision {known_revision} was durable")
         return None
     for (problem,) in database.execute("PRAGMA quick_check(1)"):
         if problem != "ok":
@@ -306,7 +309,7 @@ def _judge(database: sqlite3.Connection, known_revision: int) -> int | None:
     if file_format == FIRST_FORMAT and "entries_sum" not in found.get("store", ""):
         return FIRST_FORMAT
     if file_format != FORMAT:
-        raise UnknownFormat(f"it has format {file_format}; this version knows {FORMAT}")
+        raise UnknownFormat(f"it has format {file_format}; this version supports {FORMAT}")
     if found != TABLES:
         raise MetadataCorrupt("its tables are not those of this format")
     _check_rows(database)
@@ -326,11 +329,11 @@ def _check_rows(database: sqlite3.Connection) -> None:
             total += row[-1]
         sums += [count, total]
     if sums != list(totals[3:]):
-        raise MetadataCorrupt(f"it holds {sums[0]} entries and {sums[2]} changes other than those written")
+        raise MetadataCorrupt(f"its {sums[0]} entries and {sums[2]} changes do not match the totals")
 
 
 def create(database: sqlite3.Connection) -> None:
-    """Make the tables of a new file, within a transaction of the caller."""
+    """Create the tables of a new file, within a transaction of the caller."""
     for statement in TABLES.values():
         database.execute(statement)
     totals = Totals(FORMAT, 0, 0)
@@ -338,7 +341,7 @@ def create(database: sqlite3.Connection) -> None:
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Write a file of the first format anew, within a transaction of the caller."""
+    """Rewrite a file of the first format, within a transaction of the caller."""
     entries = database.execute("SELECT key, value, create_revision, mod_revision FROM entries").fetchall()
     events = database.execute("SELECT revision, number, key, value, create_revision FROM events").fetchall()
     revision, compacted = database.execute("SELECT revision, compacted FROM store").fetchone()

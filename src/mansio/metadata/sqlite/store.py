@@ -1,14 +1,16 @@
-"""The metadata store of a single node: one SQLite file, written ahead and synced before every answer.
+"""Metadata store of a single node: one SQLite file in WAL mode, flushed before every response.
 
-Owns the file. Every call runs on the `Background` worker given at construction, one after the other: a commit
-waits for the disk (`synchronous=FULL`), and a slow disk must not stall the loop; the hop costs far less than
-the sync. Give it a worker of its own, lest acknowledgements of records wait behind it.
+Every call runs on the `Background` worker given at construction, one after the other: a commit waits for the disk
+(`synchronous=FULL`), and a slow disk must not block the event loop; the switch of threads costs far less than the
+flush. The worker should serve nothing else, so that acknowledgements of records do not wait behind metadata.
 
-Always true: a change and its event are written in the same SQLite transaction, so a watch cannot miss one. A
-watch keeps only its position and reads the next events from the table, so a slow reader holds no memory here.
-After a failed commit other than a full disk nothing is known about what reached the disk: the store refuses
-every later change until it is opened again. A row is answered only when it matches its checksum; a damaged file is
-refused at opening and left as it is (see `sqlite_format`).
+Invariants:
+* A change and its event are written in the same SQLite transaction, so a watch cannot miss one. A watch stores only its
+  position and reads the next events from the table, so a slow reader uses no memory here.
+* After a failed commit other than a full disk the content of the disk is unknown: the store rejects every later change
+  until it is opened again.
+* A row is returned only if it matches its checksum. A damaged file is rejected when it is opened, and is not modified
+  (see `format`).
 """
 
 from __future__ import annotations
@@ -59,8 +61,8 @@ WATCH_BATCH_EVENTS_MAX: Final = 512
 OPERATIONS_MAX: Final = 10_000
 WAL_PAGES: Final = 64
 WAL_RESERVE_BYTES: Final = 512 * 1024
-"""The write-ahead log begins anew after `WAL_PAGES` and lies on the disk in this length: there is room to delete a
-topic when there is none for anything else."""
+"""The write-ahead log restarts after `WAL_PAGES` and is preallocated with this length: a topic can be deleted even when
+the disk is full."""
 
 _LAST_OF_BATCH: Final = (
     "SELECT revision FROM events WHERE revision >= ? AND key >= ? AND key < ?"
@@ -73,20 +75,20 @@ _BATCH: Final = (
 
 
 class SqliteStore:
-    """`MetadataStore` on one file (`:memory:` for one that forgets). Make it with `open`."""
+    """`MetadataStore` on one file (`:memory:`: not persistent). Create it with `open`."""
 
     def __init__(
         self,
         path: str,
         database: sqlite3.Connection,
-        witness: RevisionFile | None,
+        revision_file: RevisionFile | None,
         background: Background,
         promise: Callable[[], Promise[Any]],
         events_kept: int,
     ) -> None:
         self._path = path
         self._database = database
-        self._revision_file = witness
+        self._revision_file = revision_file
         self._background = background
         self._promise = promise
         self._events_kept = events_kept
@@ -108,7 +110,7 @@ class SqliteStore:
         *,
         events_kept: int = EVENTS_KEPT,
     ) -> SqliteStore:
-        """Open or create the file. `promise` makes what calls await (`Scheduler.promise`).
+        """Open or create the file. `promise` creates the awaitables of calls (`Scheduler.promise`).
 
         Reads and checks all of it. Raises `MetadataCorrupt` when it is damaged, `StorageError` when it is of a newer
         version or open elsewhere.
@@ -116,7 +118,7 @@ class SqliteStore:
         in_memory = path == ":memory:"
         found = None if in_memory else verify(path)
         database: sqlite3.Connection | None = None
-        witness: RevisionFile | None = None
+        revision_file: RevisionFile | None = None
         try:
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -131,12 +133,12 @@ class SqliteStore:
             database.execute("COMMIT")
             if not in_memory:
                 _reserve_wal(database, path)
-                witness = RevisionFile(path)
-                witness.note(read_totals(database).revision)
-            return cls(path, database, witness, background, promise, events_kept)
+                revision_file = RevisionFile(path)
+                revision_file.store(read_totals(database).revision)
+            return cls(path, database, revision_file, background, promise, events_kept)
         except (sqlite3.Error, OSError, MetadataCorrupt) as error:
-            if witness is not None:
-                witness.close()
+            if revision_file is not None:
+                revision_file.close()
             if database is not None:
                 database.close()
             if isinstance(error, OSError):
@@ -176,7 +178,7 @@ class SqliteStore:
                 yield events
 
     async def close(self) -> None:
-        """End all watches and close the file. Closing twice is harmless."""
+        """End all watches and close the file. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -184,7 +186,7 @@ class SqliteStore:
         self._wake()
 
     def _transacted(self, done: TransactionResult) -> None:
-        """Runs even when whoever asked has gone away: what happened, watches must see."""
+        """Runs even if the caller was cancelled: watches must see the change."""
         if done.revision > self._revision:
             self._revision = done.revision
             self._wake()
@@ -208,7 +210,7 @@ class SqliteStore:
         def done(result: T | None, error: BaseException | None) -> None:
             if error is None and then is not None:
                 then(cast("T", result))
-            if promise.done():  # whoever asked has gone away
+            if promise.done():  # the caller was cancelled
                 return
             if error is None:
                 promise.set_result(result)
@@ -224,7 +226,7 @@ class SqliteStore:
             raise damaged(self._path, error.message) from error
         return answer
 
-    # On the worker
+    # ------------------------------------------------------------------ on the worker
 
     def _close(self) -> None:
         self._database.close()
@@ -270,11 +272,12 @@ class SqliteStore:
         return TransactionResult(True, after.revision)
 
     def _note(self, revision: int) -> None:
-        """The change is durable, whatever becomes of the note; without it, later ones could vanish unnoticed. That is
-        borne while the disk is full (the next change notes both), and not when the disk fails."""
+        """Store the revision in the revision file. The change is durable in any case; without the revision, a loss of
+        later changes could be undetected. That is accepted while the disk is full (the next change stores a newer
+        revision), but not if the disk fails."""
         try:
             if self._revision_file is not None:
-                self._revision_file.note(revision)
+                self._revision_file.store(revision)
         except OSError as error:
             self._failure = StorageError(
                 f"metadata {self._path} takes no more changes until a restart: {error}"
@@ -294,7 +297,7 @@ class SqliteStore:
         return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)
 
     def _execute(self, operation: Put | Delete, totals: Totals, number: int) -> Totals:
-        """Change one key and note the event; what the tables hold then. A delete of nothing changes nothing."""
+        """Change one key and store the event. Returns the new totals. Deleting a missing key changes nothing."""
         database = self._database
         key, revision = operation.key, totals.revision
         before = self._get(key)
@@ -321,7 +324,7 @@ class SqliteStore:
         )
 
     def _compact_events(self, totals: Totals) -> Totals:
-        """Delete events that are too old, now and then; what the tables hold then."""
+        """Delete old events at intervals. Returns the new totals."""
         keep = self._events_kept
         if totals.revision % max(1, keep // 4) or totals.events <= keep:
             return totals
@@ -342,7 +345,7 @@ class SqliteStore:
         )
 
     def _events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
-        """The next events from revision `position` on, whole revisions only, and the position after them."""
+        """The next events from revision `position` on, complete revisions only, and the position after them."""
         totals = read_totals(self._database)
         if position <= totals.compacted:
             raise Compacted(f"changes up to revision {totals.compacted} are not kept; asked for {position}")
@@ -357,12 +360,12 @@ class SqliteStore:
 
 
 def _reserve_wal(database: sqlite3.Connection, path: str) -> None:
-    """Begin the write-ahead log anew and give it its length, as far as there is room: a full disk is no obstacle."""
+    """Restart the write-ahead log and preallocate it, as far as the disk has space: a full disk is no error."""
     database.execute("PRAGMA wal_checkpoint(RESTART)")
     with contextlib.suppress(OSError), open(path + "-wal", "ab", buffering=0) as file:
         file.write(bytes(max(0, WAL_RESERVE_BYTES - file.tell())))
 
 
 def _after(prefix: str) -> str:
-    """The first text that sorts after everything that begins with `prefix` (keys are ASCII)."""
+    """The first text that sorts after all texts with this prefix (keys are ASCII)."""
     return prefix + "\U0010ffff"
