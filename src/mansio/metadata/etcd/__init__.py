@@ -1,13 +1,14 @@
-"""A client of etcd: what Mansio needs of etcd's public interface, and nothing else.
+"""etcd client: the part of etcd's public interface that Mansio uses.
 
-Owns the connections to etcd and what a failed call means. Nothing outside this package and `etcd_store` knows gRPC.
-It is imported in cluster mode only: grpcio and protobuf are an extra.
+Contains the connections to etcd and the interpretation of failed calls. gRPC is used in this package only. It is
+imported in cluster mode only: grpcio and protobuf are an optional dependency.
 
-Always true:
-* every read is linearizable, every call has a deadline, every wait and every queue an end;
-* a transaction whose answer was lost raises `Ambiguous`; any other error of a transaction means that it did not happen;
-* a client stays with one endpoint while that answers, and moves to the next one when it does not;
-* a watch goes on from the last event it has shown, across endpoints, restarts and lost connections.
+Invariants:
+* Every read is linearizable, every call has a deadline, every wait and every queue has a limit.
+* A transaction whose response was lost raises `Ambiguous`; any other error of a transaction means that it was not
+  executed.
+* A client uses one endpoint as long as that responds, and switches to the next one when it does not.
+* A watch resumes after the last event that it returned, across endpoints, restarts and lost connections.
 
 Interface: https://etcd.io/docs/v3.5/learning/api/ and https://etcd.io/docs/v3.5/dev-guide/api_reference_v3/
 """
@@ -18,7 +19,7 @@ import os
 
 from mansio.errors import ConfigError
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core writes lines of its own among ours
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise its core writes to stderr
 
 try:
     import google.protobuf  # noqa: F401 - only whether it is there

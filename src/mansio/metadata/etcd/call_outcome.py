@@ -1,7 +1,7 @@
-"""What a failed call to etcd means: whether it may have happened, whom to ask next, and what to tell people.
+"""Interpretation of failed calls to etcd: whether they were executed, whether to retry, and the error to raise.
 
-Always true: a failure is `NOT_DONE` or `REFUSED` only where etcd, or gRPC before a byte was sent, has said so. All
-else is `UNKNOWN`: the request may be carried out, now or later.
+Invariant: a failure is `NOT_DONE` or `REFUSED` only if etcd reports it, or gRPC before it sent anything. All others are
+`UNKNOWN`: the request may be executed, now or later.
 
 Source: the texts and codes in etcd's api/v3rpc/rpctypes, which are part of its interface.
 """
@@ -28,36 +28,36 @@ DETAILS_CHARACTERS_MAX: Final = 300
 
 
 class EtcdUnsupported(ConfigError):
-    """This etcd cannot hold a cluster's metadata."""
+    """This etcd cannot store the metadata of a cluster."""
 
 
 class EtcdDenied(ConfigError):
-    """etcd does not let this user do it."""
+    """etcd denies the permission to this user."""
 
 
 class EtcdWithoutUsers(EtcdDenied):
-    """A user and password are set, and this etcd has no users."""
+    """User and password are configured, but this etcd has no users."""
 
 
 class Outcome(Enum):
-    """What is known of a call that failed."""
+    """What is known about a failed call."""
 
     NOT_DONE = auto()
-    """It did not happen; it may be tried again, elsewhere or later."""
+    """Not executed; it may be retried, at another endpoint or later."""
     UNKNOWN = auto()
-    """It may have happened, or still happen."""
+    """It may have been executed, or may be executed later."""
     STALE_TOKEN = auto()
-    """It did not happen; with a new token it may."""
+    """Not executed; a new token is required."""
     REFUSED = auto()
-    """It did not happen, and asking again does not help."""
+    """Not executed, and a retry does not help."""
 
 
 class Failure(NamedTuple):
     outcome: Outcome
     error: MansioError
-    """To raise, where the call is not made again."""
+    """Raised if the call is not repeated."""
     rotate: bool = False
-    """Another endpoint may do better."""
+    """Whether another endpoint may succeed."""
 
 
 _NOT_DONE: Final = (
@@ -65,7 +65,7 @@ _NOT_DONE: Final = (
     "etcdserver: not capable",
     "etcdserver: rpc not supported for learner",
     "etcdserver: unhealthy cluster",
-    "failed to connect to all addresses",  # gRPC's own: nothing was sent
+    "failed to connect to all addresses",  # from gRPC: nothing was sent
 )
 _STALE_TOKEN: Final = (
     "etcdserver: invalid auth token",
@@ -92,37 +92,37 @@ _REFUSING_CODES: Final[dict[StatusCode, type[MansioError]]] = {
     StatusCode.UNIMPLEMENTED: EtcdUnsupported,
 }
 _FULL: Final = "etcdserver: mvcc: database space exceeded"
-"""etcd says this of transactions that it has refused, and of the one that it has carried out and that was too many."""
+"""etcd returns this for rejected transactions, and for the executed one that exceeded the limit."""
 _LARGER: Final = "larger than max"
 TOO_MANY_REQUESTS: Final = "etcdserver: too many requests"
 
 
 def one_line(text: str | None) -> str:
-    """What a peer said, fit for a message."""
+    """A text of a peer as one line of bounded length."""
     return " ".join((text or "no reason given").split())[:DETAILS_CHARACTERS_MAX]
 
 
 def classify(code: StatusCode, details: str | None, endpoint: str) -> Failure:
-    """Of a call that ended with `code` and `details` at `endpoint`."""
-    said = one_line(details)
-    unavailable = Unavailable(f"etcd at {endpoint} does not answer: {said}")
-    if said.startswith(_STALE_TOKEN):
-        return Failure(Outcome.STALE_TOKEN, EtcdDenied(f"etcd wants a user and password: {said}"))
+    """Classify a call that ended with `code` and `details` at `endpoint`."""
+    details_line = one_line(details)
+    unavailable = Unavailable(f"etcd at {endpoint} does not answer: {details_line}")
+    if details_line.startswith(_STALE_TOKEN):
+        return Failure(Outcome.STALE_TOKEN, EtcdDenied(f"etcd wants a user and password: {details_line}"))
     for text, kind, meaning in _REFUSED:
-        if said.startswith(text):
-            return Failure(Outcome.REFUSED, kind(f"{meaning}: {said}" if meaning else said))
-    if said.startswith(_FULL):
-        return Failure(Outcome.UNKNOWN, DiskFull(f"etcd's database is full: {said}"))
-    if said.startswith(TOO_MANY_REQUESTS):
+        if details_line.startswith(text):
+            return Failure(Outcome.REFUSED, kind(f"{meaning}: {details_line}" if meaning else details_line))
+    if details_line.startswith(_FULL):
+        return Failure(Outcome.UNKNOWN, DiskFull(f"etcd's database is full: {details_line}"))
+    if details_line.startswith(TOO_MANY_REQUESTS):
         return Failure(Outcome.NOT_DONE, Unavailable("etcd has more to do than it can: try again later"))
-    if code is StatusCode.UNAVAILABLE and said.startswith(_NOT_DONE):
+    if code is StatusCode.UNAVAILABLE and details_line.startswith(_NOT_DONE):
         return Failure(Outcome.NOT_DONE, unavailable, rotate=True)
-    if code is StatusCode.RESOURCE_EXHAUSTED and _LARGER in said:
+    if code is StatusCode.RESOURCE_EXHAUSTED and _LARGER in details_line:
         return Failure(
-            Outcome.REFUSED, MessageTooLarge(f"a message is larger than etcd takes or sends: {said}")
+            Outcome.REFUSED, MessageTooLarge(f"a message is larger than etcd takes or sends: {details_line}")
         )
     if code in _REFUSING_CODES:
-        return Failure(Outcome.REFUSED, _REFUSING_CODES[code](f"etcd at {endpoint} refuses: {said}"))
+        return Failure(Outcome.REFUSED, _REFUSING_CODES[code](f"etcd at {endpoint} refuses: {details_line}"))
     if code is StatusCode.DEADLINE_EXCEEDED:
         unavailable = Unavailable(f"etcd at {endpoint} does not answer in time")
     return Failure(Outcome.UNKNOWN, unavailable, rotate=True)

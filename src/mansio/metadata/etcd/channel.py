@@ -1,10 +1,11 @@
-"""One endpoint of etcd: its channel, and whether the etcd behind it may be used.
+"""One etcd endpoint: its gRPC channel, and the check whether this etcd is supported.
 
-Owns one gRPC channel, which connects again by itself. Always true: a call is sent only over a connection that stands,
-so a call that found none has not happened; the version and the cluster of an etcd are known before anything is asked of
-it, and known anew after a failure, since another etcd may have taken its place.
+Invariants:
+* A call is sent only over an established connection, so a call without one was not executed.
+* The version and the cluster of an etcd are known before any other call, and checked again after a failure, because
+  another etcd may have replaced it.
 
-HTTP/2 pings go out only while a call is under way and etcd is silent; etcd closes connections that ping when idle.
+HTTP/2 pings are sent only while a call is in progress and etcd is silent; etcd closes connections that ping when idle.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CALL_DEADLINE_S: Final = 1.0
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 RECOMMENDED_VERSION: Final = "3.5.13 or later"
 HAS_LEADER: Final = ("hasleader", "true")
-"""A member that has lost the others says so at once, instead of staying silent."""
+"""A member without a leader returns an error at once instead of waiting."""
 
 OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_time_ms", 2_000),
@@ -67,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):
-    """A call that ended without an answer; `failure` says what is known."""
+    """A call that ended without a response; `failure` is its classification."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error.message)
@@ -106,7 +107,7 @@ class SingleFlight(Generic[T]):
 
 
 class Endpoint:
-    """Made on the loop that uses it. `url` is what people see."""
+    """One endpoint, created on the loop that uses it. `url` is shown to users."""
 
     def __init__(self, url: str, certificates: Certificates | None) -> None:
         self.url = url
@@ -126,13 +127,13 @@ class Endpoint:
         await self._channel.close()
 
     def require_check(self) -> None:
-        """Look again who is there before the next call."""
+        """Check version and cluster again before the next call."""
         self.checked = False
 
     async def call(
         self, method: Method[Request, Answer], request: Request, metadata: Metadata, deadline_s: float
     ) -> Answer:
-        """One call, once, connecting included in `deadline_s`. Raises `CallFailed`."""
+        """Execute one call once; `deadline_s` includes the connection. Raises `CallFailed`."""
         end = asyncio.get_running_loop().time() + deadline_s
         await self._connect(deadline_s)
         left_s = max(0.001, end - asyncio.get_running_loop().time())
@@ -146,13 +147,13 @@ class Endpoint:
         except grpc.aio.AioRpcError as error:
             raise CallFailed(classify(error.code(), error.details(), self.url)) from error
         except asyncio.CancelledError:
-            if self._closed and not _asked_to_stop():
+            if self._closed and not _is_task_cancelled():
                 raise CallFailed(classify(grpc.StatusCode.CANCELLED, "closed", self.url)) from None
             raise
         return answer
 
     async def stream(self, method: Method[Request, Answer], metadata: Metadata) -> Stream[Request, Answer]:
-        """Begin a stream; what is wrong with it shows when it is read. Raises `CallFailed`."""
+        """Open a stream; its errors are raised when it is read. Raises `CallFailed`."""
         await self._connect(CALL_DEADLINE_S)
         begin = self._channel.stream_stream(
             method.path, request_serializer=method.write, response_deserializer=method.read
@@ -160,7 +161,7 @@ class Endpoint:
         return Stream(begin(metadata=metadata), self.url)
 
     async def _connect(self, deadline_s: float) -> None:
-        """Until there is a connection, or gRPC knows why there is none: the call that follows then tells."""
+        """Wait for a connection, or until gRPC has failed to connect: then the following call returns the reason."""
         state = self._channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return
@@ -174,9 +175,9 @@ class Endpoint:
             raise CallFailed(failure._replace(outcome=Outcome.NOT_DONE)) from None
 
     async def check(self, metadata: Metadata, cluster_id: int | None) -> int:
-        """Make sure that this etcd may be used; the id of its cluster. `cluster_id`: the one it has to be.
+        """Check that this etcd may be used. Returns the id of its cluster. `cluster_id`: the expected id.
 
-        Raises `CallFailed`, with an `EtcdUnsupported` in it where it may not.
+        Raises `CallFailed`, with an `EtcdUnsupported` in it if it may not be used.
         """
         return await self._checking.run(lambda: self._check(metadata, cluster_id))
 
@@ -199,8 +200,8 @@ class Endpoint:
         return found
 
     async def _check_without_status(self, metadata: Metadata, cluster_id: int | None) -> int:
-        """From 3.6 on etcd tells its status to the user root only; earlier ones, which would have to be judged, tell
-        everybody. Any answer bears the cluster's id, and a learner gives none to a read like this."""
+        """From 3.6 on etcd returns its status only to the user root; earlier versions, which would have to be checked,
+        return it to all users. Every response contains the cluster id, and a learner rejects a read like this one."""
         request = rpc.RangeRequest(key=FIRST_CLUSTER.encode(), keys_only=True)
         answer = await self.call(RANGE, request, metadata, CALL_DEADLINE_S)
         found = self._same_cluster(answer.header.cluster_id, cluster_id)
@@ -227,8 +228,8 @@ class Endpoint:
                 )
 
 
-def _asked_to_stop() -> bool:
-    """Whether the cancellation at hand is the task's, and not only that of the call in it."""
+def _is_task_cancelled() -> bool:
+    """Whether the current cancellation is that of the task, not only of its call."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -238,7 +239,7 @@ def _unsupported(message: str) -> CallFailed:
 
 
 class Stream(Generic[Request, Answer]):
-    """A call with many messages in both directions. Close it, always."""
+    """A bidirectional stream. It must be closed."""
 
     def __init__(self, call: Any, url: str) -> None:
         self._call = call
@@ -252,7 +253,7 @@ class Stream(Generic[Request, Answer]):
             raise await self._failed() from None
 
     async def read(self, silence_s: float) -> Answer:
-        """The next message. Raises `CallFailed` at the end, and when nothing comes for `silence_s`."""
+        """The next message. Raises `CallFailed` at the end, and after `silence_s` without a message."""
         try:
             async with asyncio.timeout(silence_s):
                 answer = await self._call.read()

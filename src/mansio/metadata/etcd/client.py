@@ -1,8 +1,10 @@
-"""Calls to an etcd of several members: which of them is asked, how often, and with which token.
+"""Calls to an etcd cluster: choice of the endpoint, retries, authentication.
 
-Owns one `Endpoint` per address and the token. Calls go to one endpoint as long as it answers; when it does not, all
-calls move on to the next. Always true: a call that may have happened is made again only if it is `repeatable`; a call
-is tried for `CALLS_DEADLINE_S` at most; two calls never fetch a token at the same time.
+Invariants:
+* Calls go to one endpoint as long as it responds; then all calls switch to the next one.
+* A call that may have been executed is repeated only if it is `repeatable`.
+* A call is tried for at most `CALLS_DEADLINE_S`.
+* Two calls never request a token at the same time.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 CALLS_DEADLINE_S: Final = 3.0
-"""Of all attempts of one call together: longer than etcd takes to elect a leader."""
+"""Deadline of all attempts of one call: longer than etcd takes to elect a leader."""
 TOKENS_PER_CALL_MAX: Final = 2
 BACKOFF_S: Final = 0.02
 BACKOFF_S_MAX: Final = 0.5
@@ -46,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Member(NamedTuple):
-    """What one endpoint says of itself. `reason`: why it says nothing, else empty."""
+    """Status of one endpoint. `reason`: why it has none, otherwise empty."""
 
     endpoint: str
     version: str = ""
@@ -57,7 +59,7 @@ class Member(NamedTuple):
 
 
 class OpenStream(NamedTuple, Generic[Request, Answer]):
-    """A stream, the endpoint it goes to, and the token it was begun with."""
+    """A stream with its endpoint and the token with which it was opened."""
 
     stream: Stream[Request, Answer]
     endpoint: Endpoint
@@ -65,7 +67,7 @@ class OpenStream(NamedTuple, Generic[Request, Answer]):
 
 
 class StreamFailed(Exception):
-    """A stream that did not begin."""
+    """A stream that could not be opened."""
 
     def __init__(self, failure: Failure, endpoint: Endpoint, token: str | None) -> None:
         super().__init__(failure.error.message)
@@ -75,7 +77,7 @@ class StreamFailed(Exception):
 
 
 class EtcdClient:
-    """Made by `open`, on the loop that uses it; closed there."""
+    """Client of an etcd cluster. Create it with `open` and close it on the loop that uses it."""
 
     def __init__(self, config: EtcdConfig, random: Random) -> None:
         self._config = config
@@ -92,13 +94,13 @@ class EtcdClient:
 
     @property
     def counts(self) -> StoreCounts:
-        """How calls ended so far; a watch that breaks is one, too. Those of the keep-alive's thread are not here."""
+        """Calls by outcome; a broken watch counts as a call. Calls of the keep-alive thread are not included."""
         return StoreCounts(self._answered, self._ambiguous, dict(self._failed))
 
     @classmethod
     async def open(cls, config: EtcdConfig, random: Random) -> EtcdClient:
-        """Look at every endpoint that answers. Raises `EtcdUnsupported`, `EtcdDenied`, and `Unavailable` if none
-        does."""
+        """Check every endpoint that responds. Raises `EtcdUnsupported`, `EtcdDenied`, and `Unavailable` if none
+        responds."""
         client = cls(config, random)
         try:
             await client._check_all()
@@ -113,18 +115,19 @@ class EtcdClient:
 
     @property
     def endpoint(self) -> str:
-        """Which one is asked now."""
+        """The current endpoint."""
         return self._endpoints[self._current].url
 
     async def close(self) -> None:
-        """Calls under way fail. Closing twice is harmless."""
+        """Close all connections; calls in progress fail. Idempotent."""
         self._closed = True
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     async def call(
         self, method: Method[Request, Answer], request: Request, *, repeatable: bool = True
     ) -> Answer:
-        """Raises `Ambiguous` where a call that is not `repeatable` may have happened, else what it came to."""
+        """Execute a call. Raises `Ambiguous` if a call that is not `repeatable` may have been executed, otherwise the
+        error of the last attempt."""
         attempts = Attempts(self._random)
         while True:
             endpoint, token = self._endpoints[self._current], self._token
@@ -141,7 +144,7 @@ class EtcdClient:
                     self._failed["unknown"] += 1
                     self._ambiguous += 1
                     self._leave(endpoint, failed.failure)
-                    raise Ambiguous(f"{failed.failure.error.message}: it may have happened") from failed
+                    raise Ambiguous(f"{failed.failure.error.message}: it may have been executed") from failed
                 await self.handle_failure(endpoint, failed.failure, token, attempts)
                 continue
             self._answered += 1
@@ -149,8 +152,8 @@ class EtcdClient:
             return answer
 
     async def stream(self, method: Method[Request, Answer]) -> OpenStream[Request, Answer]:
-        """Begin a stream where calls go now. Raises `StreamFailed`: `handle_failure` with what is in it, then
-        begin again."""
+        """Open a stream to the current endpoint. Raises `StreamFailed`: call `handle_failure` with its attributes,
+        then retry."""
         endpoint, token = self._endpoints[self._current], self._token
         try:
             await self._prepare(endpoint)
@@ -162,7 +165,7 @@ class EtcdClient:
     async def handle_failure(
         self, endpoint: Endpoint, failure: Failure, token: str | None, attempts: Attempts
     ) -> None:
-        """After a failure at `endpoint` with `token`: make another attempt sensible, or raise what failed."""
+        """Prepare another attempt after a failure at `endpoint` with `token`, or raise its error."""
         self._failed[failure.outcome.name.lower()] += 1
         if failure.outcome is Outcome.REFUSED:
             raise failure.error
@@ -178,13 +181,13 @@ class EtcdClient:
             raise failure.error
 
     def answered(self, endpoint: Endpoint) -> None:
-        """Note that all is well."""
+        """Record a successful call."""
         if self._is_failing:
             self._is_failing = False
             logger.info("etcd answers", extra=fields(endpoint=endpoint.url))
 
     async def members(self) -> list[Member]:
-        """What each endpoint says of itself, those that say nothing included."""
+        """The status of each endpoint, including those that do not respond."""
         return await asyncio.gather(*(self._member(endpoint) for endpoint in self._endpoints))
 
     async def _member(self, endpoint: Endpoint) -> Member:
@@ -209,10 +212,10 @@ class EtcdClient:
             else:
                 self._current = number
         if len(reasons) == len(self._endpoints):
-            raise Unavailable(f"{'; '.join(reversed(reasons))}; a broker starts when its etcd runs")
+            raise Unavailable(f"{'; '.join(reversed(reasons))}; a broker requires a running etcd")
 
     async def _prepare(self, endpoint: Endpoint) -> None:
-        """Have a token, and know who answers there."""
+        """Make sure that there is a token and that the endpoint is checked."""
         if self._closed:
             raise Unavailable("the connection to etcd is closed")
         if self._config.user is not None and self._token is None:
@@ -228,7 +231,7 @@ class EtcdClient:
         except CallFailed as failed:
             if not isinstance(failed.failure.error, EtcdWithoutUsers):
                 raise
-            self._token = ""  # once it has users, it says that a token is missing
+            self._token = ""  # when users are added, calls fail with a missing token
 
     def _metadata(self) -> Metadata:
         return (HAS_LEADER, ("token", self._token)) if self._token else (HAS_LEADER,)
@@ -245,10 +248,10 @@ class EtcdClient:
 
 
 class Attempts:
-    """How often, and until when, one call is tried again. The pauses grow, and differ between clients."""
+    """Number and duration of the attempts of one call. Pauses grow and are randomized."""
 
     def __init__(self, random: Random, deadline_s: float | None = CALLS_DEADLINE_S) -> None:
-        """`deadline_s` None: for ever."""
+        """`deadline_s` None: no limit."""
         self._random = random
         self._now = asyncio.get_running_loop().time
         self._end = None if deadline_s is None else self._now() + deadline_s
@@ -260,7 +263,7 @@ class Attempts:
         return self._tokens <= TOKENS_PER_CALL_MAX
 
     async def pause(self) -> bool:
-        """False: there is no time for another attempt."""
+        """Wait before the next attempt. Returns False if there is no time for another one."""
         pause_s = self._pause_s * self._random.uniform(0.5, 1.0)
         if self._end is not None and self._now() + pause_s >= self._end:
             return False
@@ -269,5 +272,5 @@ class Attempts:
         return True
 
     def reset(self) -> None:
-        """It went well: the next trouble is another one."""
+        """Restart the backoff after a success."""
         self._pause_s, self._tokens = BACKOFF_S, 0

@@ -1,6 +1,6 @@
-"""Where etcd is and how to prove who we are: endpoints, certificates, user and password.
+"""Configuration of the etcd client: endpoints, certificates, user and password.
 
-Always true of an `EtcdConfig`: it has at least one endpoint and all of them are of one kind (http or https); no
+Invariants of an `EtcdConfig`: it has at least one endpoint and all of them are of one kind (http or https); no
 password is ever in its text form.
 """
 
@@ -21,7 +21,8 @@ ENDPOINTS_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM. `ca` None: the system's authorities. `certificate` and `key` come together or not at all."""
+    """PEM. `ca` None: the certificate authorities of the system. `certificate` and `key` are given both or not at
+    all."""
 
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -30,10 +31,10 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """All a client needs to know. Make it with `of`, which checks it."""
+    """Configuration of a client. Create it with `of`, which validates it."""
 
     endpoints: tuple[str, ...]
-    """`http://host:port` or `https://host:port`, as they are shown to people."""
+    """`http://host:port` or `https://host:port`, as shown to users."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     certificates: Certificates | None = None
@@ -50,7 +51,7 @@ class EtcdConfig:
         certificate_file: str | None = None,
         key_file: str | None = None,
     ) -> EtcdConfig:
-        """Check everything and read the files. Raises `ConfigError`."""
+        """Validate the settings and read the files. Raises `ConfigError`."""
         if not 0 < len(endpoints) <= ENDPOINTS_MAX:
             raise ConfigError(f"etcd wants between 1 and {ENDPOINTS_MAX} endpoints, not {len(endpoints)}")
         if (user is None) != (password is None):

@@ -1,11 +1,14 @@
-"""Leases on etcd: for a loop (`EtcdLeases`), and for a thread that must not wait for any loop (`ThreadKeepAlive`).
+"""Leases in etcd: for an event loop (`EtcdLeases`), and for a thread that must not wait for any loop
+(`ThreadKeepAlive`).
 
-A broker's life hangs on its lease, so the thread has a connection of its own, on gRPC's blocking side: the loops of
-several threads would wake each other there (grpc issue 25364), and a loop that hangs must not hold the keep-alive up.
+The session of a broker depends on its lease, so the thread has its own connection, with gRPC's blocking interface: the
+asyncio interface of several threads would wake each other (grpc issue 25364), and a blocked loop must not delay
+renewals.
 
-Always true: a keep-alive that is answered was heard by etcd's leader after it was sent (a leader that has just lost the
-others answers until it notices, a second or two); one that is not answered in `CALL_DEADLINE_S` is given up, and the
-next one is asked of the next endpoint.
+Invariants:
+* A renewal that is answered reached etcd's leader after it was sent (a leader that has just lost the other members
+  answers until it notices, for a second or two).
+* A renewal that is not answered within `CALL_DEADLINE_S` is abandoned, and the next one is sent to the next endpoint.
 """
 
 from __future__ import annotations
@@ -27,17 +30,18 @@ if TYPE_CHECKING:
     from mansio.metadata.etcd.config import EtcdConfig
 
 TOKENS_MAX: Final = 2
-"""That one keep-alive of a thread tries: the one it has, and a new one."""
+"""Tokens that one renewal of the thread tries: the current one and a new one."""
 
 
 class EtcdLeases:
-    """`Leases` over a client, which the caller closes."""
+    """`Leases` with a client, which the caller closes."""
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client
 
     async def grant(self, ttl_s: float) -> int:
-        """etcd counts in whole seconds; the lease has at least `ttl_s`. One whose answer is lost ends by itself."""
+        """etcd counts in whole seconds; the lease has at least `ttl_s`. A lease whose response is lost expires by
+        itself."""
         answer = await self._client.call(GRANT, rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
         return int(answer.ID)
 
@@ -52,8 +56,8 @@ class EtcdLeases:
 
 
 class ThreadKeepAlive:
-    """Keeps leases alive from a thread. Whoever calls tries again: each call blocks for about `CALL_DEADLINE_S` at
-    most, and goes to another endpoint after one that failed."""
+    """Renews leases from a thread. The caller retries: each call blocks for at most about `CALL_DEADLINE_S`, and uses
+    another endpoint after a failure."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config

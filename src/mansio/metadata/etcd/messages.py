@@ -1,4 +1,4 @@
-"""The methods of etcd that are called, and what is said to them, made from and into the store's own terms.
+"""Methods and messages of etcd, converted from and to the types of the metadata store.
 
 `LeaseKeepAlive` is a stream in etcd's interface. One message and the end of the sending side is a legal use of it, and
 looks on the wire like any single call; so it is one here, with a deadline of its own.
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Method(NamedTuple, Generic[Request, Answer]):
-    """One method: its path, and how its messages become bytes and come from them."""
+    """One gRPC method: its path, and the conversion of its messages."""
 
     path: str
     write: Callable[[Request], bytes]
@@ -62,9 +62,9 @@ STATUS: Final = Method(
 
 
 def range_of_prefix(prefix: str) -> tuple[bytes, bytes]:
-    """The first key, and the one after the last, of all keys that begin with `prefix`."""
+    """The first key, and the end (exclusive), of all keys with this prefix."""
     if not prefix:
-        return b"\0", b"\0"  # etcd's words for every key
+        return b"\0", b"\0"  # etcd's notation for all keys
     begin = prefix.encode()
     return begin, begin[:-1] + bytes((begin[-1] + 1,))  # no byte of UTF-8 is 255
 
@@ -108,7 +108,7 @@ def entry(found: rpc.KeyValue) -> Entry:
 
 
 def events(changes: Iterable[rpc.Event], from_revision: int) -> list[Event]:
-    """Those of `from_revision` and later."""
+    """The events of `from_revision` and later."""
     return [
         Event(
             _key(change.kv.key),

@@ -1,4 +1,4 @@
-"""The metadata store of a cluster: etcd, seen through the store's own terms.
+"""Metadata store of a cluster: `MetadataStore` on etcd.
 
 Owns the client it is opened with. Always true: what is read is linearizable; a transaction that was begun is carried
 through even when whoever asked has gone away; a listing is of one revision, however many answers it took.
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 OPERATIONS_MAX: Final = 128
-"""What etcd takes unless it is told otherwise (`--max-txn-ops`), of conditions and of operations."""
+"""etcd's default limit (`--max-txn-ops`), for conditions and for operations."""
 LIST_PAGE_KEYS: Final = 1000
 LIST_ATTEMPTS_MAX: Final = 5
 
 
 class EtcdStore:
-    """`MetadataStore` on etcd. Make it with `open`."""
+    """`MetadataStore` on etcd. Create it with `open`."""
 
     def __init__(self, client: EtcdClient, random: Random, watch_events_max: int) -> None:
         self.client = client
@@ -54,7 +54,7 @@ class EtcdStore:
     async def open(
         cls, config: EtcdConfig, random: Random, *, watch_events_max: int = EVENTS_MAX
     ) -> EtcdStore:
-        """Connect and look at every endpoint that answers. `random`: for the pauses between attempts.
+        """Connect and check every endpoint that responds. `random`: for the pauses between attempts.
 
         Raises `ConfigError` when one of them must not hold metadata or does not let us in, `Unavailable` when none
         answers.
@@ -121,7 +121,7 @@ class EtcdStore:
             await batches.aclose()
 
     async def close(self) -> None:
-        """End all watches, wait for the transactions that were begun, and let go of etcd. Twice is harmless."""
+        """End all watches, wait for transactions in progress, and close the connections. Idempotent."""
         self._closed = True
         for watch in self._watches:
             watch.end()

@@ -1,8 +1,8 @@
-"""Which versions of etcd may hold metadata.
+"""Versions of etcd that may store metadata.
 
-3.5.0 to 3.5.2 can lose or differ in what they have acknowledged after a crash; they are refused. Later versions under
-3.5.13, and 3.4, lack fixes that matter less to us; they are taken with a warning. Before 3.4 a watch cannot be asked
-whether it is alive.
+3.5.0 to 3.5.2 can lose acknowledged changes or become inconsistent after a crash; they are rejected. Later versions
+before 3.5.13, and 3.4, lack less important fixes; they are accepted with a warning. Before 3.4 a watch has no progress
+requests.
 
 Source: https://etcd.io/docs/v3.5/op-guide/data_corruption/ and the advisory of April 2022 on 3.5.0-3.5.2
 """
@@ -22,7 +22,7 @@ _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 
 
 class VersionSupport(Enum):
-    """What to do with an etcd of some version."""
+    """Support of an etcd version."""
 
     GOOD = auto()
     OLD = auto()
@@ -30,7 +30,7 @@ class VersionSupport(Enum):
 
 
 def version_support(version: str) -> VersionSupport:
-    """Of a version as etcd tells it (`3.5.13`, `3.6.0-rc.1`). One that cannot be read is `REFUSED`."""
+    """Support of a version (`3.5.13`, `3.6.0-rc.1`). A malformed version is `REFUSED`."""
     found = _VERSION.match(version)
     if found is None:
         return VersionSupport.REFUSED

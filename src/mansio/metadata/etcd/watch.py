@@ -1,17 +1,19 @@
-"""One watch: changes under a prefix, in order, each once, whatever becomes of the connections.
+"""Watch of a prefix: all changes in order, each once, across connection failures.
 
-Owns a stream and a bounded queue. A task reads the stream into the queue; when the queue is full, the stream is let go,
-and begun again once the reader has caught up, so that neither we nor etcd hold much for a slow reader.
+A task reads the stream into a bounded queue. When the queue is full, the stream is closed, and opened again once the
+reader has caught up, so that neither this process nor etcd buffers much for a slow reader.
 
-Always true: `position` is the revision after the last event that went into the queue, and every stream begins there,
-not at a revision that etcd reports in passing. Events of one revision stay together. The reader gets the next event,
-or `Compacted`, or the reason why there is none; never a gap.
+Invariants:
+* `position` is the revision after the last event that was queued, and every stream starts there, not at a revision that
+  etcd reports as progress.
+* Events of one revision stay together.
+* The reader gets the next event, or `Compacted`, or the error that ended the watch; never a gap.
 
-A stream asks for one revision more than it wants and drops it: before 3.4.33 and 3.5.15 an etcd that was compacted at
-exactly the first revision asked for keeps quiet about deletions in it (etcd issue 18089).
+A stream requests one more revision than needed and drops it: before 3.4.33 and 3.5.15 an etcd that was compacted at
+exactly the first requested revision omits deletions in it (etcd issue 18089).
 
-etcd is asked every second for a sign of life, because a watch of keys that do not change is silent, and so is a dead
-one.
+etcd is asked for a progress notification every second, because a watch of keys that do not change is silent, as is a
+dead one.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 EVENTS_MAX: Final = 4096
-"""In the queue, before the stream is let go; what etcd sends in one piece is taken whole."""
+"""Size of the queue at which the stream is closed; a message of etcd is queued completely."""
 BATCH_EVENTS_MAX: Final = 512
 HEARTBEAT_S: Final = 1.0
 SILENCE_S: Final = 3.0
 
 
 class Watch:
-    """Made for one reader of `batches`."""
+    """A watch for one reader of `batches`."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Watch:
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[list[Event], None]:
-        """Until `end`. Raises `Compacted`, `EtcdDenied`, `StorageError`."""
+        """Batches of events until `end`. Raises `Compacted`, `EtcdDenied`, `StorageError`."""
         try:
             while True:
                 if self._queue:
@@ -93,7 +95,7 @@ class Watch:
                 await asyncio.wait([self._pump])
 
     def end(self) -> None:
-        """No more batches after those that are here."""
+        """Return no more batches after those that are queued."""
         self._ended = True
         self._changed.set()
 
@@ -104,7 +106,7 @@ class Watch:
         self._changed.set()
 
     async def _run(self) -> None:
-        """Keep a stream until the queue is full. Raises what the reader has to know."""
+        """Read streams until the queue is full. Raises the errors for the reader."""
         attempts = Attempts(self._random, deadline_s=None)
         while self._queued < self._events_max:
             try:
@@ -127,7 +129,7 @@ class Watch:
     async def _follow(
         self, opened: OpenStream[rpc.WatchRequest, rpc.WatchResponse], attempts: Attempts
     ) -> None:
-        """Queue what comes. Returns when the queue is full; raises `CallFailed`, `Compacted`."""
+        """Queue the events of a stream. Returns when the queue is full; raises `CallFailed`, `Compacted`."""
         begin, end = range_of_prefix(self._prefix)
         create = rpc.WatchCreateRequest(
             key=begin, range_end=end, start_revision=max(1, self._position - 1), fragment=True
@@ -151,9 +153,10 @@ class Watch:
             fragments = self._enqueue_complete_revisions(fragments, more=response.fragment)
 
     async def _check_revision_not_lost(self) -> None:
-        """A member may lag behind; but etcd as a whole never goes back, unless it was restored from a copy: then it
-        would use the revisions we have seen for other changes, and this watch would not show them."""
-        begin, _ = range_of_prefix(self._prefix)  # any key does, of those that our user may read
+        """A single member may lag behind, but etcd as a whole never goes back, unless it was restored from a backup:
+        then it would assign the revisions that were already seen to other changes, and this watch would not return
+        those."""
+        begin, _ = range_of_prefix(self._prefix)  # any key that the user may read
         answer = await self._client.call(RANGE, rpc.RangeRequest(key=begin, keys_only=True))
         if answer.header.revision < self._position - 1:
             raise StorageError(
@@ -162,7 +165,7 @@ class Watch:
             )
 
     def _enqueue_complete_revisions(self, fragments: list[Event], *, more: bool) -> list[Event]:
-        """What is left: of the last revision, where there is `more` to come, since that may be of it too."""
+        """Queue complete revisions and return the rest: events of the last revision, if `more` fragments follow."""
         held = fragments[-1].mod_revision if more and fragments else None
         batch: list[Event] = []
         for event in fragments:
@@ -184,7 +187,7 @@ class Watch:
 
 
 async def _heartbeat(stream: Stream[rpc.WatchRequest, rpc.WatchResponse]) -> None:
-    """Ask for a sign of life. Where that fails, reading fails too, and says so."""
+    """Request progress notifications. If that fails, reading fails, too, with the error."""
     with suppress(CallFailed):
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -192,12 +195,12 @@ async def _heartbeat(stream: Stream[rpc.WatchRequest, rpc.WatchResponse]) -> Non
 
 
 def _cancelled(reason: str, url: str) -> Failure:
-    """Of a watch that etcd ended, in words that have the code and the text of an error in them."""
+    """Failure of a watch that etcd ended, from the code and text in the reason."""
     return classify(StatusCode.UNAVAILABLE, reason.partition("desc = ")[2] or reason, url)
 
 
 def _of_watch(failure: Failure) -> Failure:
-    """etcd says "permission denied" to a watch whose token has run out, too: try a new one first."""
+    """etcd also returns "permission denied" to a watch whose token has expired: retry with a new one first."""
     if isinstance(failure.error, EtcdDenied) and failure.outcome is Outcome.REFUSED:
         return failure._replace(outcome=Outcome.STALE_TOKEN)
     return failure
