@@ -1,4 +1,4 @@
-"""Administration through the client and a real broker."""
+"""Admin client with a real broker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 
 @pytest.mark.row("L1")
-def test_topic_lives_grows_and_goes(broker: mansio.Broker) -> None:
+def test_topic_is_created_extended_and_deleted(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker) as client:
             admin = client.admin
@@ -62,7 +62,7 @@ def test_topic_lives_grows_and_goes(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.row("L1")
-def test_settings_are_shown_changed_and_taken_back(broker: mansio.Broker) -> None:
+def test_settings_are_described_changed_and_reset(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, tuned=1) as client:
             admin = client.admin
@@ -84,7 +84,7 @@ def test_settings_are_shown_changed_and_taken_back(broker: mansio.Broker) -> Non
 
 
 @pytest.mark.row("G4")
-def test_group_is_moved_to_every_kind_of_place(broker: mansio.Broker) -> None:
+def test_group_offsets_are_reset_to_every_kind_of_position(broker: mansio.Broker) -> None:
     base = 1_600_000_000_000
 
     async def scenario() -> None:
@@ -122,7 +122,7 @@ def test_group_is_moved_to_every_kind_of_place(broker: mansio.Broker) -> None:
 @pytest.mark.parametrize(
     ("protocol", "assignor"), [("consumer", "uniform"), ("classic", "cooperative-sticky")]
 )
-def test_living_group_is_described_and_defended(
+def test_active_group_is_described_and_cannot_be_changed(
     broker: mansio.Broker, protocol: Literal["consumer", "classic"], assignor: str
 ) -> None:
     topic, how = f"living-{protocol}", {"group_protocol": protocol, **QUICK_MEMBER}

@@ -1,4 +1,4 @@
-"""The blocking client: the same names, and the same promises, without a loop of one's own."""
+"""Blocking client: the same API and guarantees as the asyncio client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def public(kind: type) -> set[str]:
         (Producer, blocking.Producer),
     ],
 )
-def test_both_worlds_have_the_same_names_and_parameters(original: type, twin: type) -> None:
+def test_blocking_and_asyncio_clients_have_the_same_api(original: type, twin: type) -> None:
     assert public(original) == public(twin)
     for name in public(original):
         ours, theirs = getattr(twin, name), getattr(original, name)
@@ -78,7 +78,7 @@ def test_publish_consume_and_administer(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.row("A5", "G4")
-def test_commit_covers_what_was_handed_out_one_at_a_time_and_no_more(broker: mansio.Broker) -> None:
+def test_commit_covers_exactly_the_delivered_messages(broker: mansio.Broker) -> None:
     place = TopicPartition("stepwise", 0)
     how: dict[str, Any] = {"group": "stepwise", **QUICK_MEMBER}
     with mansio.blocking.connect(broker.address) as client:
@@ -111,7 +111,7 @@ def test_commit_covers_what_was_handed_out_one_at_a_time_and_no_more(broker: man
 
 
 @pytest.mark.row("A5", "G4")
-def test_group_keeps_its_place_when_a_loop_comes_to_its_end(broker: mansio.Broker) -> None:
+def test_group_offsets_are_committed_when_an_iteration_ends(broker: mansio.Broker) -> None:
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("ends", partitions=1)
         client.publish_many("ends", [b"%d" % number for number in range(4)])
@@ -128,7 +128,7 @@ def test_group_keeps_its_place_when_a_loop_comes_to_its_end(broker: mansio.Broke
             next(client.consume(TopicPartition("ends", 99)))
 
 
-def test_poll_returns_nothing_when_nothing_comes(broker: mansio.Broker) -> None:
+def test_poll_returns_nothing_after_its_timeout(broker: mansio.Broker) -> None:
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("quiet", partitions=1)
         with client.consume("quiet") as consumer:
@@ -155,7 +155,7 @@ def test_client_is_shared_between_threads(broker: mansio.Broker) -> None:
             assert [int(step) for owner, step in found if int(owner) == number] == list(range(20))
 
 
-def test_closed_client_leaves_no_thread_and_refuses(broker: mansio.Broker) -> None:
+def test_closed_client_has_no_thread_and_refuses_calls(broker: mansio.Broker) -> None:
     client = mansio.blocking.connect(broker.address)
     client.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "mansio-client"]
@@ -163,13 +163,13 @@ def test_closed_client_leaves_no_thread_and_refuses(broker: mansio.Broker) -> No
         client.publish("any", b"x")
 
 
-def test_nobody_there_is_a_typed_error_and_leaves_no_thread() -> None:
+def test_failed_connect_is_a_typed_error_and_leaves_no_thread() -> None:
     with pytest.raises(ConnectionLost):
         mansio.blocking.connect("127.0.0.1:1", connect_timeout_ms=200)
     assert not [thread for thread in threading.enumerate() if thread.name == "mansio-client"]
 
 
-def test_blocking_client_works_inside_a_program_with_a_loop(broker: mansio.Broker) -> None:
+def test_blocking_client_works_in_a_program_with_an_event_loop(broker: mansio.Broker) -> None:
     async def program() -> int:
         with mansio.blocking.connect(broker.address) as client:
             return client.admin.describe_cluster().controller_id
@@ -213,7 +213,7 @@ def test_publish_from_many_threads_keeps_each_ones_order_and_raises_typed_errors
 
 
 @pytest.mark.row("A5")
-def test_publish_waits_for_room_and_goes_on(broker: mansio.Broker) -> None:
+def test_publish_waits_for_buffer_space(broker: mansio.Broker) -> None:
     with blocking.connect(broker.address) as client:
         client.admin.create_topic("room", partitions=1)
         options = ProducerOptions(buffer_bytes_max=1_000, batch_bytes_max=1_000)

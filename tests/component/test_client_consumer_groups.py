@@ -75,7 +75,7 @@ def test_group_changes_its_protocol_member_by_member_and_back(broker: mansio.Bro
     run(scenario)
 
 
-def test_member_is_a_classic_one_where_the_broker_does_not_assign(
+def test_classic_protocol_is_used_with_an_old_broker(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     negotiate = Connection._negotiate
@@ -110,7 +110,7 @@ def test_member_is_a_classic_one_where_the_broker_does_not_assign(
 
 
 @pytest.mark.row("G4")
-def test_reading_to_the_end_waits_for_what_a_dead_member_still_has(broker: mansio.Broker) -> None:
+def test_reading_to_the_end_waits_for_partitions_of_a_dead_member(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, inherited=2, enough=1) as client:
             how: dict[str, Any] = {"to_end": True, **QUICK_MEMBER}
@@ -132,7 +132,7 @@ def test_reading_to_the_end_waits_for_what_a_dead_member_still_has(broker: mansi
 
 
 @pytest.mark.row("G1")
-def test_static_member_that_crashed_waits_for_its_own_session_and_is_not_refused(
+def test_crashed_static_member_waits_for_its_session_timeout_and_rejoins(
     broker: mansio.Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -151,7 +151,7 @@ def test_static_member_that_crashed_waits_for_its_own_session_and_is_not_refused
 
 
 @pytest.mark.row("G1")
-def test_second_member_with_the_name_of_one_that_lives_is_told_so(
+def test_second_live_member_with_the_same_instance_id_is_refused(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer_member, "INSTANCE_RELEASE_MS_MAX", 100)
@@ -170,9 +170,7 @@ def test_second_member_with_the_name_of_one_that_lives_is_told_so(
 
 
 @pytest.mark.row("G4")
-def test_commit_that_its_epoch_overtook_is_made_good(
-    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_with_a_stale_epoch_is_retried(broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with connected(broker, overtaken=2) as client, mansio.connect(broker.address) as other:
             await fill(client, "overtaken", 2, 5)
@@ -208,7 +206,7 @@ def test_commit_that_its_epoch_overtook_is_made_good(
 
 
 @pytest.mark.row("G3")
-def test_member_that_was_put_out_loses_what_it_had_and_comes_back_under_its_name(
+def test_fenced_member_loses_its_partitions_and_rejoins_with_its_id(
     broker: mansio.Broker,
 ) -> None:
     async def scenario() -> None:
@@ -234,7 +232,7 @@ def test_member_that_was_put_out_loses_what_it_had_and_comes_back_under_its_name
 
 
 @pytest.mark.row("G3")
-def test_slow_farewell_to_a_partition_costs_no_session_and_nobody_else_has_it_before(
+def test_slow_revocation_keeps_the_session_and_the_partition(
     broker: mansio.Broker,
 ) -> None:
     async def scenario() -> None:
@@ -275,7 +273,7 @@ def test_slow_farewell_to_a_partition_costs_no_session_and_nobody_else_has_it_be
     run(scenario)
 
 
-def test_expression_reads_topics_that_come_later_too(broker: mansio.Broker) -> None:
+def test_topic_pattern_includes_topics_created_later(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, wide1=1, wide2=1, narrow=1) as client:
             reader = Reader(client, "^wide.*", group="wide")
@@ -295,7 +293,7 @@ def test_expression_reads_topics_that_come_later_too(broker: mansio.Broker) -> N
     run(scenario)
 
 
-def test_callback_that_fails_is_told_to_who_reads(broker: mansio.Broker) -> None:
+def test_failing_callback_is_raised_by_poll(broker: mansio.Broker) -> None:
     def fail(_: list[TopicPartition]) -> None:
         raise KeyError("the callback failed")
 
@@ -311,7 +309,7 @@ def test_callback_that_fails_is_told_to_who_reads(broker: mansio.Broker) -> None
 
 
 @pytest.mark.row("L5", "G3")
-def test_members_stay_while_their_broker_is_killed_and_comes_back(tmp_path: Path) -> None:
+def test_members_survive_a_broker_restart(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:
 
         async def scenario() -> None:

@@ -1,4 +1,4 @@
-"""Groups through the client and a real broker: shared, committed, taken over, never skipped."""
+"""Consumer groups with a real broker: assignment, commits, fail-over, no skipped record."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def die(reader: Reader) -> None:
 
 @pytest.mark.row("G1", "G2", "G3")
 @either_protocol
-def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker, protocol: str) -> None:
+def test_every_record_is_read_while_members_join_and_leave(broker: mansio.Broker, protocol: str) -> None:
     topic, how = f"shared-{protocol}", {"auto_commit": True, "group_protocol": protocol}
 
     async def scenario() -> None:
@@ -103,9 +103,7 @@ def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker, pro
 
 @pytest.mark.row("G3")
 @either_protocol
-def test_partition_that_stays_is_delivered_while_the_group_rebalances(
-    broker: mansio.Broker, protocol: str
-) -> None:
+def test_retained_partition_is_delivered_during_a_rebalance(broker: mansio.Broker, protocol: str) -> None:
     events: list[tuple[str, set[int]]] = []
     topic = f"staying-{protocol}"
 
@@ -130,7 +128,7 @@ def test_partition_that_stays_is_delivered_while_the_group_rebalances(
 
 @pytest.mark.row("G3")
 @either_protocol
-def test_message_in_hand_is_finished_before_its_partition_moves_and_none_is_read_twice(
+def test_current_message_is_processed_before_revocation_and_none_is_read_twice(
     broker: mansio.Broker, protocol: str
 ) -> None:
     topic, how = f"slow-{protocol}", {"auto_commit": True, "group_protocol": protocol}
@@ -155,7 +153,7 @@ def test_message_in_hand_is_finished_before_its_partition_moves_and_none_is_read
 
 @pytest.mark.row("G3", "G4")
 @either_protocol
-def test_nothing_of_a_partition_is_handed_out_after_the_commit_with_which_it_is_given_back(
+def test_no_message_is_delivered_after_the_commit_of_a_revocation(
     broker: mansio.Broker, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = f"given-back-{protocol}"
@@ -189,7 +187,7 @@ def test_nothing_of_a_partition_is_handed_out_after_the_commit_with_which_it_is_
 
 
 @pytest.mark.row("G4")
-def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -> None:
+def test_next_consumer_starts_at_the_committed_offsets(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, resumed=1) as client:
             await fill(client, "resumed", 1, 20)
@@ -210,7 +208,7 @@ def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -
 
 
 @pytest.mark.row("G4")
-def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio.Broker) -> None:
+def test_auto_commit_covers_processed_messages_and_not_failed_ones(broker: mansio.Broker) -> None:
     how: dict[str, Any] = {"group": "done", **QUICK_MEMBER}
 
     async def scenario() -> None:
@@ -237,9 +235,7 @@ def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio
 
 @pytest.mark.row("G4")
 @pytest.mark.parametrize("end", ["max_records", "to_end", "to_time"])
-def test_group_goes_on_after_an_iteration_that_ended_and_nobody_closed(
-    broker: mansio.Broker, end: str
-) -> None:
+def test_group_continues_after_a_finished_iteration_without_close(broker: mansio.Broker, end: str) -> None:
     topic = "ended-" + end.replace("_", "-")
 
     async def scenario() -> None:
@@ -265,7 +261,7 @@ def test_group_goes_on_after_an_iteration_that_ended_and_nobody_closed(
 
 
 @pytest.mark.row("G4")
-def test_poll_whose_time_is_over_while_the_end_is_committed_still_leaves_the_group(
+def test_poll_timeout_during_the_final_commit_still_leaves_the_group(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
@@ -290,9 +286,7 @@ def test_poll_whose_time_is_over_while_the_end_is_committed_still_leaves_the_gro
 
 
 @pytest.mark.parametrize("group", [None, "nowhere"])
-def test_chosen_partition_that_does_not_exist_is_a_typed_error(
-    broker: mansio.Broker, group: str | None
-) -> None:
+def test_assigning_a_missing_partition_is_a_typed_error(broker: mansio.Broker, group: str | None) -> None:
     async def scenario() -> None:
         topic = f"short-{group}".lower()
         async with connected(broker, **{topic: 1}) as client:
@@ -306,7 +300,7 @@ def test_chosen_partition_that_does_not_exist_is_a_typed_error(
 
 @pytest.mark.row("G1", "G2")
 @either_protocol
-def test_dead_member_is_replaced_after_its_session(broker: mansio.Broker, protocol: str) -> None:
+def test_dead_member_is_replaced_after_its_session_timeout(broker: mansio.Broker, protocol: str) -> None:
     topic = f"deserted-{protocol}"
 
     async def scenario() -> None:
@@ -326,7 +320,7 @@ def test_dead_member_is_replaced_after_its_session(broker: mansio.Broker, protoc
 
 @pytest.mark.row("G1", "G2")
 @either_protocol
-def test_static_member_comes_back_to_its_partitions_without_a_rebalance(
+def test_static_member_rejoins_its_partitions_without_a_rebalance(
     broker: mansio.Broker, protocol: str
 ) -> None:
     topic, how = f"static-{protocol}", {"group_protocol": protocol}
@@ -402,7 +396,7 @@ def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str, p
 
 
 @either_protocol
-def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Broker, protocol: str) -> None:
+def test_member_that_does_not_poll_leaves_and_rejoins(broker: mansio.Broker, protocol: str) -> None:
     topic = f"stuck-{protocol}"
 
     async def scenario() -> None:
@@ -425,7 +419,7 @@ def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Br
 
 
 @either_protocol
-def test_new_partition_is_given_to_a_member(broker: mansio.Broker, protocol: str) -> None:
+def test_new_partition_is_assigned_to_a_member(broker: mansio.Broker, protocol: str) -> None:
     topic = f"grown-{protocol}"
 
     async def scenario() -> None:
@@ -439,7 +433,7 @@ def test_new_partition_is_given_to_a_member(broker: mansio.Broker, protocol: str
     run(scenario)
 
 
-def test_chosen_partitions_keep_offsets_in_a_group_without_joining_it(broker: mansio.Broker) -> None:
+def test_assigned_partitions_commit_offsets_without_joining_the_group(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, loose=1) as client:
             await fill(client, "loose", 1, 5)

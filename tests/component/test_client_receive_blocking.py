@@ -36,7 +36,7 @@ def prepared(client: Any, topic: str, count: int, **settings: str) -> str:
 @pytest.mark.parametrize(
     ("original", "twin"), [(Receiver, receiver_blocking.Receiver), (Leased, receiver_blocking.Leased)]
 )
-def test_both_worlds_have_the_same_names_and_parameters(original: type, twin: type) -> None:
+def test_blocking_and_asyncio_clients_have_the_same_api(original: type, twin: type) -> None:
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")} | set(kind.__annotations__)
 

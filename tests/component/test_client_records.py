@@ -1,4 +1,4 @@
-"""Records through the client and a real broker: what goes in comes out, from where and until when it was asked."""
+"""Publishing and consuming with a real broker: content, positions, limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def read_all(client: mansio.Client, topic: str, **how: Any) -> list[mansio
 
 @pytest.mark.row("L2", "L8", "P2")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_every_part_of_a_record_comes_back_with_every_codec(broker: mansio.Broker, codec: Any) -> None:
+def test_records_round_trip_with_every_codec(broker: mansio.Broker, codec: Any) -> None:
     records = [
         OutgoingRecord(b"value", b"key", (("a", b"1"), ("a", None), ("\u00e9", b"")), 0, 1_700_000_000_000),
         OutgoingRecord(None, b"tombstone", (), 0, 1_700_000_000_001),
@@ -87,7 +87,7 @@ def test_records_without_key_use_every_partition_in_large_batches(broker: mansio
     run(scenario)
 
 
-def test_one_publish_is_acknowledged_with_its_place(broker: mansio.Broker) -> None:
+def test_publish_returns_partition_and_offset(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, one=1) as client:
             first = await client.publish("one", "text", key="k")
@@ -99,7 +99,7 @@ def test_one_publish_is_acknowledged_with_its_place(broker: mansio.Broker) -> No
 
 
 @pytest.mark.row("T3", "G4")
-def test_reading_between_two_times_gives_exactly_what_lies_between(broker: mansio.Broker) -> None:
+def test_reading_between_two_times_returns_exactly_that_range(broker: mansio.Broker) -> None:
     base = 1_600_000_000_000
 
     async def scenario() -> None:
@@ -140,7 +140,7 @@ def test_reading_from_offset_latest_and_single_partitions(broker: mansio.Broker)
     run(scenario)
 
 
-def test_offset_that_is_gone_follows_the_policy(broker: mansio.Broker) -> None:
+def test_out_of_range_offset_follows_the_policy(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, gone=1) as client:
             await client.publish_many("gone", [b"a", b"b"])
@@ -156,7 +156,7 @@ def test_offset_that_is_gone_follows_the_policy(broker: mansio.Broker) -> None:
     run(scenario)
 
 
-def test_what_cannot_work_is_refused_with_a_typed_error(broker: mansio.Broker) -> None:
+def test_invalid_arguments_are_refused_with_typed_errors(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, small=1) as client:
             with pytest.raises(UnknownTopicOrPartition):
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_refused_with_a_typed_error(broker: mansio.Broker) -
     run(scenario)
 
 
-def test_little_room_to_read_ahead_and_large_records_still_give_all(broker: mansio.Broker) -> None:
+def test_small_prefetch_limit_and_large_records_return_everything(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with connected(broker, large=3) as client:
             given = [OutgoingRecord(bytes([number]) * 300_000, None, (), number % 3) for number in range(24)]
@@ -200,7 +200,7 @@ def test_client_works_on_uvloop_too(broker: mansio.Broker) -> None:
     uvloop.run(asyncio.wait_for(scenario(), scaled(30)))
 
 
-def test_partition_that_is_added_later_is_read(broker: mansio.Broker) -> None:
+def test_added_partition_is_read(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with (
             connected(broker, growing=1) as client,
@@ -229,7 +229,7 @@ def test_cancelled_read_loses_nothing(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.row("P3", "L5")
-def test_broker_that_restarts_is_waited_for_and_nothing_is_lost_or_stored_twice(tmp_path: Path) -> None:
+def test_broker_restart_loses_and_duplicates_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         broker = broker_in(tmp_path / "data").start()
         try:
@@ -264,7 +264,7 @@ async def _collect(consumer: Any) -> list[mansio.Message]:
 
 
 @pytest.mark.parametrize("as_topic", [True, False])
-def test_reader_without_membership_is_told_that_its_topic_is_gone(
+def test_deleted_topic_is_an_error_for_a_consumer_without_group(
     broker: mansio.Broker, as_topic: bool
 ) -> None:
     name = f"gone-{as_topic}"

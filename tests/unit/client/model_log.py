@@ -1,4 +1,4 @@
-"""A partition that keeps sequences as Kafka does (KIP-98), with faults to order, behind a stub broker."""
+"""Stub broker with one partition that checks sequences as Kafka does (KIP-98), with injected faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every assignor promises, whatever the group."""
+"""Invariants of every assignor, for random groups."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wanted(members: list[Member], partition_counts: dict[str, int]) -> set[Topic
 
 @given(groups(), counts)
 @pytest.mark.parametrize("name", ["range", "roundrobin", "sticky"])
-def test_every_partition_goes_to_one_member_that_wants_it(
+def test_every_partition_is_assigned_to_one_subscribed_member(
     name: str, members: list[Member], partition_counts: dict[str, int]
 ) -> None:
     given_to = BY_NAME[name].assign(members, partition_counts)
@@ -70,7 +70,7 @@ def test_every_partition_goes_to_one_member_that_wants_it(
 
 
 @given(groups(), counts)
-def test_sticky_is_as_even_as_single_moves_can_make_it(
+def test_sticky_is_as_balanced_as_single_moves_allow(
     members: list[Member], partition_counts: dict[str, int]
 ) -> None:
     given_to = assign_sticky(members, partition_counts)
@@ -83,7 +83,7 @@ def test_sticky_is_as_even_as_single_moves_can_make_it(
 
 
 @given(st.integers(1, 6), st.integers(0, 30), st.data())
-def test_sticky_moves_no_more_than_evenness_takes(size: int, partitions: int, data: Any) -> None:
+def test_sticky_moves_no_more_than_balance_requires(size: int, partitions: int, data: Any) -> None:
     """With one topic and unique owners, what a member may keep is its share, and that it keeps."""
     owner = [data.draw(st.integers(0, size - 1)) for _ in range(partitions)]
     members = [
@@ -102,7 +102,7 @@ def test_sticky_moves_no_more_than_evenness_takes(size: int, partitions: int, da
 
 
 @given(groups(), counts)
-def test_cooperative_never_gives_what_another_member_still_has(
+def test_cooperative_never_assigns_a_partition_that_another_member_owns(
     members: list[Member], partition_counts: dict[str, int]
 ) -> None:
     found = owners(assign_cooperative_sticky(members, partition_counts))
@@ -116,7 +116,7 @@ def test_cooperative_never_gives_what_another_member_still_has(
 
 
 @given(groups(), counts)
-def test_cooperative_rounds_end_with_everything_given(
+def test_cooperative_rounds_end_with_every_partition_assigned(
     members: list[Member], partition_counts: dict[str, int]
 ) -> None:
     """Each round members give back what they were not given; then everything they have is theirs."""
@@ -129,7 +129,7 @@ def test_cooperative_rounds_end_with_everything_given(
     assert set(owners({m.member_id: list(m.owned) for m in members})) == wanted(members, partition_counts)
 
 
-def test_range_gives_runs_and_the_rest_to_the_first() -> None:
+def test_range_assigns_contiguous_ranges_and_the_remainder_to_the_first_members() -> None:
     members = [Member("b", ("t",)), Member("a", ("t",)), Member("z", ("t",), instance_id="static")]
     given_to = assign_range(members, {"t": 7})
     assert {m: [p.partition for p in found] for m, found in given_to.items()} == {
@@ -139,6 +139,6 @@ def test_range_gives_runs_and_the_rest_to_the_first() -> None:
     }
 
 
-def test_round_robin_deals_over_topics() -> None:
+def test_round_robin_continues_across_topics() -> None:
     given_to = assign_round_robin([Member("a", ("t", "u")), Member("b", ("t", "u"))], {"t": 3, "u": 3})
     assert [len(found) for found in given_to.values()] == [3, 3]

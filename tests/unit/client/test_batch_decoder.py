@@ -1,4 +1,4 @@
-"""From batches to messages: nothing damaged, aborted or out of place is handed out, and nothing is passed over."""
+"""Decoding of fetched batches: damaged, aborted and out-of-range records are never delivered, and none is skipped."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def decoded(*batches: bytes, offset: int = 0, stop: int | None = None, **how: An
     return values, found[-1].next_offset
 
 
-def test_records_before_the_offset_asked_for_and_from_the_stop_on_are_left_out() -> None:
+def test_records_outside_the_requested_offsets_are_dropped() -> None:
     values, following = decoded(batch(0, b"a", b"b"), batch(2, b"c", b"d", b"e"), offset=3, stop=4)
     assert values == [(3, b"d")]
     assert following == 5
 
 
-def test_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+def test_incomplete_batch_is_left_for_the_next_fetch() -> None:
     values, following = decoded(batch(0, b"a"), batch(1, b"b")[:-1])
     assert (values, following) == ([(0, b"a")], 1)
 
@@ -57,7 +57,7 @@ def control(base_offset: int, producer_id: int, kind: int) -> bytes:
     )
 
 
-def test_aborted_transactions_and_markers_are_left_out_for_read_committed_only() -> None:
+def test_aborted_transactions_are_invisible_for_read_committed_only() -> None:
     ours: dict[str, Any] = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     log = [
         batch(0, b"aborted", **ours),
@@ -72,14 +72,14 @@ def test_aborted_transactions_and_markers_are_left_out_for_read_committed_only()
     assert [offset for offset, _ in values] == [0, 2, 4]
 
 
-def test_flipped_bit_is_a_typed_error_that_says_where() -> None:
+def test_flipped_bit_is_a_typed_error_with_its_offset() -> None:
     damaged = bytearray(batch(7, b"value"))
     damaged[-2] ^= 1
     with pytest.raises(CorruptMessage, match="t-0 at offset 7"):
         decoded(bytes(damaged), offset=7)
 
 
-def test_damaged_batch_is_reported_until_it_is_whole_and_never_passed_over() -> None:
+def test_damaged_batch_is_reported_until_it_is_repaired_and_never_skipped() -> None:
     damaged = bytearray(batch(1, b"second"))
     damaged[-2] ^= 1
 
@@ -112,7 +112,7 @@ def test_damaged_batch_is_reported_until_it_is_whole_and_never_passed_over() -> 
     asyncio.run(asyncio.wait_for(scenario(), scaled(20)))
 
 
-def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
+def test_waiting_reader_gets_its_record_before_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What the next request costs is not added to the way of a record to a reader that waits for it; and the request

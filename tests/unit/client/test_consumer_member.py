@@ -1,4 +1,4 @@
-"""What a member of a group whose partitions the broker assigns says, and when; the test plays the coordinator."""
+"""Heartbeats of a consumer group member (KIP-848), with a simulated coordinator."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def member() -> AsyncIterator[tuple[Coordinator, Reader, ConsumerMember, a
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_after_an_answer_that_did_not_come_everything_is_said_anew() -> None:
+def test_heartbeat_after_a_lost_response_is_a_full_one() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, _, one, _):
             said = await coordinator.heard()
@@ -150,7 +150,7 @@ def test_after_an_answer_that_did_not_come_everything_is_said_anew() -> None:
     asyncio.run(scenario())
 
 
-def test_partition_is_reported_from_the_moment_it_may_be_read_until_it_is_let_go() -> None:
+def test_partition_is_reported_from_assignment_until_revocation() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, _, _):
             await coordinator.heard()
@@ -182,7 +182,7 @@ def test_partition_is_reported_from_the_moment_it_may_be_read_until_it_is_let_go
     asyncio.run(scenario())
 
 
-def test_partition_that_is_taken_back_before_it_was_begun_is_given_up_too() -> None:
+def test_partition_revoked_before_it_was_started_is_released() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, _, _):
             await coordinator.heard()
@@ -201,7 +201,7 @@ def test_partition_that_is_taken_back_before_it_was_begun_is_given_up_too() -> N
     asyncio.run(scenario())
 
 
-def test_fenced_member_loses_everything_even_what_it_was_giving_up_and_joins_anew() -> None:
+def test_fenced_member_loses_all_partitions_and_rejoins() -> None:
     async def scenario() -> None:
         async with member() as (coordinator, reader, one, task):
             name = one.member_id

@@ -102,7 +102,7 @@ def test_groups_of_all_brokers_are_listed_by_id() -> None:
     assert (ids(listing), listing.is_complete) == (["on-1", "on-2"], True)
 
 
-def test_without_the_topic_there_are_no_partitions_to_wait_for() -> None:
+def test_listing_without_the_offsets_topic_is_complete() -> None:
     brokers = Brokers()
     brokers.has_topic = False
     brokers.groups = {1: [], 2: []}
@@ -110,7 +110,7 @@ def test_without_the_topic_there_are_no_partitions_to_wait_for() -> None:
     assert (ids(listing), listing.is_complete) == ([], True)
 
 
-def test_a_partition_that_has_no_leader_yet_is_waited_for() -> None:
+def test_partition_without_a_leader_is_retried() -> None:
     brokers = Brokers()
     brokers.leaders = {node_id: [(1, 0), (NO_LEADER, 0)] for node_id in NODES}
     brokers.groups = {1: ["on-1"], 2: []}
@@ -127,7 +127,7 @@ def test_a_partition_that_has_no_leader_yet_is_waited_for() -> None:
     assert (ids(listing), listing.is_complete) == (["on-1", "on-2"], True)
 
 
-def test_a_new_leader_that_does_not_know_yet_that_it_leads_is_waited_for() -> None:
+def test_new_leader_that_is_not_aware_of_its_election_is_retried() -> None:
     """Another broker knows of the election before."""
     brokers = Brokers()
     brokers.leaders = {1: [(1, 0), (2, 1)], 2: [(1, 0), (NO_LEADER, 0)]}
@@ -145,7 +145,7 @@ def test_a_new_leader_that_does_not_know_yet_that_it_leads_is_waited_for() -> No
     assert (ids(listing), listing.is_complete) == (["on-1", "on-2"], True)
 
 
-def test_a_broker_that_loads_is_asked_again() -> None:
+def test_loading_broker_is_retried() -> None:
     brokers = Brokers()
     brokers.groups[2] = LOADING
     answered: list[int] = []
@@ -160,7 +160,7 @@ def test_a_broker_that_loads_is_asked_again() -> None:
     assert (ids(listing), listing.is_complete) == (["on-1", "on-2"], True)
 
 
-def test_a_partition_that_moves_while_it_is_listed_is_listed_again() -> None:
+def test_partition_that_moves_during_the_listing_is_listed_again() -> None:
     """Its old leader listed its groups no more, its new leader not yet."""
     brokers = Brokers()
     brokers.groups[2] = []
@@ -178,7 +178,7 @@ def test_a_partition_that_moves_while_it_is_listed_is_listed_again() -> None:
     assert (ids(listing), listing.is_complete) == (["on-1", "on-2"], True)
 
 
-def test_a_listing_that_stays_incomplete_reports_the_partitions_without_a_leader() -> None:
+def test_incomplete_listing_reports_the_partitions_without_a_leader() -> None:
     brokers = Brokers()
     brokers.leaders = {node_id: [(1, 0), (NO_LEADER, 0)] for node_id in NODES}
     brokers.groups[2] = []
@@ -187,7 +187,7 @@ def test_a_listing_that_stays_incomplete_reports_the_partitions_without_a_leader
     assert (listing.unreachable, listing.missing_partitions, listing.is_complete) == ((), (1,), False)
 
 
-def test_a_listing_without_a_broker_reports_it_and_its_partitions() -> None:
+def test_listing_without_a_broker_reports_it_and_its_partitions() -> None:
     brokers = Brokers()
     brokers.stubs[2].answers[ApiKey.LIST_GROUPS] = lambda _: HANG_UP
     listing = brokers.listed(300)

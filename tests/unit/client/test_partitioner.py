@@ -1,4 +1,4 @@
-"""Keys land where every other Kafka client puts them."""
+"""Partitioner: the same partitions as other Kafka clients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KAFKAS_OWN_VECTORS = [  # org.apache.kafka.common.utils.UtilsTest
 
 
 @pytest.mark.parametrize(("data", "expected"), KAFKAS_OWN_VECTORS)
-def test_murmur2_gives_kafkas_own_vectors(data: bytes, expected: int) -> None:
+def test_murmur2_matches_kafkas_test_vectors(data: bytes, expected: int) -> None:
     assert murmur2(data) == expected & 0xFFFFFFFF
 
 
-def test_sticky_partition_moves_on_and_uses_all() -> None:
+def test_sticky_partition_changes_and_uses_all_partitions() -> None:
     seen: Counter[int] = Counter()
     current = None
     for _ in range(600):

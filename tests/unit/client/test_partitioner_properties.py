@@ -1,4 +1,4 @@
-"""murmur2 and the partition of a key, held against aiokafka's."""
+"""murmur2 and the partition of a key, compared with aiokafka."""
 
 from __future__ import annotations
 

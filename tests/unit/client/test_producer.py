@@ -1,4 +1,4 @@
-"""The producer's promises, against a partition that keeps sequence numbers as Kafka does."""
+"""Guarantees of the producer, with a partition that checks sequence numbers as Kafka does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def values(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_record_is_stored_once_and_in_order_whatever_is_lost_on_the_way(seed: int) -> None:
+def test_every_record_is_stored_once_and_in_order_despite_lost_requests_and_responses(seed: int) -> None:
     chance = random.Random(seed)
     faults = [
         None,
@@ -83,7 +83,7 @@ def test_every_record_is_stored_once_and_in_order_whatever_is_lost_on_the_way(se
     run(scenario)
 
 
-def test_without_idempotence_a_lost_answer_may_store_twice() -> None:
+def test_without_idempotence_a_lost_response_may_duplicate_records() -> None:
     """The other side of the promise above: shows that the model and the fault do what they say."""
 
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def test_without_idempotence_a_lost_answer_may_store_twice() -> None:
     run(scenario)
 
 
-def test_records_behind_a_batch_that_was_given_up_are_still_stored_once() -> None:
+def test_records_after_an_expired_batch_are_stored_once() -> None:
     async def scenario() -> None:
         log = ModelLog(lambda number: 87 if number == 2 else None)  # INVALID_RECORD
         async with producing(log, batch_bytes_max=100, in_flight_batches_max=5) as (producer, _):
@@ -110,7 +110,7 @@ def test_records_behind_a_batch_that_was_given_up_are_still_stored_once() -> Non
     run(scenario)
 
 
-def test_sequence_refused_without_reason_is_reported_and_the_next_records_go_on() -> None:
+def test_unexplained_sequence_error_is_reported_and_later_records_are_stored() -> None:
     async def scenario() -> None:
         log = ModelLog(lambda number: 45 if number == 2 else None)
         async with producing(log) as (producer, _):
@@ -137,7 +137,7 @@ class StoresWhatItRefuses(ModelLog):
 
 
 @pytest.mark.parametrize("code", [56, -1])  # KAFKA_STORAGE_ERROR, UNKNOWN_SERVER_ERROR
-def test_record_after_one_that_failed_and_was_stored_nevertheless_is_not_taken_for_it(code: int) -> None:
+def test_record_after_a_failed_but_stored_one_is_not_deduplicated(code: int) -> None:
     """Were its sequence number given out again, the broker would acknowledge the next record and not store it."""
 
     async def scenario() -> None:
@@ -154,7 +154,7 @@ def test_record_after_one_that_failed_and_was_stored_nevertheless_is_not_taken_f
 
 
 @pytest.mark.parametrize("code", [7, 20])  # REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND
-def test_the_same_when_the_failure_may_pass_and_the_time_is_over(code: int) -> None:
+def test_record_after_an_expired_but_stored_one_is_not_deduplicated(code: int) -> None:
     async def scenario() -> None:
         log = StoresWhatItRefuses(2, code)
         async with producing(log, delivery_timeout_ms=0) as (producer, _):
@@ -167,7 +167,7 @@ def test_the_same_when_the_failure_may_pass_and_the_time_is_over(code: int) -> N
     run(scenario)
 
 
-def test_gap_is_remembered_when_a_batch_before_it_is_stored_late() -> None:
+def test_sequence_gap_is_kept_when_an_earlier_batch_is_stored_late() -> None:
     """The first is told to come again, the second is refused for good: the third and all later ones are stored."""
 
     async def scenario() -> None:
@@ -186,7 +186,7 @@ def test_gap_is_remembered_when_a_batch_before_it_is_stored_late() -> None:
     run(scenario)
 
 
-def test_producer_goes_on_behind_a_sequence_that_the_broker_has_lost() -> None:
+def test_producer_continues_after_the_broker_lost_its_sequence() -> None:
     """A log that was cut behind damage knows an older number: one record is refused, and told; not all for ever."""
 
     async def scenario() -> None:
@@ -205,7 +205,7 @@ def test_producer_goes_on_behind_a_sequence_that_the_broker_has_lost() -> None:
     run(scenario)
 
 
-def test_producer_whose_epochs_are_used_up_gets_another_id() -> None:
+def test_exhausted_producer_epochs_request_a_new_producer_id() -> None:
     async def scenario() -> None:
         log = ModelLog({2: 45, 4: 45, 6: 45}.get)
         async with producing(log) as (producer, broker):
@@ -227,7 +227,7 @@ def test_producer_whose_epochs_are_used_up_gets_another_id() -> None:
     run(scenario)
 
 
-def test_batch_that_is_too_large_is_split_until_it_fits() -> None:
+def test_too_large_batch_is_split_until_it_is_accepted() -> None:
     async def scenario() -> None:
         log = ModelLog()
         log.batch_bytes_max = 300
@@ -242,7 +242,7 @@ def test_batch_that_is_too_large_is_split_until_it_fits() -> None:
     run(scenario)
 
 
-def test_named_bad_record_fails_with_its_message_and_the_others_of_its_batch_with_theirs() -> None:
+def test_record_errors_are_raised_per_record() -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, broker):
             broker.produce = lambda request: [
@@ -260,7 +260,7 @@ def test_named_bad_record_fails_with_its_message_and_the_others_of_its_batch_wit
     run(scenario)
 
 
-def test_record_that_cannot_be_delivered_in_time_fails_and_frees_its_room() -> None:
+def test_delivery_timeout_fails_the_record_and_frees_buffer_space() -> None:
     async def scenario() -> None:
         async with producing(ModelLog(lambda number: 6), delivery_timeout_ms=200) as (producer, _):
             with pytest.raises(MansioError) as caught:
@@ -271,7 +271,7 @@ def test_record_that_cannot_be_delivered_in_time_fails_and_frees_its_room() -> N
     run(scenario)
 
 
-def test_broker_that_is_gone_fails_waiting_records_after_the_delivery_timeout() -> None:
+def test_unreachable_broker_fails_queued_records_after_the_delivery_timeout() -> None:
     async def scenario() -> None:
         async with producing(ModelLog(), delivery_timeout_ms=1_000) as (producer, broker):
             await producer.publish("t", b"first")
@@ -283,7 +283,7 @@ def test_broker_that_is_gone_fails_waiting_records_after_the_delivery_timeout() 
     run(scenario)
 
 
-def test_full_buffer_raises_or_waits_as_asked() -> None:
+def test_full_buffer_raises_or_waits_as_configured() -> None:
     async def scenario() -> None:
         for when_full in ("raise", "wait"):
             settings = {"buffer_bytes_max": 2_000, "batch_bytes_max": 1_000, "when_full": when_full}
@@ -312,7 +312,7 @@ def test_full_buffer_raises_or_waits_as_asked() -> None:
     run(scenario)
 
 
-def test_cancelled_publish_leaves_the_others_of_its_batch_alone() -> None:
+def test_cancelled_publish_does_not_affect_other_records_of_its_batch() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, linger_ms=20) as (producer, _):
@@ -327,7 +327,7 @@ def test_cancelled_publish_leaves_the_others_of_its_batch_alone() -> None:
     run(scenario)
 
 
-def test_publishes_at_the_same_time_share_a_batch() -> None:
+def test_concurrent_publishes_share_a_batch() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log) as (producer, _):
@@ -340,7 +340,7 @@ def test_publishes_at_the_same_time_share_a_batch() -> None:
 
 
 @pytest.mark.parametrize("as_list", [True, False])
-def test_many_records_of_all_kinds_keep_order_place_and_bounds(as_list: bool) -> None:
+def test_mixed_records_keep_order_partitions_and_limits(as_list: bool) -> None:
     chance = random.Random(3)
     given: list[Any] = [
         chance.choice([value, value, value, value.decode(), OutgoingRecord(value, b"key")])
@@ -380,7 +380,7 @@ def test_unknown_topic_and_partition_are_refused_before_anything_is_buffered() -
     run(scenario)
 
 
-def test_acks_0_waits_for_nothing() -> None:
+def test_acks_0_does_not_wait_for_a_response() -> None:
     async def scenario() -> None:
         async with producing(ModelLog(), acks=0) as (producer, broker):
             broker.produce = lambda request: "say nothing"
@@ -390,7 +390,7 @@ def test_acks_0_waits_for_nothing() -> None:
     run(scenario)
 
 
-def test_closing_without_flush_gives_up_what_waits_and_refuses_more() -> None:
+def test_close_without_flush_fails_queued_records_and_refuses_more() -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, broker):
             broker.produce = lambda request: "say nothing"
@@ -429,7 +429,7 @@ def test_key_headers_text_null_and_timestamp_arrive_as_given() -> None:
         {"batch_bytes_max": 1 << 30},
     ],
 )
-def test_options_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
+def test_contradictory_options_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"acks|codec|in_flight|batch"):
         ProducerOptions(**settings)
 
@@ -453,7 +453,7 @@ def _error(delivery: Any) -> MansioError | None:
         ({"value": b"x", "headers": "abc"}, "headers must be a mapping"),
     ],
 )
-def test_what_is_no_bytes_is_a_typed_error_and_harms_nothing_else(
+def test_invalid_record_types_raise_typed_errors_without_side_effects(
     given: dict[str, Any], complaint: str
 ) -> None:
     async def scenario() -> None:

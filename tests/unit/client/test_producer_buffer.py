@@ -1,4 +1,4 @@
-"""Records that wait for room in the buffer are stored in the order of the calls, whatever their sizes."""
+"""Records that wait for buffer space are stored in the order of the calls, whatever their sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def sized(number: int, size: int) -> bytes:
     return b"%02d" % number + bytes(size)
 
 
-def test_small_record_does_not_overtake_a_large_one_that_waits_for_room() -> None:
+def test_small_record_does_not_overtake_a_large_one_waiting_for_space() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, batch_bytes_max=1000, buffer_bytes_max=1000) as (producer, _):
@@ -33,7 +33,7 @@ def test_small_record_does_not_overtake_a_large_one_that_waits_for_room() -> Non
     run(scenario)
 
 
-def test_those_behind_one_that_goes_away_go_on() -> None:
+def test_waiters_after_a_cancelled_one_continue() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, batch_bytes_max=1000, buffer_bytes_max=1000) as (producer, _):
@@ -49,7 +49,7 @@ def test_those_behind_one_that_goes_away_go_on() -> None:
     run(scenario)
 
 
-def test_those_that_wait_when_the_producer_is_closed_are_told() -> None:
+def test_waiters_fail_when_the_producer_is_closed() -> None:
     async def scenario() -> None:
         async with producing(ModelLog(), batch_bytes_max=1000, buffer_bytes_max=1000) as (producer, _):
             tasks = [
@@ -68,7 +68,7 @@ def test_those_that_wait_when_the_producer_is_closed_are_told() -> None:
 
 
 @pytest.mark.parametrize("size", [2000, 990])
-def test_record_larger_than_the_buffer_goes_when_that_is_empty(size: int) -> None:
+def test_record_larger_than_the_buffer_is_accepted_when_it_is_empty(size: int) -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, batch_bytes_max=1000, buffer_bytes_max=1000) as (producer, _):

@@ -1,4 +1,4 @@
-"""Publishing one by one takes a short way: no task, no future on the connection. It keeps the producer's promises."""
+"""Fast path for single records, without task and future: the same guarantees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def produce_connection(producer: Producer) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_records_published_one_by_one_are_stored_once_and_in_order_whatever_is_lost(seed: int) -> None:
+def test_records_published_singly_are_stored_once_and_in_order_despite_losses(seed: int) -> None:
     chance = random.Random(seed)
     faults = [None, None, None, "lost before", "lost after", 6, 7]
 
@@ -49,7 +49,7 @@ def test_records_published_one_by_one_are_stored_once_and_in_order_whatever_is_l
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_several_publishers_at_once_lose_nothing_and_keep_their_own_order(seed: int) -> None:
+def test_concurrent_publishers_lose_nothing_and_keep_their_order(seed: int) -> None:
     chance = random.Random(seed)
     faults = [None, None, None, None, "lost before", "lost after", 6]
 
@@ -73,7 +73,7 @@ def test_several_publishers_at_once_lose_nothing_and_keep_their_own_order(seed: 
     run(scenario)
 
 
-def test_record_after_one_that_was_alone_leaves_before_the_loop_turns() -> None:
+def test_record_after_a_single_one_is_sent_in_the_same_loop_iteration() -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, _):
             await producer.publish("t", b"first")
@@ -85,7 +85,7 @@ def test_record_after_one_that_was_alone_leaves_before_the_loop_turns() -> None:
     run(scenario)
 
 
-def test_publishes_of_the_same_turn_share_a_request_once_they_are_several() -> None:
+def test_publishes_of_one_loop_iteration_share_a_request() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log) as (producer, _):
@@ -100,7 +100,7 @@ def test_publishes_of_the_same_turn_share_a_request_once_they_are_several() -> N
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_nothing_overtakes_what_waits_for_the_connection(acks: Any) -> None:
+def test_no_request_overtakes_one_that_waits_for_the_connection(acks: Any) -> None:
     """Without idempotence no broker would notice: the order is the producer's to keep."""
 
     async def scenario() -> None:
@@ -135,7 +135,7 @@ def test_nothing_overtakes_what_waits_for_the_connection(acks: Any) -> None:
     run(scenario)
 
 
-def test_cancelled_publish_leaves_its_record_under_way_and_the_next_ones_in_order() -> None:
+def test_cancelled_publish_keeps_its_record_in_flight_and_the_order() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log) as (producer, _):
@@ -154,7 +154,7 @@ def test_cancelled_publish_leaves_its_record_under_way_and_the_next_ones_in_orde
 
 
 @pytest.mark.parametrize("publish", ["one", "many"])
-def test_record_that_cannot_be_written_fails_alone_and_leaves_no_gap(publish: str) -> None:
+def test_unencodable_record_fails_alone_and_leaves_no_gap(publish: str) -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log) as (producer, _):
@@ -182,7 +182,7 @@ def test_record_that_cannot_be_written_fails_alone_and_leaves_no_gap(publish: st
     ],
     ids=["nothing", "another partition", "another topic"],
 )
-def test_answer_that_leaves_the_batch_out_is_no_acknowledgement(answer: Callable[[Any], Any]) -> None:
+def test_response_without_a_result_is_no_acknowledgement(answer: Callable[[Any], Any]) -> None:
     async def scenario() -> None:
         async with producing(ModelLog(), delivery_timeout_ms=100) as (producer, broker):
             broker.produce = answer
@@ -193,7 +193,7 @@ def test_answer_that_leaves_the_batch_out_is_no_acknowledgement(answer: Callable
     run(scenario)
 
 
-def test_answers_that_come_after_the_close_are_nobodys() -> None:
+def test_responses_after_close_are_ignored() -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, broker):
             await producer.publish("t", b"a")
@@ -221,7 +221,7 @@ def test_answers_that_come_after_the_close_are_nobodys() -> None:
     run(scenario)
 
 
-def test_broker_of_before_topic_ids_gets_names_and_its_oldest_versions() -> None:
+def test_broker_without_topic_ids_gets_names_and_old_versions() -> None:
     async def scenario() -> None:
         for newest in (3, 7, 8, 9, 12):
             log = ModelLog()
@@ -236,7 +236,7 @@ def test_broker_of_before_topic_ids_gets_names_and_its_oldest_versions() -> None
     run(scenario)
 
 
-def test_every_outcome_settles_even_when_the_connection_is_cut_again_and_again() -> None:
+def test_every_record_completes_despite_repeated_disconnects() -> None:
     async def scenario() -> None:
         log = ModelLog()
         async with producing(log, delivery_timeout_ms=30_000) as (producer, broker):

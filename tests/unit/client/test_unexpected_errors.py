@@ -1,4 +1,4 @@
-"""An exception nobody foresaw, inside sender or fetcher, is told to whoever waits, and the next ones are served."""
+"""An unexpected exception inside sender or fetcher reaches every waiting caller, and later calls work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("owner", "name"), PLACES, ids=lambda place: str(getattr(place, "__name__", place)))
-def test_records_that_a_mistake_in_the_sender_strands_fail_and_the_next_are_stored(
+def test_unexpected_error_in_the_sender_fails_its_records_and_later_ones_are_stored(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     has_failed = failing_once(monkeypatch, owner, name)
@@ -88,7 +88,7 @@ def test_records_that_a_mistake_in_the_sender_strands_fail_and_the_next_are_stor
     run(scenario)
 
 
-def test_topic_look_up_that_a_mistake_ends_fails_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_in_a_topic_look_up_fails_all_waiters(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, _):
             failing_once(monkeypatch, Cluster, "topic")
@@ -127,7 +127,7 @@ async def failure_of(fetcher: Fetcher) -> Exception:
         (Fetcher, "_is_fully_fetched"),
     ],
 )
-def test_mistake_in_the_fetcher_is_raised_and_the_reading_goes_on(
+def test_unexpected_error_in_the_fetcher_is_raised_and_fetching_continues(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     failing_once(monkeypatch, owner, name)
@@ -155,7 +155,7 @@ def test_mistake_in_the_fetcher_is_raised_and_the_reading_goes_on(
     run(scenario)
 
 
-def test_partition_that_stays_unknown_is_an_error_after_its_time_and_not_before() -> None:
+def test_unknown_partition_is_an_error_after_its_timeout_and_not_before() -> None:
     async def scenario() -> None:
         async with StubBroker({}) as broker:
             cluster, fetcher = reading(broker, unknown_ms_max=200)
@@ -169,7 +169,7 @@ def test_partition_that_stays_unknown_is_an_error_after_its_time_and_not_before(
     run(scenario)
 
 
-def test_partition_of_a_group_may_stay_unknown_for_ever() -> None:
+def test_unknown_partition_of_a_group_never_times_out() -> None:
     async def scenario() -> None:
         async with StubBroker({}) as broker:
             cluster, fetcher = reading(broker, unknown_ms_max=None)
@@ -182,7 +182,7 @@ def test_partition_of_a_group_may_stay_unknown_for_ever() -> None:
     run(scenario)
 
 
-def test_producer_that_failed_once_closes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_closes_in_time_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failing_once(monkeypatch, Sender, "_complete")
 
     async def scenario() -> None:

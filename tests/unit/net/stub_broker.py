@@ -1,4 +1,4 @@
-"""A broker made of a table of answers: real sockets, scripted behaviour.
+"""Stub broker with scripted responses, on real sockets.
 
 `answers[api key]` is a function from the decoded request to the response's fields, or to one of the words below;
 it may be a coroutine function. Produce and Fetch go to `produce` and `fetch`, which get the decoded request.

@@ -1,4 +1,4 @@
-"""The loop in a thread."""
+"""Event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ThingProxy(BlockingProxy[Thing]):
     where = on_loop(Thing.where)
 
 
-def test_twin_calls_the_original_on_the_loops_thread() -> None:
+def test_proxy_calls_the_original_on_the_loop_thread() -> None:
     thread = LoopThread()
     twin = ThingProxy(thread, Thing())
     assert twin.double(4, plus=1) == 9
@@ -44,7 +44,7 @@ def test_twin_calls_the_original_on_the_loops_thread() -> None:
     thread.close()
 
 
-def test_closed_thread_refuses_and_leaves_no_thread_behind() -> None:
+def test_closed_loop_thread_refuses_calls_and_leaves_no_thread() -> None:
     thread = LoopThread("short-lived")
     twin = ThingProxy(thread, Thing())
     thread.close()
@@ -54,7 +54,7 @@ def test_closed_thread_refuses_and_leaves_no_thread_behind() -> None:
     assert "short-lived" not in {other.name for other in threading.enumerate()}
 
 
-def test_call_from_the_loops_own_thread_is_refused_instead_of_hanging() -> None:
+def test_call_from_the_loop_thread_is_refused_instead_of_deadlocking() -> None:
     thread = LoopThread()
     twin = ThingProxy(thread, Thing())
 
@@ -99,7 +99,7 @@ def test_interrupted_call_cancels_its_coroutine() -> None:
     sys.platform == "win32" or threading.current_thread() is not threading.main_thread(),
     reason="signals come to the main thread, on POSIX as here",
 )
-def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
+def test_ctrl_c_cancels_the_call_and_its_coroutine_and_the_loop_continues() -> None:
     thread = LoopThread()
     cancelled = threading.Event()
 
@@ -124,7 +124,7 @@ def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
     thread.close()
 
 
-def test_close_ends_the_calls_of_other_threads() -> None:
+def test_close_completes_pending_calls_of_other_threads() -> None:
     thread = LoopThread()
     begun = threading.Barrier(3)
     outcomes: list[BaseException] = []
@@ -152,7 +152,7 @@ def test_close_ends_the_calls_of_other_threads() -> None:
     assert [type(outcome) for outcome in outcomes] == [CancelledError, CancelledError]
 
 
-def test_what_begin_raises_is_raised_in_the_thread_that_called() -> None:
+def test_exception_of_begin_is_raised_in_the_calling_thread() -> None:
     thread = LoopThread()
 
     def begin(_: PendingCall[None]) -> None:
@@ -163,7 +163,7 @@ def test_what_begin_raises_is_raised_in_the_thread_that_called() -> None:
     thread.close()
 
 
-def test_only_the_first_outcome_of_a_call_counts() -> None:
+def test_only_the_first_result_of_a_call_counts() -> None:
     thread = LoopThread()
 
     def begin(call: PendingCall[int]) -> None:

@@ -1,4 +1,4 @@
-"""Routing and retries: what passes is waited out, what does not is raised at once."""
+"""Routing and retries: retriable errors are retried, others raised immediately."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_addresses(given: Any, expected: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     "given", ["", "::::", "a:b", ":9092", "a:0", "a:70000", "a:²", "a:1,,b:2", "a:1,", "::1", "[]:1", "a b:1"]
 )
-def test_bad_addresses_are_refused(given: str) -> None:
+def test_invalid_addresses_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
         parse_addresses(given)
 
 
-def test_no_address_at_all_is_refused() -> None:
+def test_empty_address_list_is_refused() -> None:
     with pytest.raises(ConfigError, match="no broker address"):
         parse_addresses([])
 
@@ -76,7 +76,7 @@ def test_second_bootstrap_address_is_used_when_the_first_is_dead() -> None:
     asyncio.run(scenario())
 
 
-def test_new_topic_is_waited_for_and_a_missing_one_is_not_for_ever() -> None:
+def test_unknown_topic_is_retried_for_a_limited_time() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             cluster = cluster_of(broker.address, topic_wait_ms=2_000)
@@ -91,7 +91,7 @@ def test_new_topic_is_waited_for_and_a_missing_one_is_not_for_ever() -> None:
     asyncio.run(scenario())
 
 
-def test_callers_at_the_same_time_share_one_metadata_request() -> None:
+def test_concurrent_callers_share_one_metadata_request() -> None:
     async def scenario() -> None:
         async with StubBroker({"t": 1}) as broker:
             cluster = cluster_of(broker.address)
@@ -102,7 +102,7 @@ def test_callers_at_the_same_time_share_one_metadata_request() -> None:
     asyncio.run(scenario())
 
 
-def test_lost_connection_is_replaced_and_the_request_repeated() -> None:
+def test_lost_connection_is_reopened_and_the_request_retried() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             told: list[Any] = [HANG_UP, HANG_UP, {"error_code": 0, "groups": []}]
@@ -115,7 +115,7 @@ def test_lost_connection_is_replaced_and_the_request_repeated() -> None:
     asyncio.run(scenario())
 
 
-def test_request_for_a_controller_that_died_goes_to_the_next_one() -> None:
+def test_request_to_a_dead_controller_goes_to_the_next_controller() -> None:
     """The client had heard of the dead one, and goes on hearing of it for a while."""
 
     async def scenario() -> None:
@@ -141,7 +141,7 @@ def test_request_for_a_controller_that_died_goes_to_the_next_one() -> None:
     asyncio.run(scenario())
 
 
-def test_error_that_cannot_pass_is_raised_at_once() -> None:
+def test_non_retriable_error_is_raised_immediately() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.LIST_GROUPS] = lambda request: {"error_code": 69, "groups": []}
@@ -154,7 +154,7 @@ def test_error_that_cannot_pass_is_raised_at_once() -> None:
     asyncio.run(scenario())
 
 
-def test_offsets_are_asked_again_only_for_the_partition_that_failed() -> None:
+def test_only_failed_partitions_are_retried() -> None:
     async def scenario() -> None:
         async with StubBroker({"t": 2}) as broker:
             moved = [6]  # NOT_LEADER_OR_FOLLOWER, once
@@ -194,7 +194,7 @@ def test_offsets_are_asked_again_only_for_the_partition_that_failed() -> None:
     asyncio.run(scenario())
 
 
-def test_moved_coordinator_is_found_again() -> None:
+def test_moved_coordinator_is_looked_up_again() -> None:
     async def scenario() -> None:
         async with StubBroker({"t": 1}) as broker:
             broker.answers[ApiKey.FIND_COORDINATOR] = lambda request: {
@@ -221,7 +221,7 @@ def test_moved_coordinator_is_found_again() -> None:
     asyncio.run(scenario())
 
 
-def test_a_coordinator_that_does_not_answer_is_looked_for_elsewhere() -> None:
+def test_unresponsive_coordinator_is_looked_up_again() -> None:
     """It may be stopped, and its groups at another broker: a connection that is open says nothing."""
 
     async def scenario() -> None:
@@ -246,7 +246,7 @@ def test_a_coordinator_that_does_not_answer_is_looked_for_elsewhere() -> None:
     asyncio.run(scenario())
 
 
-def test_close_fails_what_waits_and_opens_nothing_more() -> None:
+def test_close_fails_pending_requests_and_opens_no_connection() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             cluster = cluster_of(broker.address)
@@ -263,7 +263,7 @@ def test_close_fails_what_waits_and_opens_nothing_more() -> None:
     asyncio.run(scenario())
 
 
-def test_retrying_raises_the_last_error_when_the_time_is_over() -> None:
+def test_retry_timeout_raises_the_last_error() -> None:
     attempts: list[int] = []
 
     async def attempt() -> None:
@@ -283,7 +283,7 @@ def test_backoff_grows_to_its_bound() -> None:
     assert [backoff.delay_seconds(n) * 1000 for n in (1, 2, 3, 5, 500)] == [10, 20, 40, 100, 100]
 
 
-def test_codes_without_a_class_are_still_retriable_where_the_protocol_says_so() -> None:
+def test_codes_without_an_error_class_are_retriable_as_in_the_protocol() -> None:
     assert error_for(72).retriable
     assert not error_for(58).retriable
     assert error_for(83).retriable  # ELIGIBLE_LEADERS_NOT_AVAILABLE

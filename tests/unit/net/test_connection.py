@@ -1,4 +1,4 @@
-"""One connection keeps its word: every waiter is answered, whatever the peer does."""
+"""Connection: every waiter is completed, whatever the peer does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def opened(broker: StubBroker, **changes: float) -> Connection:
     return await Connection.open("127.0.0.1", broker.port, options(**changes))
 
 
-def test_pipelined_requests_get_their_own_answers() -> None:
+def test_pipelined_requests_get_their_own_responses() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": request.generation_id}
@@ -42,7 +42,7 @@ def test_pipelined_requests_get_their_own_answers() -> None:
     asyncio.run(scenario())
 
 
-def test_highest_version_that_both_know_is_chosen() -> None:
+def test_highest_common_version_is_used() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.offered[ApiKey.HEARTBEAT] = (0, 2)
@@ -62,7 +62,7 @@ def test_highest_version_that_both_know_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("newest", [0, 1, 2, 3])
-def test_older_broker_is_asked_again_in_a_version_it_knows(newest: int) -> None:
+def test_version_negotiation_falls_back_for_an_older_broker(newest: int) -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.offered[ApiKey.API_VERSIONS] = (0, newest)
@@ -74,7 +74,7 @@ def test_older_broker_is_asked_again_in_a_version_it_knows(newest: int) -> None:
     asyncio.run(scenario())
 
 
-def test_hang_up_fails_every_waiter_and_later_requests() -> None:
+def test_lost_connection_fails_pending_and_later_requests() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: (
@@ -94,7 +94,7 @@ def test_hang_up_fails_every_waiter_and_later_requests() -> None:
     asyncio.run(scenario())
 
 
-def test_silent_broker_times_out_and_the_connection_ends() -> None:
+def test_request_timeout_closes_the_connection() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: SAY_NOTHING
@@ -110,7 +110,7 @@ def test_silent_broker_times_out_and_the_connection_ends() -> None:
     asyncio.run(scenario())
 
 
-def test_cancelled_request_does_not_disturb_the_ones_behind_it() -> None:
+def test_cancelled_request_does_not_affect_later_requests() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             gate = asyncio.Event()
@@ -136,7 +136,7 @@ def test_cancelled_request_does_not_disturb_the_ones_behind_it() -> None:
     asyncio.run(scenario())
 
 
-def test_requests_under_way_are_bounded_and_the_rest_wait_in_order() -> None:
+def test_in_flight_requests_are_bounded_and_others_queue_in_order() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             gate = asyncio.Event()
@@ -172,7 +172,7 @@ def test_requests_under_way_are_bounded_and_the_rest_wait_in_order() -> None:
         b"\xff" * 64,
     ],
 )
-def test_peer_that_does_not_speak_kafka_is_a_typed_error(rubbish: bytes) -> None:
+def test_protocol_violation_of_the_peer_is_a_typed_error(rubbish: bytes) -> None:
     async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(rubbish)
         await writer.drain()
@@ -187,7 +187,7 @@ def test_peer_that_does_not_speak_kafka_is_a_typed_error(rubbish: bytes) -> None
     asyncio.run(scenario())
 
 
-def test_nobody_there_is_connection_lost() -> None:
+def test_refused_connection_is_connection_lost() -> None:
     async def scenario() -> None:
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -226,7 +226,7 @@ def heartbeat(connection: Connection, generation_id: int) -> tuple[bytes, int]:
     return messages.encode_request(ApiKey.HEARTBEAT, 4, correlation_id, "x", fields), correlation_id
 
 
-def test_shorter_deadline_of_a_later_request_counts() -> None:
+def test_shorter_deadline_of_a_later_request_applies() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: SAY_NOTHING
@@ -243,7 +243,7 @@ def test_shorter_deadline_of_a_later_request_counts() -> None:
     asyncio.run(scenario())
 
 
-def test_longer_deadline_still_counts_after_the_shorter_one_was_met() -> None:
+def test_longer_deadline_still_applies_after_the_shorter_one_was_met() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: (
@@ -264,7 +264,7 @@ def test_longer_deadline_still_counts_after_the_shorter_one_was_met() -> None:
     asyncio.run(scenario())
 
 
-def test_request_that_was_given_up_ends_nobody_elses_connection() -> None:
+def test_timeout_of_a_cancelled_request_does_not_close_the_connection() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             gate = asyncio.Event()
@@ -291,7 +291,7 @@ def test_request_that_was_given_up_ends_nobody_elses_connection() -> None:
 
 
 @pytest.mark.parametrize("ending", ["answer", "silence", "hang up", "abort"])
-def test_waiter_that_is_no_future_is_told_exactly_once(ending: str) -> None:
+def test_custom_waiter_is_completed_exactly_once(ending: str) -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: {
@@ -317,7 +317,7 @@ def test_waiter_that_is_no_future_is_told_exactly_once(ending: str) -> None:
     asyncio.run(scenario())
 
 
-def test_request_given_up_before_its_turn_is_not_sent() -> None:
+def test_request_cancelled_while_queued_is_not_sent() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             gate = asyncio.Event()
@@ -344,7 +344,7 @@ def test_request_given_up_before_its_turn_is_not_sent() -> None:
     asyncio.run(scenario())
 
 
-def test_request_made_by_an_answer_does_not_overtake_those_that_wait() -> None:
+def test_request_sent_by_a_response_handler_does_not_overtake_queued_requests() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": 0}

@@ -1,4 +1,4 @@
-"""The alarm behind the client's waits: one timer, at the earliest moment, on every kind of loop."""
+"""Timer that fires at the earliest requested time, on every kind of event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ loops = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_
 
 @loops
 @pytest.mark.parametrize("away_s", [-1.0, 0.0, 0.0001, 0.0004, 0.0006, 0.002])
-def test_a_moment_that_is_nearly_there_can_be_asked_for_again(
+def test_time_less_than_half_a_millisecond_away_can_be_set_again(
     new_loop: Callable[[], asyncio.AbstractEventLoop], away_s: float
 ) -> None:
     """uvloop rounds to milliseconds: what is nearer than half of one comes as a handle without a moment."""
@@ -50,7 +50,7 @@ def test_a_moment_that_is_nearly_there_can_be_asked_for_again(
 
 
 @loops
-def test_it_rings_at_the_earliest_moment_once_and_not_after_a_cancel(
+def test_timer_fires_once_at_the_earliest_time_and_not_after_cancel(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def ask() -> tuple[int, int]:

@@ -150,7 +150,7 @@ def test_batches_of_one_shape_and_another_layout_are_each_read_as_they_are() -> 
     assert as_rows(decode(log, "t", 3, columns=ALL)) == rows_of(log)
 
 
-def test_many_records_and_long_ones_are_the_same_too() -> None:
+def test_many_and_long_records_equal_the_reference() -> None:
     """Deltas and lengths of one, two and three bytes; runs of one length, and where they end."""
     many = build_batch(
         [(5 + number % 3, None, b"x" * (100 if number % 1000 else 7), ()) for number in range(20_000)]
@@ -321,7 +321,7 @@ def test_batches_that_compaction_emptied_are_passed_over() -> None:
         decode(filled, "t", 3)
 
 
-def test_aborted_transactions_and_markers_are_left_out_for_read_committed_only() -> None:
+def test_aborted_transactions_are_invisible_for_read_committed_only() -> None:
     ours: dict[str, Any] = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
     marker = {**ours, "base_sequence": -1, "control": True}
     log = (

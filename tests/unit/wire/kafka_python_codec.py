@@ -1,4 +1,4 @@
-"""kafka-python's modules; importing them on Python 3.11 and later warns, and warnings are errors here."""
+"""kafka-python's codec modules; importing them on Python 3.11 and later warns, and warnings are errors here."""
 
 import warnings
 

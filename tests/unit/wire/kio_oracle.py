@@ -1,4 +1,4 @@
-"""kio as an independent opinion: random messages of any schema, and their bytes and values as kio sees them."""
+"""kio as an independent oracle: random messages of any schema, their bytes and values."""
 
 from __future__ import annotations
 

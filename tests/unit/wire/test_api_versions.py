@@ -1,4 +1,4 @@
-"""The one table, and the page that is made from it."""
+"""Table of supported APIs, and the compatibility document generated from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mansio.wire.apis import mansio_apis
 ROOT = Path(__file__).parents[3]
 
 
-def test_compatibility_page_is_what_the_table_says() -> None:
+def test_compatibility_document_matches_the_table() -> None:
     assert (ROOT / "docs/COMPATIBILITY.md").read_text(encoding="utf-8") == render()
 
 
@@ -28,7 +28,7 @@ def test_every_api_has_its_row_and_kafkas_name() -> None:
         assert (api.handler is None) == (key in own_way)
 
 
-def test_produce_is_announced_from_0_for_old_librdkafka_but_not_served() -> None:
+def test_produce_is_advertised_from_0_for_old_librdkafka_but_not_supported() -> None:
     """KAFKA-18659."""
     assert (0, 0, 13) in advertised_versions()
     assert not is_offered(ApiKey.PRODUCE, 2)
@@ -37,14 +37,14 @@ def test_produce_is_announced_from_0_for_old_librdkafka_but_not_served() -> None
     assert len(advertised_versions()) == len(OFFERED)
 
 
-def test_unknown_keys_and_versions_are_not_offered() -> None:
+def test_unknown_keys_and_versions_are_not_supported() -> None:
     for key, version in ((-1, 0), (4, 0), (32767, 0), (18, 5), (18, -1), (80, 0)):
         assert not is_offered(key, version)
     assert not is_flexible(4, 30_000)
     assert not is_flexible(ApiKey.OFFSET_DELETE, 30_000)
 
 
-def test_what_is_skipped_says_why() -> None:
+def test_every_unsupported_api_has_a_reason() -> None:
     assert all(SKIPPED.values())
     page = render()
     assert all(reason in page for reason in SKIPPED.values())

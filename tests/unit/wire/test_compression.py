@@ -1,4 +1,4 @@
-"""The codecs against the libraries of Kafka's clients, and against batches that want to be gigabytes."""
+"""Compression codecs compared with the libraries of Kafka's clients, and decompression bombs."""
 
 from __future__ import annotations
 
@@ -95,18 +95,18 @@ def test_round_trip(codec: Codec, data: bytes) -> None:
 
 @pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
 @texts
-def test_what_others_write_is_read(codec: Codec, write: object, data: bytes) -> None:
+def test_data_compressed_by_other_libraries_is_decompressed(codec: Codec, write: object, data: bytes) -> None:
     assert decompress(codec, write(data), len(data)) == data
 
 
 @pytest.mark.parametrize(("codec", "read"), FOREIGN_READERS.values(), ids=FOREIGN_READERS.keys())
 @texts
-def test_what_is_written_others_read(codec: Codec, read: object, data: bytes) -> None:
+def test_other_libraries_decompress_our_data(codec: Codec, read: object, data: bytes) -> None:
     assert bytes(read(compress(codec, data))) == data
 
 
 @texts
-def test_lz4_is_written_as_the_java_client_demands(data: bytes) -> None:
+def test_lz4_has_the_form_that_the_java_client_requires(data: bytes) -> None:
     """KafkaLZ4BlockInputStream refuses linked blocks."""
     info = lz4.frame.get_frame_info(compress(Codec.LZ4, data))
     assert info["block_linked"] is False
@@ -175,7 +175,7 @@ def bombs() -> dict[str, tuple[Codec, bytes]]:
     }
 
 
-def test_gzip_of_very_many_empty_members_is_refused() -> None:
+def test_gzip_with_too_many_empty_members_is_refused() -> None:
     """Twenty bytes each, and what is behind a member must not be copied for each of them."""
     empty = gzip.compress(b"")
     assert decompress(Codec.GZIP, empty * 10_000, 1) == b""

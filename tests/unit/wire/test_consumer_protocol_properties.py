@@ -1,4 +1,4 @@
-"""The members' own messages, held against kio's schemas in every version, and against garbage."""
+"""Embedded consumer protocol compared with kio's schemas in every version, and with garbage."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read(kind: str, version: int, data: bytes) -> Any:
 
 
 @given(subscriptions, st.integers(0, 3))
-def test_kio_reads_our_subscription(subscription: Subscription, version: int) -> None:
+def test_kio_decodes_our_subscription(subscription: Subscription, version: int) -> None:
     told = Subscription(
         *[getattr(subscription, name) for name in ("topics", "owned", "generation")],
         subscription.user_data,
@@ -70,12 +70,12 @@ def test_kio_reads_our_subscription(subscription: Subscription, version: int) ->
 
 
 @given(subscriptions)
-def test_our_subscription_reads_back(subscription: Subscription) -> None:
+def test_subscription_round_trip(subscription: Subscription) -> None:
     assert decode_subscription(encode_subscription(subscription)) == subscription
 
 
 @given(partitions, st.none() | st.binary(max_size=20))
-def test_assignment_reads_back_and_kio_agrees(given_partitions: Any, user_data: bytes | None) -> None:
+def test_assignment_round_trip_agrees_with_kio(given_partitions: Any, user_data: bytes | None) -> None:
     assignment = Assignment(given_partitions, user_data)
     data = encode_assignment(assignment)
     assert set(decode_assignment(data).partitions) == set(given_partitions)
@@ -87,7 +87,7 @@ def test_assignment_reads_back_and_kio_agrees(given_partitions: Any, user_data: 
 
 
 @given(subscriptions, st.binary(max_size=10))
-def test_newer_version_is_read_as_the_newest_we_know(subscription: Subscription, more: bytes) -> None:
+def test_newer_version_is_decoded_as_the_newest_known_one(subscription: Subscription, more: bytes) -> None:
     newer = b"\x00\x09" + encode_subscription(subscription)[2:] + more
     assert decode_subscription(newer) == subscription
 
@@ -109,6 +109,6 @@ def test_garbage_is_a_wire_error(data: bytes) -> None:
             decode(data)
 
 
-def test_count_larger_than_the_bytes_is_refused_at_once() -> None:
+def test_count_larger_than_the_bytes_is_refused_immediately() -> None:
     with pytest.raises(WireError, match="announces"):
         decode_subscription(b"\x00\x01\x7f\xff\xff\xff")

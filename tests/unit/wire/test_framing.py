@@ -1,4 +1,4 @@
-"""The frame reader: same frames however the bytes come, and memory that follows what was received."""
+"""Frame reader: the same frames for any read sizes, and memory that follows the received bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def feed(reader: FrameReader, data: bytes, step: int = 1 << 30) -> list[bytes]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 64, 1000, 65_536, 1 << 30])
-def test_frames_are_the_same_however_the_bytes_come(step: int) -> None:
+def test_frames_do_not_depend_on_the_size_of_reads(step: int) -> None:
     random = Random(3)
     sizes = [0, 1, 3, 4, 100, 1000, 70_000, 5, 200_000 if step > 3 else 900, 0, 12]
     frames = [random.randbytes(size) for size in sizes]
@@ -69,7 +69,7 @@ def test_whole_frame_in_one_read_is_not_copied() -> None:
     assert frame == b"wxyz"
 
 
-def test_earlier_views_live_until_the_next_get_buffer_even_when_more_frames_come() -> None:
+def test_views_are_valid_until_the_next_get_buffer() -> None:
     reader = FrameReader(LIMIT)
     data = b"".join(framed(bytes([n]) * 50) for n in range(100))
     room = reader.get_buffer(65536)
@@ -91,7 +91,7 @@ def test_largest_frame_allowed_is_accepted() -> None:
     assert feed(FrameReader(1024), framed(b"x" * 1024), 100) == [b"x" * 1024]
 
 
-def test_memory_follows_what_was_received_not_what_was_announced() -> None:
+def test_memory_follows_received_bytes_not_announced_lengths() -> None:
     reader = FrameReader(1 << 30)
     feed(reader, (1 << 29).to_bytes(4, "big") + b"x" * 10)
     reader.get_buffer(65536)
@@ -101,21 +101,21 @@ def test_memory_follows_what_was_received_not_what_was_announced() -> None:
     assert reader.capacity <= 2 * 1_000_014 + SCRATCH_BYTES
 
 
-def test_large_frame_takes_no_more_than_itself() -> None:
+def test_large_frame_allocates_no_more_than_its_size() -> None:
     reader = FrameReader(LIMIT)
     feed(reader, framed(b"x" * 3_000_000)[:-1])
     reader.get_buffer(65536)
     assert reader.capacity == 3_000_004
 
 
-def test_buffer_of_a_huge_frame_is_given_back_at_once() -> None:
+def test_buffer_of_a_huge_frame_is_released_immediately() -> None:
     reader = FrameReader(LIMIT)
     feed(reader, framed(b"x" * (IDLE_BUFFER_BYTES_MAX + 1)))
     reader.get_buffer(65536)
     assert reader.capacity == 0
 
 
-def test_buffer_of_a_busy_connection_is_kept_and_given_back_when_frames_are_small() -> None:
+def test_private_buffer_is_kept_while_busy_and_released_for_small_frames() -> None:
     reader = FrameReader(LIMIT)
     large, small = framed(b"x" * 500_000), framed(b"x" * 100)
     feed(reader, large)
@@ -161,7 +161,7 @@ def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
     assert found == frames
 
 
-def test_connection_between_two_frames_holds_nothing() -> None:
+def test_idle_connection_holds_no_memory() -> None:
     reader = FrameReader(LIMIT, new_scratch())
     feed(reader, framed(b"x" * 1000) * 100)
     assert reader.capacity == reader.buffered == 0
@@ -174,7 +174,7 @@ def test_connection_between_two_frames_holds_nothing() -> None:
 @pytest.mark.parametrize(
     "sent", [1, 3, 5, PARTIAL_FRAME_BYTES_MAX, PARTIAL_FRAME_BYTES_MAX + 1, SCRATCH_BYTES, 300_000]
 )
-def test_quiet_connection_holds_only_what_it_has_received_of_a_frame(sent: int) -> None:
+def test_idle_connection_holds_only_its_incomplete_frame(sent: int) -> None:
     frame = bytes(range(256)) * 8192
     reader = FrameReader(LIMIT)
     feed(reader, framed(frame)[:sent])

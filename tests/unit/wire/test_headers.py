@@ -1,4 +1,4 @@
-"""Request and response headers, their two versions and ApiVersions' exceptions."""
+"""Request and response headers, their versions and the exceptions of ApiVersions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def by_kio(entity: Any) -> bytes:
 
 
 @pytest.mark.parametrize("client_id", [None, "", "client", "\u00fc" * 200])
-def test_headers_are_kios_in_every_version(client_id: str | None) -> None:
+def test_headers_match_kio_in_every_version(client_id: str | None) -> None:
     for key, version, direction in every_version():
         schema = _schema(key, version, direction).__header_schema__
         if direction == REQUEST:
@@ -61,18 +61,18 @@ def test_headers_are_kios_in_every_version(client_id: str | None) -> None:
             assert whole == (len(expected) + 4).to_bytes(4, "big") + expected + b"body"
 
 
-def test_answer_to_api_versions_never_has_tagged_fields_in_its_header() -> None:
+def test_api_versions_response_header_never_has_tagged_fields() -> None:
     """KIP-511: the client reads it before it knows what the broker speaks."""
     for version in range(5):
         assert response_header(ApiKey.API_VERSIONS, version, 1) == b"\x00\x00\x00\x01"
 
 
-def test_api_versions_from_the_future_still_has_a_header() -> None:
+def test_api_versions_request_of_an_unknown_version_has_a_header() -> None:
     frame = request_header(ApiKey.API_VERSIONS, 99, 3, "new") + b"\x01\x02whatever"
     assert read_request_header(frame)[:4] == (18, 99, 3, "new")
 
 
-def test_unknown_api_still_has_a_header() -> None:
+def test_request_of_an_unknown_api_has_a_header() -> None:
     assert read_request_header(b"\x7f\xff\x00\x01\x00\x00\x00\x02\xff\xff") == (32767, 1, 2, None, 10)
 
 
@@ -98,7 +98,7 @@ DECODE_ERRORS = {
 
 
 @pytest.mark.parametrize("frame", DECODE_ERRORS.values(), ids=DECODE_ERRORS.keys())
-def test_garbage_is_a_wire_error_or_an_api_nobody_knows(frame: bytes) -> None:
+def test_garbage_is_a_wire_error_or_an_unknown_api(frame: bytes) -> None:
     try:
         header = read_request_header(memoryview(frame))
     except WireError:
@@ -121,6 +121,6 @@ def test_unsigned_varint(value: int) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x80\x80\x80\x80\x80\x00", b"\xff\xff\xff\xff\x1f"])
-def test_unsigned_varint_of_more_than_32_bits_or_cut_is_refused(data: bytes) -> None:
+def test_unsigned_varint_over_32_bits_or_truncated_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         read_unsigned_varint(data, 0)

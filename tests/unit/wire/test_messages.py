@@ -1,4 +1,4 @@
-"""Every API but Produce and Fetch: golden bytes, one shape for all versions, mistakes of either side."""
+"""Compiled codecs: golden bytes, one shape for all versions, errors of peer and caller."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_golden_api_versions_request_of_a_java_client() -> None:
     assert (request.client_software_name, request.client_software_version) == ("apache-kafka-java", "3.6.1")
 
 
-def test_one_shape_whatever_the_version() -> None:
+def test_shape_is_the_same_in_every_version() -> None:
     old = decode_request(12, 0, body_of(encode_request(12, 0, 1, None, {"group_id": "g", "member_id": "m"})))
     new = decode_request(12, 4, body_of(encode_request(12, 4, 1, None, {"group_id": "g", "member_id": "m"})))
     assert old == new
@@ -96,7 +96,7 @@ def test_fields_only_older_versions_have() -> None:
     assert decode_request(8, 9, body_of(encode_request(8, 9, 1, None, commit))).retention_time_ms == -1
 
 
-def test_defaults_are_kafkas_and_each_message_has_its_own() -> None:
+def test_defaults_match_kafka_and_are_not_shared() -> None:
     one = decode_request(ApiKey.JOIN_GROUP, 0, body_of(encode_request(ApiKey.JOIN_GROUP, 0, 1, None, {})))
     two = decode_request(ApiKey.JOIN_GROUP, 0, body_of(encode_request(ApiKey.JOIN_GROUP, 0, 1, None, {})))
     assert (one.rebalance_timeout_ms, one.group_instance_id, one.reason) == (-1, None, None)
@@ -126,7 +126,7 @@ def test_uuids_are_16_bytes_or_none() -> None:
         assert decode_response_frame(ApiKey.METADATA, 12, frame[4:])[1].topics[0].topic_id == read
 
 
-def test_tagged_fields_nobody_knows_are_skipped() -> None:
+def test_unknown_tagged_fields_are_skipped() -> None:
     body = body_of(encode_request(12, 4, 1, None, {"group_id": "g", "member_id": "m"}))
     assert decode_request(12, 4, body[:-1] + b"\x02\x63\x03abc\x7f\x00").group_id == "g"
 
@@ -138,7 +138,7 @@ def test_known_tagged_field_must_fill_its_length() -> None:
         decode_response(18, 3, body[:-9] + b"\x09" + body[-8:] + b"\x00")
 
 
-def test_bytes_after_the_end_are_let_pass_in_requests_and_refused_in_responses() -> None:
+def test_trailing_bytes_are_ignored_in_requests_and_refused_in_responses() -> None:
     """librdkafka writes the null array of "all topics" as four bytes where one belongs; Kafka lets it pass."""
     request = decode_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))  # librdkafka 2.16
     assert request.topics is None
@@ -158,7 +158,7 @@ WRONG_NAMES: list[tuple[int, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("api_key", "fields"), WRONG_NAMES)
-def test_name_no_version_knows_is_a_type_error(api_key: int, fields: dict[str, Any]) -> None:
+def test_unknown_field_name_is_a_type_error(api_key: int, fields: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="has no field"):
         encode_response(api_key, 1, 1, fields)
 
@@ -176,12 +176,12 @@ WRONG_VALUES: list[tuple[dict[str, Any], type[Exception]]] = [
 
 
 @pytest.mark.parametrize(("fields", "kind"), WRONG_VALUES)
-def test_wrong_value_is_named(fields: dict[str, Any], kind: type[Exception]) -> None:
+def test_error_of_a_wrong_value_names_the_field(fields: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind):
         encode_response(ApiKey.JOIN_GROUP, 3, 1, fields)
 
 
-def test_version_kio_does_not_know_is_a_mistake_of_the_caller() -> None:
+def test_unknown_version_is_a_value_error() -> None:
     for api_key, version in ((12, 99), (999, 0)):
         with pytest.raises((ValueError, KeyError)):
             decode_request(api_key, version, b"")
@@ -208,12 +208,12 @@ def test_bytes_that_are_not_the_message_are_a_wire_error(api_key: int, version: 
 
 
 @pytest.mark.parametrize("name", ["two thousand million topics", "four thousand million topics"])
-def test_lying_count_is_refused_before_the_first_item(name: str) -> None:
+def test_wrong_count_is_refused_before_the_first_item(name: str) -> None:
     with pytest.raises(WireError, match="bytes left"):
         decode_request(*BAD_BODIES[name])
 
 
-def test_lying_counts_take_no_memory() -> None:
+def test_wrong_counts_allocate_no_memory() -> None:
     for api_key, version, body in BAD_BODIES.values():
         with pytest.raises(WireError):
             decode_request(api_key, version, body)
@@ -228,7 +228,7 @@ def test_lying_counts_take_no_memory() -> None:
     assert peak < 100_000
 
 
-def test_message_of_many_tiny_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_with_too_many_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic of a Metadata answer takes a few bytes on the wire and a hundred times that in memory."""
     monkeypatch.setattr(messages, "MAX_STRUCTS", 1000)
     topics = [{"name": "", "partitions": []}] * 1001
@@ -250,7 +250,7 @@ TINY_ITEMS = {
 
 
 @pytest.mark.parametrize("kind", TINY_ITEMS)
-def test_request_of_many_tiny_items_is_refused(kind: str) -> None:
+def test_request_with_too_many_items_is_refused(kind: str) -> None:
     """Each is answered with hundreds of bytes in memory, on the loop that everybody shares."""
     api_key, version, body = TINY_ITEMS[kind]
     most = schema_compiler.MAX_REQUEST_ITEMS
@@ -259,12 +259,12 @@ def test_request_of_many_tiny_items_is_refused(kind: str) -> None:
         decode_request(api_key, version, unsigned_varint(most + 2) + body(most + 1))
 
 
-def test_huge_body_is_refused_before_it_is_looked_at() -> None:
+def test_huge_body_is_refused_before_decoding() -> None:
     with pytest.raises(WireError, match="at most"):
         decode_request(3, 9, memoryview(bytearray(messages.MAX_BODY_BYTES + 1)))
 
 
-def test_warm_up_leaves_nothing_to_import() -> None:
+def test_preloading_leaves_nothing_to_import() -> None:
     steps = sum(1 for _ in messages.preload_schemas())
     assert steps == 2 * sum(
         api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw

@@ -1,4 +1,4 @@
-"""Mansio's readers and writers of every schema, held against kio's own, in every version offered."""
+"""Compiled readers and writers of every schema compared with kio, in every supported version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plain_equal(struct: object, plain: object) -> bool:
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=6, deadline=None)
-def test_message_is_read_and_written_as_kio_does(
+def test_messages_are_decoded_and_encoded_as_by_kio(
     api_key: int, version: int, direction: str, seed: int
 ) -> None:
     entity = messages._schema(api_key, version, direction)
@@ -56,7 +56,7 @@ def test_message_is_read_and_written_as_kio_does(
 
 
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
-def test_every_field_of_every_version_is_in_the_one_shape(api_key: int, version: int, direction: str) -> None:
+def test_shape_has_every_field_of_every_version(api_key: int, version: int, direction: str) -> None:
     def check(entity: object, shape: messages.Shape, path: str) -> None:
         for field in fields_of(entity):
             assert field.name in shape.defaults, f"{path}.{field.name}"
@@ -67,9 +67,7 @@ def test_every_field_of_every_version_is_in_the_one_shape(api_key: int, version:
 
 
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
-def test_reader_fills_the_whole_shape_whatever_the_version(
-    api_key: int, version: int, direction: str
-) -> None:
+def test_reader_sets_all_fields_in_every_version(api_key: int, version: int, direction: str) -> None:
     entity = messages._schema(api_key, version, direction)
     data = kio_bytes(entity, random_message(Random(1), entity))
     struct = messages._decode(api_key, version, direction, data)
@@ -77,14 +75,14 @@ def test_reader_fills_the_whole_shape_whatever_the_version(
 
 
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
-def test_flexible_versions_are_the_ones_kio_knows(api: object) -> None:
+def test_flexible_versions_match_kio(api: object) -> None:
     for version in schema_name_map[api_key_map[api.key]]:
         for direction in (REQUEST, RESPONSE):
             assert messages._schema(api.key, version, direction).__flexible__ == is_flexible(api.key, version)
 
 
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
-def test_versions_offered_exist_and_newer_ones_have_a_reason(api: object) -> None:
+def test_supported_versions_exist_and_newer_ones_have_a_reason(api: object) -> None:
     known = schema_name_map[api_key_map[api.key]]
     assert set(range(api.lowest, api.highest + 1)) <= set(known)
     assert bool(api.skipped) == (max(known) > api.highest)

@@ -1,4 +1,4 @@
-"""Produce and Fetch, the cases the comparison with kio does not reach: golden frames, hostile counts, bounds."""
+"""Produce and Fetch beyond the comparison with kio: golden frames, malicious counts, limits."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_golden_fetch_request() -> None:
     )
 
 
-def test_fetch_response_is_laid_out_around_the_callers_own_records() -> None:
+def test_fetch_response_contains_the_callers_record_objects() -> None:
     slices = [object(), object()]
     topics = [
         (
@@ -84,7 +84,7 @@ def test_fetch_response_is_laid_out_around_the_callers_own_records() -> None:
         assert int.from_bytes(pieces[0][:4], "big") == length - 4
 
 
-def test_fetch_response_without_data_is_one_piece() -> None:
+def test_fetch_response_without_data_is_one_buffer() -> None:
     for version in range(4, 18):
         (piece,) = fetch.encode_response(version, 1, [(*TOPIC, [FetchedPartition(0)])])
         assert int.from_bytes(piece[:4], "big") == len(piece) - 4
@@ -114,7 +114,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("version", "data"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_produce_request_is_a_wire_error_and_takes_no_memory(version: int, data: str) -> None:
+def test_malicious_produce_request_is_a_wire_error_and_allocates_no_memory(version: int, data: str) -> None:
     frame = memoryview(bytes.fromhex(data))
     tracemalloc.start()
     try:

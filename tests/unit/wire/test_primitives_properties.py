@@ -1,4 +1,4 @@
-"""The hand-written Produce and Fetch, held against kio in every version offered, in both directions."""
+"""Hand-written Produce and Fetch codecs compared with kio in every supported version, in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client's short way through Produce must never differ from the long one."""
+"""The client's fast path for Produce compared with the general codec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ texts = st.text(max_size=20)
     index=st.integers(0, 1 << 30),
     correlation_id=st.integers(0, (1 << 31) - 1),
 )
-def test_request_is_the_one_of_the_long_way(
+def test_request_equals_that_of_the_general_codec(
     version: int, client_id: str | None, topic: str, acks: int, size: int, index: int, correlation_id: int
 ) -> None:
     single = SinglePartitionProduce(version, client_id, acks, 1000, topic, TOPIC_ID)
@@ -50,7 +50,7 @@ def answer(version: int, topic: str, result: produce.PartitionResult, throttle_m
     append_ms=st.integers(-1, 1 << 50),
     throttle_ms=st.integers(0, 1 << 30),
 )
-def test_stored_is_understood_without_the_long_way(
+def test_success_response_is_decoded_by_the_fast_path(
     version: int, topic: str, index: int, base_offset: int, append_ms: int, throttle_ms: int
 ) -> None:
     single = SinglePartitionProduce(version, "me", -1, 1000, topic, TOPIC_ID)
@@ -68,7 +68,7 @@ def test_stored_is_understood_without_the_long_way(
         produce.PartitionResult(2, 0, 9, -1, 0, "a word"),
     ],
 )
-def test_any_other_answer_takes_the_long_way(version: int, result: produce.PartitionResult) -> None:
+def test_other_responses_are_left_to_the_general_codec(version: int, result: produce.PartitionResult) -> None:
     single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
     assert single.decode_stored(2, answer(version, "topic", result)) is None
     assert single.decode_stored(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
@@ -84,7 +84,7 @@ def test_any_other_answer_takes_the_long_way(version: int, result: produce.Parti
     cut=st.integers(0, 20),
     more=st.binary(max_size=5),
 )
-def test_changed_answer_is_never_read_otherwise_than_the_long_way_reads_it(
+def test_changed_response_is_decoded_as_by_the_general_codec(
     version: int, position: int, change: int, cut: int, more: bytes
 ) -> None:
     single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)

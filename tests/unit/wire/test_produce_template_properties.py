@@ -1,4 +1,4 @@
-"""The short way through Produce must never differ from the long one."""
+"""The broker's fast path for Produce compared with the general codec."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def learned(frame: memoryview) -> produce.ProduceTemplate | None:
     index=st.integers(0, 1 << 30),
     correlation_id=st.integers(0, (1 << 31) - 1),
 )
-def test_a_request_of_the_pattern_is_read_as_the_long_way_reads_it(
+def test_matching_request_is_decoded_as_by_the_general_codec(
     version: int, client_id: str | None, topic: str, sizes: tuple[int, int], index: int, correlation_id: int
 ) -> None:
     pattern = learned(frame_of(version, 1, client_id, -1, topic, 3, b"x" * sizes[0]))
@@ -60,7 +60,7 @@ def test_a_request_of_the_pattern_is_read_as_the_long_way_reads_it(
     cut=st.integers(0, 40),
     more=st.binary(max_size=5),
 )
-def test_a_changed_frame_is_never_read_otherwise_than_the_long_way_reads_it(
+def test_changed_frame_is_decoded_as_by_the_general_codec(
     version: int, position: int, change: int, cut: int, more: bytes
 ) -> None:
     original = bytes(frame_of(version, 5, "me", 1, "topic", 2, b"z" * 150))
@@ -81,7 +81,7 @@ def test_a_changed_frame_is_never_read_otherwise_than_the_long_way_reads_it(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_requests_with_more_than_one_batch_make_no_pattern(version: int) -> None:
+def test_requests_with_several_batches_have_no_template(version: int) -> None:
     batch = memoryview(b"x" * 70)
     name = "t" if version < 13 else None
     for topics in (

@@ -69,7 +69,7 @@ def expected(batch: bytes) -> Any:
     base_offset=st.integers(0, 1 << 60),
     is_stamped=st.booleans(),
 )
-def test_rows_are_the_records(given: list[Any], codec: Codec, base_offset: int, is_stamped: bool) -> None:
+def test_rows_equal_the_reference(given: list[Any], codec: Codec, base_offset: int, is_stamped: bool) -> None:
     batch = build_batch(given, codec=codec, base_offset=base_offset)
     if is_stamped:
         batch = with_log_append_time(batch, read_header(batch), 1_700_000_000_000) + batch[HEADER_BYTES:]
@@ -79,7 +79,7 @@ def test_rows_are_the_records(given: list[Any], codec: Codec, base_offset: int, 
     assert [row.value for row in rows] == [value for _, _, value, _ in given]
 
 
-def test_many_records_and_long_ones_are_the_same_too() -> None:
+def test_many_and_long_records_equal_the_reference() -> None:
     """Deltas and lengths of one, two and three bytes."""
     many = build_batch([(5, None, b"", ())] * 20_000)
     long = build_batch([(1, bytes(size), bytes(size), ()) for size in (63, 64, 8191, 8192, 70_000)])
@@ -97,7 +97,7 @@ def test_many_records_and_long_ones_are_the_same_too() -> None:
     count_change=st.integers(-2, 2),
     span_change=st.integers(-2, 1),
 )
-def test_damage_is_refused_with_the_same_words(
+def test_damaged_records_raise_the_same_error(
     given: list[Any],
     position: int,
     change: int,
@@ -122,7 +122,7 @@ def test_damage_is_refused_with_the_same_words(
 
 
 @pytest.mark.parametrize("size", [0, 10, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 3])
-def test_cut_off_batches_are_refused_with_the_same_words(size: int) -> None:
+def test_truncated_batches_raise_the_same_error(size: int) -> None:
     batch = build_batch([(1, b"k", b"v", ())])[:size]
     assert as_rows(batch) == expected(batch)
     assert isinstance(as_rows(batch), tuple)

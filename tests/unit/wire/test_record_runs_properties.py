@@ -1,4 +1,4 @@
-"""Records that are laid out alike are read many at once, and are what they are when read one by one."""
+"""Fast path for records of uniform layout compared with the reference reader."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def one_by_one(batch: bytes) -> Any:
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 65, 80, 81, 8191, 8192, 8300])
 @pytest.mark.parametrize("size", [0, 1, 52, 8200])
 @pytest.mark.parametrize("step_ms", [0, 0.05, 1])
-def test_alike_records_are_read_as_single_ones_are(count: int, size: int, step_ms: float) -> None:
+def test_uniform_records_equal_the_reference(count: int, size: int, step_ms: float) -> None:
     count = min(count, (1 << 20) // (size + 20))
     stamps = [BASE_MS + int(number * step_ms) for number in range(count)]
     batch = build_values_batch(
@@ -55,7 +55,7 @@ def test_alike_records_are_read_as_single_ones_are(count: int, size: int, step_m
     assert as_rows(stamped) == one_by_one(stamped)
 
 
-def test_alike_records_are_a_run() -> None:
+def test_uniform_records_use_the_fast_path() -> None:
     """Otherwise the others here would prove nothing."""
     batch = build_values_batch([1] * 200, [b"%03d" % number for number in range(200)])
     first = read_uniform_records(batch[HEADER_BYTES:], 0, 0, 200)
@@ -83,7 +83,7 @@ def test_alike_records_are_a_run() -> None:
     count_change=st.sampled_from([0, 0, 0, -1, 1]),
     span_change=st.sampled_from([0, 0, 0, -1, 1]),
 )
-def test_one_that_is_different_or_damaged_is_seen(
+def test_different_or_damaged_record_is_detected(
     count: int, odd: dict[int, Any], changes: dict[int, int], count_change: int, span_change: int
 ) -> None:
     rows: list[Any] = [(BASE_MS, None, b"same", ())] * count

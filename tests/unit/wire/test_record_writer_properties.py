@@ -1,4 +1,4 @@
-"""Values written column by column give the bytes that the general way gives."""
+"""Fast path for encoding values compared with the general writer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows(stamps: list[int], values: list[bytes]) -> list[tuple[int, None, bytes,
 @example([b"a", b"b"], [0, 63], False)
 @example([b"a", b"b"], [0, 64], False)
 @example([b"a", b"b"], [0, -1], False)
-def test_columns_are_the_bytes_of_the_rows(values: list[bytes], deltas: list[int], equal: bool) -> None:
+def test_columns_equal_rows(values: list[bytes], deltas: list[int], equal: bool) -> None:
     if equal:
         values = [values[0]] * len(values)
     stamps = [BASE_MS + deltas[number % len(deltas)] for number in range(len(values))]
@@ -33,9 +33,7 @@ def test_columns_are_the_bytes_of_the_rows(values: list[bytes], deltas: list[int
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 128, 8191, 8192, 8193, 20_000])
 @pytest.mark.parametrize("sizes", [(0,), (1,), (52,), (53,), (54,), (8180,), (0, 100), (57, 58, 59)])
-def test_columns_are_the_bytes_of_the_rows_where_numbers_grow_longer(
-    count: int, sizes: tuple[int, ...]
-) -> None:
+def test_columns_equal_rows_where_varints_grow(count: int, sizes: tuple[int, ...]) -> None:
     count = count if max(sizes) < 1000 else min(count, 200)
     values = [b"v" * sizes[number % len(sizes)] for number in range(count)]
     for stamps in ([BASE_MS] * count, [BASE_MS + number * 60 // count for number in range(count)]):
@@ -43,7 +41,7 @@ def test_columns_are_the_bytes_of_the_rows_where_numbers_grow_longer(
 
 
 @pytest.mark.parametrize("codec", Codec)
-def test_batch_of_values_is_the_batch_of_their_records(codec: Codec) -> None:
+def test_values_batch_equals_the_general_batch(codec: Codec) -> None:
     stamps, values = [5, 4, 9], [b"one", b"", b"three" * 100]
     fields = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 11}
     expected = build_batch(rows(stamps, values), codec=codec, **fields)

@@ -1,4 +1,4 @@
-"""Record batches: golden bytes, the rules of a sound batch, and other clients' readers and writers."""
+"""Record batches: golden bytes, rules of a valid batch, compatibility with other clients."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_round_trip(codec: Codec) -> None:
 
 
 @every_codec
-def test_aiokafka_reads_what_is_written(codec: Codec) -> None:
+def test_aiokafka_decodes_our_batches(codec: Codec) -> None:
     batch = AioBatch(build_batch(ROWS, codec=codec, base_offset=40))
     assert batch.validate_crc()
     assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in batch] == ROWS
 
 
 @every_codec
-def test_kafka_python_reads_what_is_written(codec: Codec) -> None:
+def test_kafka_python_decodes_our_batches(codec: Codec) -> None:
     batch = kafka_records.DefaultRecordBatch(build_batch(ROWS, codec=codec, base_offset=40))
     assert batch.validate_crc()
     assert [(r.timestamp, r.key, r.value, list(r.headers)) for r in batch] == ROWS
@@ -101,7 +101,7 @@ def test_kafka_python_reads_what_is_written(codec: Codec) -> None:
 
 @every_codec
 @pytest.mark.parametrize("client", ["aiokafka", "kafka-python"])
-def test_what_clients_write_is_read(codec: Codec, client: str) -> None:
+def test_batches_of_other_clients_are_decoded(codec: Codec, client: str) -> None:
     kind = AioBuilder if client == "aiokafka" else kafka_records.DefaultRecordBatchBuilder
     builder = kind(
         magic=2,
@@ -152,7 +152,7 @@ def test_wrong_length_is_corrupt(change: bytes) -> None:
         check_batch(b"")
 
 
-def test_a_second_batch_is_invalid_and_no_reason_to_send_it_again() -> None:
+def test_second_batch_is_a_non_retriable_error() -> None:
     batch = build_batch(ROWS)
     with pytest.raises(InvalidRecord, match="more than one batch"):
         check_batch(batch + batch)
@@ -161,7 +161,7 @@ def test_a_second_batch_is_invalid_and_no_reason_to_send_it_again() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3])
-def test_other_formats_are_named_even_when_nothing_else_fits(magic: int) -> None:
+def test_error_names_other_message_formats(magic: int) -> None:
     batch = bytearray(build_batch(ROWS))
     batch[16] = magic
     with pytest.raises(UnsupportedMessageFormat):
@@ -179,7 +179,7 @@ def test_unknown_codec_is_refused(codec: int) -> None:
 
 
 @pytest.mark.parametrize(("delta", "count"), [(3, 5), (4, 4), (-1, 0), (-2, -1), (3, -4), (3, 0)])
-def test_counts_that_do_not_agree_are_invalid(delta: int, count: int) -> None:
+def test_inconsistent_counts_are_invalid(delta: int, count: int) -> None:
     batch = patched(patched(build_batch(ROWS), 23, ">i", delta), 57, ">i", count)
     with pytest.raises(InvalidRecord):
         check_batch(batch)
@@ -194,7 +194,7 @@ def test_idempotent_batch_needs_a_sequence_and_a_transaction_a_producer() -> Non
 
 
 @every_codec
-def test_log_append_time_is_written_without_touching_the_records(codec: Codec) -> None:
+def test_log_append_time_does_not_change_the_records(codec: Codec) -> None:
     batch = build_batch(ROWS, codec=codec)
     front = with_log_append_time(memoryview(batch), check_batch(batch), NOW + 99)
     assert len(front) == HEADER_BYTES
@@ -207,7 +207,7 @@ def test_log_append_time_is_written_without_touching_the_records(codec: Codec) -
     assert {r.timestamp for r in AioBatch(stamped)} == {NOW + 99}
 
 
-def test_iteration_ends_before_a_partial_batch() -> None:
+def test_iteration_ends_before_an_incomplete_batch() -> None:
     one, two = build_batch(ROWS[:1]), build_batch(ROWS, base_offset=1)
     both = one + two
     assert [(position, header.base_offset) for position, header in iterate_batches(both)] == [
@@ -246,7 +246,7 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("body", BAD_RECORDS.values(), ids=BAD_RECORDS.keys())
-def test_record_that_breaks_a_rule_is_invalid(body: str) -> None:
+def test_inconsistent_record_is_invalid(body: str) -> None:
     good = build_batch([(0, None, None, [])])
     batch = good[:HEADER_BYTES] + bytes.fromhex(body)
     batch = patched(batch, 8, ">i", len(batch) - 12)
@@ -254,7 +254,7 @@ def test_record_that_breaks_a_rule_is_invalid(body: str) -> None:
         read_records(batch, max_output_bytes=PLENTY)
 
 
-def test_compacted_batch_with_holes_keeps_its_offsets() -> None:
+def test_compacted_batch_with_gaps_keeps_its_offsets() -> None:
     parts = [build_batch(ROWS[:1], base_offset=0)[HEADER_BYTES:], bytes.fromhex("0c000008010100")]
     batch = build_batch(ROWS[:2], base_offset=10)[:HEADER_BYTES] + b"".join(parts)
     batch = patched(patched(batch, 8, ">i", len(batch) - 12), 23, ">i", 6)
@@ -262,7 +262,7 @@ def test_compacted_batch_with_holes_keeps_its_offsets() -> None:
 
 
 @every_codec
-def test_million_records_in_a_tiny_batch_are_refused_before_it_is_opened(codec: Codec) -> None:
+def test_impossible_record_count_is_refused_before_decompression(codec: Codec) -> None:
     """Its offsets would be given out: two of them would fill a segment's range."""
     batch = patched(patched(build_batch(ROWS[:1], codec=codec), 57, ">i", 2**31 - 1), 23, ">i", 2**31 - 2)
     with pytest.raises(InvalidRecord):
@@ -272,7 +272,7 @@ def test_million_records_in_a_tiny_batch_are_refused_before_it_is_opened(codec: 
 
 
 @every_codec
-def test_batch_that_opens_to_more_than_allowed_is_invalid(codec: Codec) -> None:
+def test_batch_above_the_decompressed_limit_is_invalid(codec: Codec) -> None:
     batch = build_batch([(0, None, bytes(100_000), [])], codec=codec)
     with pytest.raises(InvalidRecord):
         read_records(batch, max_output_bytes=100_000)
@@ -280,11 +280,11 @@ def test_batch_that_opens_to_more_than_allowed_is_invalid(codec: Codec) -> None:
 
 
 @every_codec
-def test_a_hundred_thousand_empty_records_in_one_batch_are_welcome(codec: Codec) -> None:
+def test_hundred_thousand_empty_records_are_accepted(codec: Codec) -> None:
     batch = build_batch([(0, None, None, [])] * 100_000, codec=codec)
     assert check_batch(batch).record_count == 100_000
 
 
-def test_empty_batch_is_a_mistake_of_the_caller() -> None:
+def test_empty_batch_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         build_batch([])

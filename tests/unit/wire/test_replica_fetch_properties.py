@@ -86,7 +86,7 @@ def damages(data: bytes) -> Iterator[bytes]:
 
 @often
 @given(topics=asked, replica=st.tuples(st.integers(0, 9), st.integers(0, 2**60)))
-def test_a_followers_request_is_the_same_on_both_roads(topics: Any, replica: tuple[int, int]) -> None:
+def test_replica_request_is_the_same_in_both_codecs(topics: Any, replica: tuple[int, int]) -> None:
     framed = request(topics, replica)
     assert framed == fetch.encode_request(
         VERSION,
@@ -106,7 +106,7 @@ def test_a_followers_request_is_the_same_on_both_roads(topics: Any, replica: tup
 
 @seldom
 @given(topics=asked)
-def test_what_is_no_followers_request_is_left_to_the_general(topics: Any) -> None:
+def test_other_requests_are_left_to_the_general_codec(topics: Any) -> None:
     framed = request(topics, (2, 77))
     body = read_request_header(framed[4:]).body
     for bad in damages(framed[4 + body :]):
@@ -117,7 +117,9 @@ def test_what_is_no_followers_request_is_left_to_the_general(topics: Any) -> Non
 
 @often
 @given(topics=answered, correlation_id=numbers, error_code=st.sampled_from((0, 77)))
-def test_an_answer_is_the_same_on_both_roads(topics: Any, correlation_id: int, error_code: int) -> None:
+def test_replica_response_is_the_same_in_both_codecs(
+    topics: Any, correlation_id: int, error_code: int
+) -> None:
     pieces = fetch.encode_replica_response(correlation_id, topics, error_code)
     plain = all(
         one.aborted is None and one.diverging is None for _, _, partitions in topics for one in partitions
@@ -132,13 +134,13 @@ def test_an_answer_is_the_same_on_both_roads(topics: Any, correlation_id: int, e
 
 @seldom
 @given(topics=answered)
-def test_what_is_no_plain_answer_is_left_to_the_general(topics: Any) -> None:
+def test_other_replica_responses_are_left_to_the_general_codec(topics: Any) -> None:
     for bad in damages(b"".join(fetch.encode_response(VERSION, 1, topics))[4:400]):
         found = outcome(fetch.decode_replica_response, bad)
         assert found is None or found == outcome(fetch.decode_response, VERSION, bad)
 
 
-def test_topics_beyond_a_count_of_one_byte_go_the_general() -> None:
+def test_counts_above_one_byte_are_left_to_the_general_codec() -> None:
     many = [(None, bytes([number]) * 16, []) for number in range(fetch.ONE_BYTE_COUNT_MAX + 1)]
     assert fetch.encode_replica_response(1, many) is None
     assert fetch.encode_replica_response(1, many[1:]) is not None
@@ -156,7 +158,7 @@ def one_by_one(buffer: bytes) -> tuple[list[BatchHeader], int]:
 
 @seldom
 @given(sizes=st.lists(st.integers(1, 5), max_size=4))
-def test_stored_batches_are_let_through_as_one_by_one(sizes: list[int]) -> None:
+def test_stored_batches_are_accepted_as_one_by_one(sizes: list[int]) -> None:
     whole = b"".join(
         build_batch([(7, None, b"value", ())] * size, base_offset=10 * number, leader_epoch=3)
         for number, size in enumerate(sizes)
@@ -166,7 +168,7 @@ def test_stored_batches_are_let_through_as_one_by_one(sizes: list[int]) -> None:
         assert outcome(read_stored_batches, bad) == outcome(one_by_one, bad)
 
 
-def test_a_batch_that_would_not_be_kept_is_refused_for_the_same_reason() -> None:
+def test_invalid_stored_batch_raises_the_same_error() -> None:
     """Under a good CRC: what damage alone does not show."""
     batch = build_batch([(7, None, b"value", ())] * 3, base_offset=10, leader_epoch=3)
     header, body = read_header(batch), batch[HEADER_BYTES:]
