@@ -48,6 +48,11 @@ def connections_allowed(max_connections: int, files: int) -> int:
     allowed = max(available, CONNECTIONS_MIN)
     logger.warning(
         "connection_limit_reduced",
-        extra=fields(allowed=allowed, max_connections=max_connections, open_files=limit),
+        extra=fields(
+            allowed=allowed,
+            max_connections=max_connections,
+            open_files=limit,
+            reason="the limit of open files (ulimit -n) is too low",
+        ),
     )
     return allowed
