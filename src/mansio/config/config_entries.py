@@ -1,9 +1,9 @@
-"""Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics, groups and the broker.
+"""Settings of topics, groups and the broker for DescribeConfigs: value, source, synonyms, type, documentation.
 
-Owns the mapping from our own settings to Kafka's broker names and units. A setting Kafka has no name for is shown under
-`mansio.<name>`. Broker settings are read-only: they are read at start.
+Maps Mansio's settings to Kafka's broker names and units. A setting without a Kafka name is returned as `mansio.<name>`.
+Broker settings are read-only: they are read at start.
 
-Always true: an entry's value is that of its first synonym (KIP-226).
+Invariant: the value of an entry is that of its first synonym (KIP-226).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Source(IntEnum):
-    """Where a value came from, as Kafka numbers it."""
+    """Source of a value, with Kafka's numbers."""
 
     TOPIC = 1
     STATIC_BROKER = 4
@@ -33,7 +33,7 @@ class Source(IntEnum):
 
 
 class Synonym(NamedTuple):
-    """One of the settings a value may come from, the deciding one first."""
+    """A setting that determines the value, in order of precedence."""
 
     name: str
     value: str
@@ -41,7 +41,7 @@ class Synonym(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """One setting as it stands."""
+    """The effective value of one setting."""
 
     name: str
     value: str
@@ -55,14 +55,14 @@ class ConfigEntry(NamedTuple):
 def topic_entries(
     configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> list[ConfigEntry]:
-    """Every setting of a topic, in force."""
+    """All effective settings of a topic."""
     return [
         _topic_entry(row, configs, defaults, replication_factor) for row in topic_config.SETTINGS.values()
     ]
 
 
 def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
-    """Every setting of a consumer group, in force."""
+    """All effective settings of a group."""
     entries = []
     for row in group_config.SETTINGS.values():
         synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name or row.name, row.default, Source.DEFAULT),)
@@ -76,7 +76,7 @@ def group_entries(configs: Mapping[str, str], settings: Settings) -> list[Config
 
 
 def broker_entries(settings: Settings) -> list[ConfigEntry]:
-    """Every setting of the broker, the defaults of topics among them."""
+    """All settings of the broker, including the defaults of topics."""
     entries = [_broker_entry(settings, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
         synonyms = _default_synonyms(row, settings.topic_defaults, 1)
@@ -85,7 +85,7 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
 
 
 def documentation(row: ConfigKey) -> str:
-    """What a topic setting means, and from when on it works."""
+    """Documentation of a topic setting, and from when on it is effective."""
     return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
 
 

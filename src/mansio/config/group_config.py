@@ -1,15 +1,12 @@
-"""The settings a group can have of its own, and what is in force for it.
+"""Settings of single groups (KIP-848, KIP-932): definitions and effective values.
 
-Owns the one table (`SETTINGS`), as `topic_config` does for topics. A group that says nothing of a setting has the
-broker's.
+A group without an override uses the broker's setting.
 
-Always true: a setting that would do nothing is not accepted; it is refused with the reason (`NOT_OFFERED`).
-
-Source: KIP-848 (dynamic group configurations). Ours: shorter sessions and heartbeat intervals than Kafka allows, for a
-member that dies without a word costs a session timeout; and half a second between heartbeats instead of five. Nobody
-can be told anything but in the answer to its heartbeat, so what a member leaves behind is read by nobody until the one
-that is to have it is heard of again: a pause of up to one interval, which is to be well below a second. It costs about
-80 us of a processor for each heartbeat: 1,000 members take a sixth of a core.
+Deviation from Kafka: sessions and heartbeat intervals may be shorter, because a member that fails without leaving costs
+a session timeout; and the default heartbeat interval is half a second instead of five. Members receive assignments only
+in responses to heartbeats, so a released partition is not read until the next heartbeat of its new owner: a pause of up
+to one interval, which should be well below a second. A heartbeat costs about 80 us of CPU time: 1,000 members use a
+sixth of a core.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ _KEYS: Final = (
         ConfigType.INT,
         "45000",
         "group.consumer.session.timeout.ms",
-        "After this long without a heartbeat a member is removed (groups of the new protocol).",
+        "Time without a heartbeat in ms after which a member is removed (groups of the consumer protocol).",
         integer(6_000, 60_000),
         broker_setting="group_consumer_session_timeout_ms",
     ),
@@ -42,14 +39,14 @@ _KEYS: Final = (
         ConfigType.INT,
         "500",
         "group.consumer.heartbeat.interval.ms",
-        "How often members are to be heard of (groups of the new protocol).",
+        "Interval of the heartbeats of members in ms (groups of the consumer protocol).",
         integer(100, 15_000),
         broker_setting="group_consumer_heartbeat_interval_ms",
     ),
 )
 
 NOT_OFFERED: Final[dict[str, str]] = {
-    "consumer.assignment.interval.ms": "a target is computed at once, whenever it has to be",
+    "consumer.assignment.interval.ms": "a target assignment is computed at once",
     "consumer.assignor.offload.enable": "assignors run in the coordinator",
     "streams.heartbeat.interval.ms": "there are no streams groups",
     "streams.session.timeout.ms": "there are no streams groups",
@@ -61,7 +58,7 @@ SETTINGS: Final = GROUP_CONFIG.keys
 
 
 def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
-    """What is in force: the group's own value, else `default`. One this version cannot read is as good as none."""
+    """The effective value: the override, otherwise `default`. An override that this version cannot parse is ignored."""
     text = configs.get(name)
     if text is None:
         return default
@@ -72,7 +69,7 @@ def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
 
 
 def check_together(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
-    """Rules that need more than one value, of those in force; `defaults` are the broker's. Raises `InvalidConfig`."""
+    """Check rules that concern several effective values; `defaults` are the broker's. Raises `InvalidConfig`."""
     for session, interval in (
         (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL),
         (share_group_config.SESSION_TIMEOUT, share_group_config.HEARTBEAT_INTERVAL),

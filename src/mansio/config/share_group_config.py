@@ -1,7 +1,7 @@
-"""The settings a share group can have of its own: rows of the one table in `group_config`, and what is in force.
+"""Settings of single share groups: definitions (part of `group_config`) and effective values.
 
-Source: KIP-932, KIP-1240 (limits and renewals by group), KIP-1191 (dead letters); names that begin with `mansio.` are
-ours, and so are shorter leases and sessions than Kafka allows.
+Source: KIP-932, KIP-1240 (limits and renewals by group), KIP-1191 (dead letters). Names with the prefix `mansio.` are
+extensions; leases and sessions may be shorter than in Kafka.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
 JITTER: Final = "mansio.retry.jitter"
 
 RANGES_MAX: Final = 20_000
-"""How many ranges of offsets the open part of a share partition has at most."""
+"""Maximum number of offset ranges in the in-flight part of a share partition."""
 
 EARLIEST, LATEST, BY_DURATION = "earliest", "latest", "by_duration:"
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -43,7 +43,7 @@ _DURATION: Final = re.compile(
 
 
 def duration_ms(text: str) -> int:
-    """Of an ISO 8601 duration of days, hours, minutes and seconds. Raises `ValueError`."""
+    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds. Raises `ValueError`."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or not any(found.groups()):
         raise ValueError(f"{text!r} is not a duration such as P1D or PT30M")
@@ -77,7 +77,7 @@ KEYS: Final = (
         ConfigType.INT,
         "45000",
         "group.share.session.timeout.ms",
-        "After this long without a heartbeat a member of a share group is removed.",
+        "Time without a heartbeat in ms after which a member of a share group is removed.",
         integer(6_000, 60_000),
         broker_setting="group_share_session_timeout_ms",
     ),
@@ -86,7 +86,7 @@ KEYS: Final = (
         ConfigType.INT,
         "5000",
         "group.share.heartbeat.interval.ms",
-        "How often members of a share group are to be heard of.",
+        "Interval of the heartbeats of members of a share group in ms.",
         integer(100, 15_000),
         broker_setting="group_share_heartbeat_interval_ms",
     ),
@@ -94,94 +94,92 @@ KEYS: Final = (
         LOCK_DURATION,
         ConfigType.INT,
         "30000",
-        "How long a member of a share group has a record before others may get it.",
+        "Duration in ms of the acquisition lock of a record; then it is available to other members.",
         integer(1_000, 60_000),
     ),
     _share_key(
         DELIVERY_LIMIT,
         ConfigType.INT,
         "5",
-        "How often a record is tried by a share group before it goes to the dead letters.",
+        "Maximum number of deliveries of a record before it is dead-lettered.",
         integer(2, 10),
     ),
     _share_key(
         LOCKS_MAX,
         ConfigType.INT,
         "2000",
-        "How many records of one partition a share group may have leased at a time.",
+        "Maximum number of acquired records of one partition.",
         integer(100, 4_000),
     ),
     _share_key(
         OFFSET_RESET,
         ConfigType.STRING,
         LATEST,
-        "Where a share group begins in what it never read: earliest, latest, or by_duration:<ISO 8601 duration>.",
+        "Start position of a share group in a new partition: earliest, latest, or by_duration:<ISO 8601 duration>.",
         _offset_reset,
     ),
     _share_key(
         ISOLATION,
         ConfigType.STRING,
         "read_uncommitted",
-        "Which records a share group gets. There are no transactions, so both values mean the same.",
+        "Isolation level. There are no transactions, so both values have the same effect.",
         one_of("read_uncommitted", "read_committed", ignore_case=True),
     ),
     _share_key(
         RENEW,
         ConfigType.BOOLEAN,
         "true",
-        "Whether members of a share group may make a lease last longer (KIP-1222).",
+        "Whether members of a share group may renew acquisition locks (KIP-1222).",
         one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         ORDER,
         ConfigType.STRING,
         "none",
-        "partition: no record is given out while a lower one of its partition is open, unless to the same member.",
+        "partition: no record is delivered while a lower one is unacknowledged, unless to the same member.",
         one_of("none", "partition", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTERS,
         ConfigType.BOOLEAN,
         "true",
-        "Whether what a share group rejects, or tried too often, is kept in a dead-letter topic.",
+        "Whether records that a share group rejects, or that exceed the delivery limit, go to a dead-letter topic.",
         one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTER_TOPIC,
         ConfigType.STRING,
         "",
-        "The dead-letter topic of a share group; empty: one for each topic, under the broker's prefix.",
+        "The dead-letter topic of a share group; empty: one for each topic, with the broker's prefix.",
         _topic_name,
     ),
     _share_key(
         DEAD_LETTER_COPY,
         ConfigType.BOOLEAN,
         "true",
-        "Whether a dead letter has key, value and headers of the record (KIP-1191).",
+        "Whether a dead-lettered record contains key, value and headers of the original record (KIP-1191).",
         one_of("true", "false", ignore_case=True),
     ),
     _share_key(
         BACKOFF,
         ConfigType.INT,
         "1000",
-        "How long a record rests before it is tried a second time; 0: not at all.",
+        "Backoff in ms before the second delivery of a record; 0: none.",
         integer(0, _DAY_MS),
     ),
     _share_key(
         BACKOFF_MULTIPLIER,
         ConfigType.DOUBLE,
         "2.0",
-        "By how much a rest is longer than the one before.",
+        "Factor by which the backoff grows with each delivery.",
         decimal(1.0, 100.0),
     ),
-    _share_key(
-        BACKOFF_MAX, ConfigType.INT, "60000", "How long a record rests at most.", integer(0, 7 * _DAY_MS)
-    ),
+    _share_key(BACKOFF_MAX, ConfigType.INT, "60000", "Maximum backoff in ms.", integer(0, 7 * _DAY_MS)),
     _share_key(
         JITTER,
         ConfigType.DOUBLE,
         "0.1",
-        "By which part of itself a rest may be longer or shorter, by chance.",
+        "Maximum random deviation of a backoff, as a fraction of it.",
         decimal(0.0, 1.0),
     ),
 )
@@ -189,8 +187,8 @@ KEYS_BY_NAME: Final = {row.name: row for row in KEYS}
 
 
 def in_force(name: str, configs: Mapping[str, str]) -> Any:
-    """A setting that the broker has none of: the group's own value, else the default. One this version cannot read is
-    as good as none."""
+    """The effective value of a setting without a broker setting: the override, otherwise the default. An override that
+    this version cannot parse is ignored."""
     row = KEYS_BY_NAME[name]
     try:
         return row.parse(configs[name])
@@ -199,8 +197,8 @@ def in_force(name: str, configs: Mapping[str, str]) -> Any:
 
 
 def share_settings(configs: Mapping[str, str], *, takes_dead_letters: bool) -> ShareSettings:
-    """What is in force for the share partitions of a group. `takes_dead_letters`: their topic is one of dead letters,
-    which have none themselves."""
+    """The effective settings of the share partitions of a group. `takes_dead_letters`: their topic is a dead-letter
+    topic, whose records are not dead-lettered."""
     locks_max = in_force(LOCKS_MAX, configs)
     return ShareSettings(
         lock_ms=in_force(LOCK_DURATION, configs),

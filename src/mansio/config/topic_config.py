@@ -1,12 +1,4 @@
-"""The settings of a topic: Kafka's names, types, defaults and rules.
-
-Owns the one table (`SETTINGS`) and what follows from it: checking a value, working out what is in force for a
-topic (`TopicSettings`), and the incremental changes of KIP-339. Values are kept as the text the client sent,
-normalised, because that is what DescribeConfigs shows.
-
-Always true: a setting that would do nothing is not accepted in silence. It is either refused (`NOT_OFFERED`,
-or a value its validator does not allow, with the reason), or its `effect` says from when on it works.
-"""
+"""Settings of topics: Kafka's names, types, defaults and rules; effective values (`TopicSettings`)."""
 
 from __future__ import annotations
 
@@ -53,8 +45,8 @@ _NO_RECOMPRESSION: Final = dict.fromkeys(
 _KEYS: Final = (
     ConfigKey(
         "cleanup.policy", ConfigType.LIST, "delete", "log.cleanup.policy",
-        "What happens to old records. delete: whole segments are removed by time and size. compact: of each key"
-        " the latest record is kept. compact,delete: both.",
+        "Cleanup of old records. delete: whole segments are deleted by time and size. compact: the latest record"
+        " of each key is kept. compact,delete: both.",
         _cleanup_policy,
     ),
     ConfigKey(
@@ -64,13 +56,13 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "delete.retention.ms", ConfigType.LONG, "86400000", "log.cleaner.delete.retention.ms",
-        "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
+        "Time in ms for which compaction keeps a tombstone (a record without value), so that readers receive it.",
         integer(0, INT64_MAX),
     ),
     ConfigKey(
         TAKES_DEAD_LETTERS, ConfigType.BOOLEAN, "false", TAKES_DEAD_LETTERS,
-        "Whether share groups may put dead letters here (KIP-1191). Records of such a topic have no dead letters of"
-        " their own: rejected or tried too often, they are only marked as done.",
+        "Whether share groups may write dead-lettered records to this topic (KIP-1191). Its own records are not"
+        " dead-lettered: if rejected or delivered too often, they are only marked as done.",
         one_of("true", "false"),
     ),
     ConfigKey(
@@ -80,18 +72,18 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
-        "Pipelines hold back from deletion and compaction no more than the newest segments of a partition that fit into"
-        " so many bytes. -1: no limit.",
+        "Maximum size in bytes of the newest segments of a partition that retention holds of pipelines protect from"
+        " deletion and compaction. -1: no limit.",
         integer(-1, INT64_MAX),
     ),
     ConfigKey(
         "mansio.hold.enable", ConfigType.BOOLEAN, "true", "mansio.hold.enable",
-        "Whether what a named pipeline has not read yet is kept from deletion and compaction.",
+        "Whether records that a named pipeline has not read yet are protected from deletion and compaction.",
         one_of("true", "false"),
     ),
     ConfigKey(
         "mansio.hold.ms.max", ConfigType.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
-        "A pipeline that has not committed for so many ms holds back only records that are younger than that."
+        "A pipeline that has not committed for this time in ms protects only records that are younger."
         " -1: no limit.",
         integer(-1, INT64_MAX),
     ),
@@ -107,17 +99,17 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "message.timestamp.after.max.ms", ConfigType.LONG, "3600000", "log.message.timestamp.after.max.ms",
-        "How far in the future a record's create time may lie before the batch is refused.",
+        "How far in the future a record's create time may be before the batch is rejected.",
         integer(0, INT64_MAX),
     ),
     ConfigKey(
         "message.timestamp.before.max.ms", ConfigType.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
-        "How far in the past a record's create time may lie before the batch is refused.",
+        "How far in the past a record's create time may be before the batch is rejected.",
         integer(0, INT64_MAX),
     ),
     ConfigKey(
         "message.timestamp.type", ConfigType.STRING, "CreateTime", "log.message.timestamp.type",
-        "Whose clock stamps records: the producer's (CreateTime) or the broker's on append (LogAppendTime).",
+        "Source of record timestamps: the producer (CreateTime) or the broker on append (LogAppendTime).",
         one_of("CreateTime", "LogAppendTime"),
     ),
     ConfigKey(
@@ -191,7 +183,7 @@ SETTINGS: Final = TOPIC_CONFIG.keys
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """What is in force for one topic, as values. Units are in the names; -1 means no limit."""
+    """Effective settings of one topic. Units are in the names; -1 means no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -215,17 +207,17 @@ class TopicSettings:
 
     @property
     def deletes(self) -> bool:
-        """Whether old records leave by time and size."""
+        """Whether old segments are deleted by time and size."""
         return DELETE in self.cleanup_policy
 
     @property
     def compacts(self) -> bool:
-        """Whether the latest record of each key is kept, so that every record needs a key."""
+        """Whether only the latest record of each key is kept, so that every record needs a key."""
         return COMPACT in self.cleanup_policy
 
     @property
     def log_append_time(self) -> bool:
-        """Whether the broker's clock stamps the records."""
+        """Whether the broker's clock sets the timestamps of records."""
         return self.timestamp_type == "LogAppendTime"
 
 
@@ -234,10 +226,10 @@ def checked(
     replication_factor: int,
     defaults: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The settings a topic is created with, all of them valid together and with the broker's topic `defaults`.
-    A null value means the default.
+    """The overrides of a new topic, valid in combination with each other and with the broker's topic `defaults`. A
+    null value means the default.
 
-    Raises `InvalidConfig`; `InvalidRequest` when a name comes twice.
+    Raises `InvalidConfig`; `InvalidRequest` if a name occurs twice.
     """
     result: dict[str, str] = {}
     seen: set[str] = set()
@@ -255,7 +247,7 @@ def checked(
 def check_together(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
-    """Rules that need more than one value, of those in force. Raises `InvalidConfig`."""
+    """Check rules that concern several effective values. Raises `InvalidConfig`."""
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
             f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"

@@ -33,13 +33,13 @@ def data(value: bytes) -> bytes:
 
 
 def array(items: Iterable[bytes]) -> bytes:
-    """Items that are encoded already."""
+    """An array of encoded items."""
     pieces = list(items)
     return varint(len(pieces) + 1) + b"".join(pieces)
 
 
 def tags(fields: Mapping[int, bytes]) -> bytes:
-    """Tagged fields, in the order of their tags."""
+    """Tagged fields, ordered by tag."""
     pieces = [varint(len(fields))]
     for tag in sorted(fields):
         pieces += (varint(tag), varint(len(fields[tag])), fields[tag])
@@ -47,18 +47,18 @@ def tags(fields: Mapping[int, bytes]) -> bytes:
 
 
 class Reader:
-    """A position in the bytes of one record."""
+    """Reader of the bytes of one record."""
 
     __slots__ = ("_data", "_position", "_topic")
 
     def __init__(self, data: bytes, topic: str = OFFSETS_TOPIC) -> None:
-        """`topic`: whose record it is, for errors."""
+        """`topic`: the internal topic, for errors."""
         self._data = data
         self._position = 0
         self._topic = topic
 
     def inside(self, data: bytes) -> Reader:
-        """A reader of a part that was taken out as a whole."""
+        """A reader of a nested part."""
         return Reader(data, self._topic)
 
     def fail(self, what: str) -> NoReturn:
@@ -93,21 +93,21 @@ class Reader:
         return self.fail("a string is missing") if value is None else value
 
     def short_text(self) -> str:
-        """A string of a structure that is not flexible, as all keys are."""
+        """A string with a 16-bit length, as in keys, which are not flexible."""
         return self._decoded(self.take(self.integer(2)))
 
     def data(self) -> bytes:
         return self.take(self.varint() - 1)
 
     def array(self, item: Callable[[], T]) -> tuple[T, ...]:
-        """Items, each read by calling `item`."""
+        """An array whose items are read by `item`."""
         count = self.varint() - 1
         if not 0 <= count <= len(self._data):
             self.fail("a count is impossible")
         return tuple([item() for _ in range(count)])
 
     def tags(self) -> dict[int, bytes]:
-        """Tagged fields; the caller picks those it knows."""
+        """Tagged fields by tag."""
         if self._data[self._position : self._position + 1] == NO_TAGS:
             self._position += 1
             return {}

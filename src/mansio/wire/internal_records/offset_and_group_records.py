@@ -1,14 +1,16 @@
-"""The records of `__consumer_offsets`, in Kafka's own formats: bytes <-> values.
+"""Records of `__consumer_offsets` for committed offsets and classic groups, in Kafka's formats.
 
-Two kinds of keys live in that topic: a committed offset (key version 0 or 1: group, topic, partition) and a
-group's metadata (key version 2: group). A record without a value deletes what its key names.
+The topic has two types of these keys: a committed offset (key version 0 or 1: group, topic, partition) and the metadata
+of a group (key version 2: group); `consumer_group_records` has the newer ones. A record without a value deletes
+the entry of its key.
 
-Always true: what `encode_*` writes, `decode_*` reads back equal; version 3 of both values is written, because
-every Kafka tool of the last years reads it, and versions 0 to 4 are read. Malformed bytes raise `CorruptLog`
-and nothing else: these bytes come from our own log.
+Invariants:
+* `decode_*` returns what `encode_*` was given. Version 3 of both values is written, because all recent Kafka tools read
+  it; versions 0 to 4 are read.
+* Malformed bytes raise `CorruptLog` and nothing else: these bytes come from the broker's own log.
 
-Source: OffsetCommitKey/Value.json and GroupMetadataKey/Value.json of Apache Kafka; version 4 is the flexible
-one (KIP-915).
+Source: OffsetCommitKey/Value.json and GroupMetadataKey/Value.json of Apache Kafka; version 4 is the flexible one
+(KIP-915).
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _FLEXIBLE: Final = 4
 
 
 class OffsetKey(NamedTuple):
-    """Where a committed offset belongs."""
+    """Key of a committed offset."""
 
     group: str
     topic: str
@@ -34,15 +36,14 @@ class OffsetKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """Whose metadata it is."""
+    """Key of the metadata of a classic group."""
 
     group: str
 
 
 class CommittedOffset(NamedTuple):
-    """A committed position: the next offset to read. `leader_epoch` is -1 where the client gave none; times
-    are
-    wall clock, ms. `expire_ms` is only set in records written by very old Kafka brokers (value version 1)."""
+    """A committed offset: the next offset to read. `leader_epoch` is -1 if unknown; times are wall clock, ms.
+    `expire_ms` is only set in records of very old Kafka brokers (value version 1)."""
 
     offset: int
     leader_epoch: int
@@ -52,7 +53,7 @@ class CommittedOffset(NamedTuple):
 
 
 class MemberMetadata(NamedTuple):
-    """One member of a stored group. `subscription` and `assignment` are the client's own bytes."""
+    """A member of a stored classic group. `subscription` and `assignment` are bytes of the client."""
 
     member_id: str
     instance_id: str | None
@@ -65,9 +66,7 @@ class MemberMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """A group as of its last completed rebalance; no members means empty. `state_ms`: wall clock, -1
-    unknown.
-    """
+    """A classic group after its last completed rebalance. `state_ms`: wall clock, -1 if unknown."""
 
     protocol_type: str
     generation: int
@@ -101,7 +100,7 @@ def encode_offset_value(value: CommittedOffset) -> bytes:
 
 
 def encode_group_value(value: GroupMetadata) -> bytes:
-    pieces = [
+    parts = [
         VALUE_VERSION.to_bytes(2, "big"),
         _string(value.protocol_type),
         struct.pack(">i", value.generation),
@@ -110,7 +109,7 @@ def encode_group_value(value: GroupMetadata) -> bytes:
         struct.pack(">qi", value.state_ms, len(value.members)),
     ]
     for member in value.members:
-        pieces += (
+        parts += (
             _string(member.member_id),
             _string(member.instance_id),
             _string(member.client_id),
@@ -119,11 +118,11 @@ def encode_group_value(value: GroupMetadata) -> bytes:
             _bytes(member.subscription),
             _bytes(member.assignment),
         )
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
-    """The key of a record; None for a kind this version does not know (it is skipped, as Kafka does)."""
+    """Decode a key; None for an unknown kind (it is skipped, as in Kafka)."""
     reader = _Reader(data)
     version = reader.integer(2)
     if version in (0, OFFSET_KEY_VERSION):
