@@ -11,13 +11,13 @@ import pytest
 
 import mansio  # noqa: TC001  # fixtures are annotated with it
 from mansio.client import OutgoingRecord, ProducerOptions, TopicPartition
-from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import (
     InvalidRequest,
     MessageTooLarge,
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
+from mansio.wire.murmur2 import partition_for_key
 from support.client_fixtures import broker_in, connected, run, until
 from support.machine import scaled
 

@@ -230,7 +230,7 @@ class Node:
                 wait_ms_max=500,
                 broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
             ),
-            records=RecordService(partitions),
+            records=RecordService(partitions, clock=self.clock, scheduler=self.scheduler, wait_ms_max=30_000),
             quotas=quotas,
             statistics=statistics,
         )

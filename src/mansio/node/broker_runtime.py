@@ -38,6 +38,7 @@ from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
+from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share import ShareService
@@ -290,7 +291,22 @@ class BrokerRuntime:
                 wait_ms_max=settings.fetch_wait_ms_max,
                 broker_epoch_of=None if cluster is None else cluster.broker_epoch_of,
             ),
-            records=RecordService(self.partitions),
+            publish=PublishService(
+                topics=self.topics,
+                partitions=self.partitions,
+                produce=produce,
+                quotas=quotas,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                random=host_ports.random,
+                bytes_max=settings.socket_request_max_bytes,
+            ),
+            records=RecordService(
+                self.partitions,
+                clock=host_ports.clock,
+                scheduler=host_ports.scheduler,
+                wait_ms_max=settings.produce_wait_ms_max,
+            ),
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,

@@ -15,9 +15,9 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 from kafka.errors import MessageSizeTooLargeError as KafkaPythonTooLarge
 
-from mansio.client.producer.partitioner import partition_for_key
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.murmur2 import partition_for_key
 from support.machine import scaled
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import (

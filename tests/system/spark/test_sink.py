@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.client.producer.partitioner import partition_for_key
+from mansio.wire.murmur2 import partition_for_key
 from support.machine import scaled
 from system.spark.topics import contents, create, publish
 

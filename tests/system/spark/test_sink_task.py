@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.task_sender import NOTHING_WRITTEN, TaskSender
 from mansio.spark.sync_client import SyncClient
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.murmur2 import partition_for_key
 from support.paths import free_port
 from support.process import ServedBroker
 from system.spark.disconnecting_proxy import losing_answers

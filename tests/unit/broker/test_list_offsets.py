@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mansio.api.kafka.handlers.records import list_offsets
-from mansio.broker.services.records import ListedOffset
+from mansio.broker.services.records import ListedOffset, RecordService
 from mansio.host.asyncio_loop import AsyncioScheduler
 
 INVALID_REQUEST = 42
@@ -36,14 +36,17 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
     """((partition, error code) of each answer, what happened in which order)"""
     happened: list[str] = []
 
-    def list_offset(*_: object, **__: object) -> ListedOffset:
-        happened.append("looked up")
-        return ListedOffset(7, 1, 0)
+    class Records(RecordService):
+        def list_offset(self, *_: object, **__: object) -> ListedOffset:
+            happened.append("looked up")
+            return ListedOffset(7, 1, 0)
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
-        records = SimpleNamespace(list_offset=list_offset)
-        service = SimpleNamespace(clock=SlowClock(), scheduler=AsyncioScheduler(loop), records=records)
+        records = Records(
+            cast("Any", None), clock=cast("Any", SlowClock()), scheduler=AsyncioScheduler(loop), wait_ms_max=0
+        )
+        service = SimpleNamespace(records=records)
 
         def others() -> None:
             happened.append("others")

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from mansio.client.producer.partitioner import murmur2, next_sticky_partition
+from mansio.client.producer.partitioner import next_sticky_partition
+from mansio.wire.murmur2 import murmur2
 
 KAFKAS_OWN_VECTORS = [  # org.apache.kafka.common.utils.UtilsTest
     (b"21", -973932308),

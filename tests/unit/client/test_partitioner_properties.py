@@ -7,7 +7,7 @@ from aiokafka.partitioner import murmur2 as aiokafkas_murmur2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.client.producer.partitioner import murmur2, partition_for_key
+from mansio.wire.murmur2 import murmur2, partition_for_key
 
 
 @given(st.binary(max_size=300))

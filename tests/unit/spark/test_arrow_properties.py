@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
 from mansio.spark.arrow.decode import OFFSET_MAX, decode_batches
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches, partition_for_keys
@@ -29,6 +28,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import read_rows
+from mansio.wire.murmur2 import partition_for_key
 from support.tiers import examples
 
 if TYPE_CHECKING:

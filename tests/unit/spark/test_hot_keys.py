@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from mansio.client.producer.partitioner import partition_for_key
 from mansio.spark.jobs.hot_keys import (
     Bar,
     Chart,
@@ -21,6 +20,7 @@ from mansio.spark.jobs.hot_keys import (
     svg,
     text_lines,
 )
+from mansio.wire.murmur2 import partition_for_key
 
 
 def counted(keys: list[bytes], partitions: int, place: dict[bytes, int] | None = None) -> HotKeys:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.producer_ids import ProducerIdAllocator
+    from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.share import ShareService
@@ -38,6 +39,7 @@ class BrokerServices:
     statistics: Statistics
     partitions: PartitionSet
     produce: ProduceService
+    publish: PublishService
     fetch: FetchService
     records: RecordService
     producer_ids: ProducerIdAllocator

@@ -1,22 +1,44 @@
-"""Record use cases apart from produce and fetch: list offsets, end of a leader epoch, delete records."""
+"""Record use cases apart from produce and fetch: list offsets, end of a leader epoch, delete records.
+
+Invariants:
+* A result is returned for each item, in the order of the call; one item's error does not affect the others.
+* A search by timestamp may decompress a large batch, so a call with many items yields the event loop every `SLICE_S`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.retention_holds import RetentionHoldHook
-from mansio.errors import InvalidTopic, PolicyViolation
+from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.ports import Promise
+    from mansio.ports import Clock, Promise, Scheduler
 
 LATEST: Final = -1
 EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+
+SLICE_S: Final = 0.01
+"""Time after which a call with many items yields the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetQuery:
+    """Search for an offset of one partition: the first record at or after `timestamp_ms`, or the position that one of
+    the constants above names. `leader_epoch` is the caller's, -1 where it is unknown."""
+
+    topic: str
+    partition: int
+    timestamp_ms: int
+    leader_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +48,15 @@ class ListedOffset:
     offset: int = -1
     timestamp_ms: int = -1
     leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsToDelete:
+    """Deletion of one partition's records below `before_offset` (-1: the high watermark)."""
+
+    topic: str
+    partition: int
+    before_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +70,53 @@ class EpochEnd:
 class RecordService:
     """Offsets and deletion of records. All methods run on the broker's event loop."""
 
-    __slots__ = ("_partitions",)
+    __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
 
-    def __init__(self, partitions: PartitionSet) -> None:
+    def __init__(
+        self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
+    ) -> None:
+        """`wait_ms_max` bounds the timeout of a deletion, in ms."""
         self._partitions = partitions
+        self._clock = clock
+        self._scheduler = scheduler
+        self._wait_ms_max = wait_ms_max
+
+    async def list_offsets(
+        self, queries: Sequence[OffsetQuery], *, isolation_level: int = 0
+    ) -> list[ListedOffset | MansioError]:
+        """The offset of each query, or its error: those of `list_offset`, and `InvalidRequest` for each query of a
+        partition that occurs more than once, as in Kafka."""
+        count = Counter((query.topic, query.partition) for query in queries)
+        slice_end = self._clock.monotonic() + SLICE_S
+        results: list[ListedOffset | MansioError] = []
+        for query in queries:
+            if count[query.topic, query.partition] > 1:
+                results.append(
+                    InvalidRequest(f"{query.topic}-{query.partition} is in the request more than once")
+                )
+                continue
+            try:
+                found = self.list_offset(
+                    query.topic,
+                    None,
+                    query.partition,
+                    query.timestamp_ms,
+                    isolation_level=isolation_level,
+                    leader_epoch=query.leader_epoch,
+                )
+            except MansioError as error:
+                results.append(error)
+            else:
+                results.append(found)
+            if self._clock.monotonic() >= slice_end:
+                await self._yield_to_loop()
+                slice_end = self._clock.monotonic() + SLICE_S
+        return results
+
+    async def _yield_to_loop(self) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._scheduler.call_soon(_resume, promise)
+        await promise
 
     def list_offset(
         self,
@@ -108,3 +182,44 @@ class RecordService:
         if (hold := partition.find_hook(RetentionHoldHook)) is not None:
             hold.check_deletion(before_offset)
         return partition.delete_records(before_offset)
+
+    async def delete_records(
+        self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int
+    ) -> list[int | MansioError]:
+        """Delete records of several partitions. Returns the new low watermark of each one once it is flushed on every
+        in-sync replica, or its error: those of `delete`, and `RequestTimedOut` after `timeout_ms`, when the records are
+        deleted but not all replicas have flushed that."""
+        pending: list[Promise[int] | MansioError] = []
+        for each in deletions:
+            try:
+                pending.append(self.delete(each.topic, each.partition, each.before_offset))
+            except MansioError as error:
+                pending.append(error)
+        timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
+        timer = self._scheduler.call_later(timeout_ms, _time_out, pending)
+        results: list[int | MansioError] = []
+        try:
+            for one in pending:
+                if isinstance(one, MansioError):
+                    results.append(one)
+                    continue
+                try:
+                    results.append(await one)
+                except MansioError as error:
+                    results.append(error)
+        finally:
+            timer.cancel()
+        return results
+
+
+def _resume(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)
+
+
+def _time_out(pending: Sequence[Promise[int] | MansioError]) -> None:
+    for one in pending:
+        if not isinstance(one, MansioError) and not one.done():
+            one.set_exception(
+                RequestTimedOut("the records are deleted, but not all replicas flushed the deletion in time")
+            )

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Self, cast
 
 from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
 from mansio.client.producer.metadata_waiters import MetadataWaiters
-from mansio.client.producer.partitioner import next_sticky_partition, partition_for_key
+from mansio.client.producer.partitioner import next_sticky_partition
 from mansio.client.producer.producer_options import ProducerOptions
 from mansio.client.producer.sender import Sender
 from mansio.client.types import OutgoingRecord, milliseconds
 from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
+from mansio.wire.murmur2 import partition_for_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,0 +1,330 @@
+"""Publish use case: decoded records to a topic, for protocols whose clients do not build record batches.
+
+Chooses the partition of each record as Kafka's clients do (murmur2 of the key; without a key sticky, KIP-480), encodes
+batches and appends them through `ProduceService`. Every record has a result of its own.
+
+Invariants:
+* Records of one partition are appended in the order of the call.
+* The bytes of a call and the number of its records are bounded.
+* `cancel`, a timeout and a cancelled `publish_records` end the waiting, never the append.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE
+from mansio.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    InvalidRequiredAcks,
+    InvalidTimestamp,
+    InvalidTopic,
+    MansioError,
+    MessageTooLarge,
+)
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch
+from mansio.wire.murmur2 import partition_for_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.caller import Caller
+    from mansio.broker.services.produce import PendingProduce, ProduceService
+    from mansio.broker.services.quotas import QuotaService
+    from mansio.broker.services.topics import TopicService
+    from mansio.config.topic_config import TopicSettings
+    from mansio.metadata.model import Topic
+    from mansio.ports import Clock, Promise, Random, Scheduler
+    from mansio.wire.batch.record_batch import Header
+    from mansio.wire.batch.record_batch import NewRecord as BatchRecord
+
+RECORDS_MAX: Final = 10_000
+"""Records of one call."""
+
+RECORD_OVERHEAD_BYTES_MAX: Final = 40
+"""Upper bound of a record's bytes apart from key, value and headers: lengths, deltas and attributes as varints."""
+
+HEADER_OVERHEAD_BYTES_MAX: Final = 10
+"""Upper bound of the lengths of one header."""
+
+TIMESTAMP_MS_MAX: Final = (1 << 63) - 1
+NO_PARTITION: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RecordToPublish:
+    """A record for a topic. `timestamp_ms` is since the epoch, None for the broker's clock; `partition` None lets the
+    service choose it."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[Header] = ()
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRecord:
+    """Result of one record: its position and its stored timestamp, or the error for which it was not published.
+
+    With `RequestTimedOut` and the errors of replication the record may be stored nevertheless.
+    """
+
+    partition: int = NO_PARTITION
+    offset: int = -1
+    timestamp_ms: int = -1
+    error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """Results in the order of the records. `throttle_ms`: the time for which the client has to pause (KIP-219)."""
+
+    records: Sequence[PublishedRecord]
+    throttle_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records that are appended as one batch, with their positions in the call."""
+
+    partition: int
+    size_bytes: int
+    positions: list[int]
+    records: list[BatchRecord]
+
+
+class PublishService:
+    """All methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_bytes_max",
+        "_clock",
+        "_partitions",
+        "_produce",
+        "_quotas",
+        "_random",
+        "_scheduler",
+        "_topics",
+    )
+
+    def __init__(
+        self,
+        *,
+        topics: TopicService,
+        partitions: PartitionSet,
+        produce: ProduceService,
+        quotas: QuotaService,
+        clock: Clock,
+        scheduler: Scheduler,
+        random: Random,
+        bytes_max: int,
+    ) -> None:
+        """`bytes_max` bounds the bytes of the records of one call."""
+        self._topics = topics
+        self._partitions = partitions
+        self._produce = produce
+        self._quotas = quotas
+        self._clock = clock
+        self._scheduler = scheduler
+        self._random = random
+        self._bytes_max = bytes_max
+
+    async def publish_records(
+        self,
+        topic: str,
+        records: Sequence[RecordToPublish],
+        *,
+        timeout_ms: int,
+        acks: int = ACKS_ALL,
+        codec: Codec = Codec.NONE,
+        caller: Caller = ANONYMOUS,
+    ) -> PublishResult:
+        """Append the records and return their results when all are complete, after `timeout_ms`, or at the caller's
+        deadline. Raises as `begin`."""
+        pending = self.begin(topic, records, acks=acks, codec=codec, caller=caller)
+        if not pending.is_complete:
+            promise: Promise[None] = self._scheduler.promise()
+
+            def on_done(_: PendingPublish) -> None:
+                if not promise.done():
+                    promise.set_result(None)
+
+            pending.wait(int(caller.timeout_ms(timeout_ms, self._clock.monotonic())), on_done)
+            try:
+                await promise
+            finally:
+                pending.cancel()
+        return pending.result()
+
+    def begin(
+        self,
+        topic: str,
+        records: Sequence[RecordToPublish],
+        *,
+        acks: int = ACKS_ALL,
+        codec: Codec = Codec.NONE,
+        caller: Caller = ANONYMOUS,
+    ) -> PendingPublish:
+        """Append the records. The result is complete unless acks=all and a batch is not committed yet; then call
+        `PendingPublish.wait`.
+
+        Raises what concerns all records: `UnknownTopicOrPartition`, `InvalidTopic` (internal), `InvalidRequest` (too
+        many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other errors are in the
+        results, `NotLeaderOrFollower` for a partition that another broker leads among them.
+        """
+        if acks == ACKS_NONE or not -1 <= acks <= 1:
+            raise InvalidRequiredAcks(f"acks={acks}: must be 1 or -1 (all)")
+        if len(records) > RECORDS_MAX:
+            raise InvalidRequest(f"{len(records)} records; at most {RECORDS_MAX} per call")
+        found = self._topics.find(topic)
+        if found.internal:
+            raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")
+        results: list[PublishedRecord | None] = [None] * len(records)
+        batches, total_bytes = self._batches(found, records, results)
+        entries = [(batch.partition, build_batch(batch.records, codec=codec)) for batch in batches]
+        pending = self._produce.begin([(topic, None, entries)], acks=acks)
+        quotas = self._quotas.active
+        throttle_ms = 0 if quotas is None else quotas.record_produce(caller.client_id, total_bytes)
+        return PendingPublish(pending, results, batches, throttle_ms)
+
+    def _batches(
+        self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRecord | None]
+    ) -> tuple[list[_Batch], int]:
+        """The batches in the order to append them, and their bytes. An invalid record gets its result now, because it
+        would fail its whole batch."""
+        settings = self._topics.settings_of(topic)
+        partition_count = len(topic.partitions)
+        now_ms = self._clock.wall_ms()
+        batches: list[_Batch] = []
+        open_batches: dict[int, _Batch] = {}
+        sticky: int | None = None
+        total_bytes = 0
+        for position, record in enumerate(records):
+            timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+            try:
+                size_bytes = _size_bytes(record)
+                _check_record(topic.name, settings, record, timestamp_ms, now_ms)
+            except MansioError as error:
+                partition = NO_PARTITION if record.partition is None else record.partition
+                results[position] = PublishedRecord(partition, error=error)
+                continue
+            total_bytes += size_bytes
+            if total_bytes > self._bytes_max:
+                raise MessageTooLarge(f"the records have more than {self._bytes_max} bytes in total")
+            if record.partition is not None:
+                index = record.partition
+            elif record.key is not None:
+                index = partition_for_key(record.key, partition_count)
+            else:
+                if sticky is None:
+                    sticky = self._next_partition(topic)
+                index = sticky
+            batch = open_batches.get(index)
+            if batch is not None and batch.size_bytes + size_bytes > settings.max_message_bytes:
+                batch = None
+                if index == sticky and record.key is None and record.partition is None:
+                    index = sticky = self._next_partition(topic)
+            if batch is None:
+                batch = open_batches[index] = _Batch(index, HEADER_BYTES, [], [])
+                batches.append(batch)
+            batch.size_bytes += size_bytes
+            batch.positions.append(position)
+            batch.records.append((timestamp_ms, record.key, record.value, record.headers))
+        return batches, total_bytes
+
+    def _next_partition(self, topic: Topic) -> int:
+        """A random partition for records without a key: one that this broker leads, if there is any."""
+        led = []
+        for index in range(len(topic.partitions)):
+            try:
+                self._partitions.find(topic.name, None, index).ensure_leader()
+            except MansioError:
+                continue
+            led.append(index)
+        candidates: Sequence[int] = led or range(len(topic.partitions))
+        return candidates[int(self._random.uniform(0, len(candidates))) % len(candidates)]
+
+
+class PendingPublish:
+    """Records that are appended, and may not be committed yet."""
+
+    __slots__ = ("_batches", "_pending", "_results", "throttle_ms")
+
+    def __init__(
+        self,
+        pending: PendingProduce,
+        results: list[PublishedRecord | None],
+        batches: Sequence[_Batch],
+        throttle_ms: int,
+    ) -> None:
+        self._pending = pending
+        self._results = results
+        self._batches = batches
+        self.throttle_ms = throttle_ms
+        """The time for which the client has to pause, 0 for none."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Every record is committed or failed."""
+        return self._pending.is_complete
+
+    def wait(self, timeout_ms: int, on_done: Callable[[PendingPublish], None]) -> None:
+        """Call `on_done` once when every record is committed or failed, or after `timeout_ms`; maybe immediately."""
+        self._pending.wait(timeout_ms, lambda _: on_done(self))
+
+    def cancel(self) -> None:
+        """Stop waiting; the records stay appended."""
+        self._pending.cancel()
+
+    def result(self) -> PublishResult:
+        """The results so far; final once `on_done` was called, or if `is_complete`."""
+        found = list(self._results)
+        ((_, _, appended),) = self._pending.results
+        for batch, stored in zip(self._batches, appended, strict=True):
+            for delta, position in enumerate(batch.positions):
+                if stored.error is not None:
+                    found[position] = PublishedRecord(batch.partition, error=stored.error)
+                    continue
+                timestamp_ms = batch.records[delta][0] if stored.append_time_ms < 0 else stored.append_time_ms
+                found[position] = PublishedRecord(batch.partition, stored.base_offset + delta, timestamp_ms)
+        return PublishResult([each for each in found if each is not None], self.throttle_ms)
+
+
+def _size_bytes(record: RecordToPublish) -> int:
+    """Upper bound of a record's encoded size. Raises `InvalidRecord` for a header name that is no Unicode text."""
+    size = RECORD_OVERHEAD_BYTES_MAX + len(record.key or b"") + len(record.value or b"")
+    try:
+        for name, content in record.headers:
+            size += HEADER_OVERHEAD_BYTES_MAX + len(name.encode()) + len(content or b"")
+    except UnicodeEncodeError as error:
+        raise InvalidRecord("a header name is not valid Unicode") from error
+    return size
+
+
+def _check_record(
+    topic: str, settings: TopicSettings, record: RecordToPublish, timestamp_ms: int, now_ms: int
+) -> None:
+    """Raise the error for which a partition would reject a batch with this record: `InvalidRecord`,
+    `InvalidTimestamp`."""
+    if settings.compacts and record.key is None:
+        raise InvalidRecord(f"{topic}: a record of a compacted topic needs a key")
+    if not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
+        raise InvalidTimestamp(f"{topic}: {timestamp_ms} is no timestamp in milliseconds")
+    if settings.log_append_time:
+        return
+    if timestamp_ms > now_ms + settings.timestamp_after_max_ms:
+        raise InvalidTimestamp(
+            f"{topic}: timestamp {timestamp_ms} is more than message.timestamp.after.max.ms="
+            f"{settings.timestamp_after_max_ms} ahead of the broker's clock"
+        )
+    if timestamp_ms < now_ms - settings.timestamp_before_max_ms:
+        raise InvalidTimestamp(
+            f"{topic}: timestamp {timestamp_ms} is more than message.timestamp.before.max.ms="
+            f"{settings.timestamp_before_max_ms} behind the broker's clock"
+        )
