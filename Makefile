@@ -134,7 +134,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 # Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
 # take about two hours on two cores. The soak runs alone, because it measures drift.
-NIGHT := $(PYTEST) --tier nightly --durations 30
+NIGHT := $(PYTEST) --tier nightly --durations 30 --timeout 7200
 NIGHT_PARTS := tests simulated spark soak peers
 
 nightly: setup check

@@ -110,7 +110,7 @@ def _scale_time_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Multiply the time limit of each test by the factor of the machine."""
     if not config.pluginmanager.has_plugin("timeout"):
         return
-    default_s = float(config.getini("timeout") or 0)
+    default_s = float(config.getoption("timeout") or config.getini("timeout") or 0)
     for item in items:
         marker = item.get_closest_marker("timeout")
         limit_s = float(marker.args[0]) if marker is not None and marker.args else default_s

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.iceberg import checksum
+from support.seeds import chosen_seed
 from system.spark import test_kills
 from system.spark.archives import archived
 from system.spark.test_kills import PLACE_AND_VALUE, Archive, Copy, Job
@@ -29,7 +30,7 @@ NIGHTLY_TIMEOUT_S = 7_200
 def kill_at_random(job: Job) -> None:
     """Records come all the time. Some kills hit while Spark starts; some hit Python only, whose JVM may still be at
     work when the next one starts."""
-    dice = random.Random()
+    dice = random.Random(chosen_seed())
     for number in range(NIGHTLY_KILLS):
         job.publish(500)
         job.turn(number).touch()
