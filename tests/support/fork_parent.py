@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("api", "broker", "cli", "cluster", "log", "state", "wire")
+PACKAGES = ("api", "broker", "cli", "metadata", "node", "state", "storage", "wire")
 USED_BY_THEM = ("pydantic_settings", "typer.main", "uvicorn", "uvloop", "yaml")
 
 

@@ -62,7 +62,7 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
 
 def test_one_that_should_run_a_member_of_etcd_is_refused(tmp_path: Path) -> None:
     broker = mansio.Broker(tmp_path, etcd_join="127.0.0.1")
-    with pytest.raises(ConfigError, match="etcd_join: an embedded broker runs no member of etcd"):
+    with pytest.raises(ConfigError, match="etcd_join: an embedded broker runs no etcd member"):
         broker.start()
 
 

@@ -49,14 +49,14 @@ DRIVER = """\
 import asyncio, os, sys
 from mansio.cli.broker.dev_cluster.plan import plan_cluster
 from mansio.cli.broker.dev_cluster.processes import run_until_stopped
-from mansio.cli.support.common import complain
+from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
 async def formed(plan): ...
 try:
     plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=int(sys.argv[1]), first_port=None, settings={})
     sys.exit(asyncio.run(run_until_stopped(plan, command=[sys.executable, "-S", "broker.py"], formed=formed)))
 except MansioError as error:
-    sys.exit(complain(error.message))
+    sys.exit(print_error(error.message))
 """
 
 

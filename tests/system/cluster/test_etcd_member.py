@@ -114,10 +114,10 @@ def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
 def test_a_child_does_not_outlive_whoever_started_it_not_even_a_sigkill(tmp_path: Path) -> None:
     code = f"""
         import asyncio, os, signal, sys
-        from mansio.node.etcd_member.child_process import Child
+        from mansio.node.etcd_member.child_process import ChildProcess
         sleeping = "import time; print('up', flush=True); time.sleep(600)"
         async def main():
-            child = Child([sys.executable, "-c", sleeping], {str(tmp_path / "log")!r})
+            child = ChildProcess([sys.executable, "-c", sleeping], {str(tmp_path / "log")!r})
             await child.start()
             while "up" not in child.output(): await asyncio.sleep(0.01)
             print(child.pid, flush=True)

@@ -296,7 +296,7 @@ def test_a_partition_or_name_that_cannot_be_is_one_clear_line(shell: Shell):
     shell("consume", "narrow", "-p", "99", "-e", code=1)
     assert shell.errors == "mansio: topic narrow has no partition 99\n"
     shell("produce", "a b", stdin=b"x", code=1)
-    assert shell.errors.startswith("mansio: topic a b: Not a legal topic name")
+    assert shell.errors.startswith("mansio: topic a b: The topic name is invalid")
     assert shell.errors.count("\n") == 1
 
 

@@ -416,7 +416,7 @@ def test_a_topic_deleted_while_it_is_asked_about_is_told_soon(
             sync_client(here.bootstrap_servers).cluster.mark_stale([here.name])
         return finds[-1]
 
-    monkeypatch.setattr(reader, "_find", found_and_deleted)
+    monkeypatch.setattr(reader, "_find_partitions", found_and_deleted)
     began = time.monotonic()
     with pytest.raises(DataLoss, match="was deleted, or is not subscribed to any more"):
         reader.latestOffset(end, ALL)

@@ -325,7 +325,7 @@ TAKES, SIZE = "errors.deadletterqueue.group.enable", "max.message.bytes"
 
 
 @pytest.mark.parametrize(
-    ("configs", "trouble", "mended"),
+    ("configs", "last_error", "mended"),
     [
         ({TAKES: "true", SIZE: "100"}, "max.message.bytes=100", Change(SIZE, Operation.SET, "100000")),
         ({}, "errors.deadletterqueue.group.enable=true", Change(TAKES, Operation.SET, "true")),
