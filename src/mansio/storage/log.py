@@ -216,11 +216,11 @@ class Log:
     # Appending
 
     def append(
-        self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, front: bytes | None = None
+        self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, rewritten_header: bytes | None = None
     ) -> int:
         """Append one whole, validated batch at the end; returns its base offset.
 
-        `front` replaces the first bytes of the batch (a header rewritten for log-append time). Nothing is durable yet.
+        `rewritten_header` replaces the header of the batch (for log-append time). Nothing is durable yet.
         Raises `StorageError` when the disk refuses. On a full disk the bytes written so far are removed and the log
         stays in service; any other failure ends its service.
         """
@@ -237,15 +237,15 @@ class Log:
             active = self._prepare_append(position, size, leader_epoch, header)
             position = active.size
         base_offset = self.end_offset
-        if front is None:
+        if rewritten_header is None:
             _PREFIX.pack_into(self._prefix, 0, base_offset, header.batch_length, leader_epoch)
             buffers: list[Buffer] = [self._prefix, memoryview(batch)[16:]]
             timestamp = header.max_timestamp_ms
         else:
-            rewritten = bytearray(front)
-            _PREFIX.pack_into(rewritten, 0, base_offset, header.batch_length, leader_epoch)
-            buffers = [rewritten, memoryview(batch)[len(front) :]]
-            timestamp = _MAX_TIMESTAMP.unpack_from(front, _MAX_TIMESTAMP_POSITION)[0]
+            prefix = bytearray(rewritten_header)
+            _PREFIX.pack_into(prefix, 0, base_offset, header.batch_length, leader_epoch)
+            buffers = [prefix, memoryview(batch)[len(prefix) :]]
+            timestamp = _MAX_TIMESTAMP.unpack_from(rewritten_header, _MAX_TIMESTAMP_POSITION)[0]
         try:
             active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:

@@ -121,7 +121,7 @@ def test_log_append_timestamps_are_kept() -> None:
         batch = build_batch([(5, b"a", value, ()), (6, b"b" + value, None, ())])
         header = check_batch(batch)
         front = with_log_append_time(batch, header, NOW)
-        world.log.append(batch, header, 0, front=front)
+        world.log.append(batch, header, 0, rewritten_header=front)
     assert world.compact() is CompactionOutcome.DONE
     assert [(r.key, r.timestamp_ms) for r in records_of(world.log)] == [
         (b"b1", NOW), (b"a", NOW), (b"b2", NOW)

@@ -111,7 +111,7 @@ def test_searches_use_log_append_time() -> None:
     log = open_log()
     batch = make_batch([5, 6])
     header = check_batch(batch)
-    log.append(batch, header, 0, front=with_log_append_time(batch, header, 9_000))
+    log.append(batch, header, 0, rewritten_header=with_log_append_time(batch, header, 9_000))
     piece = log.read(0, 1000, 2)
     assert piece is not None
     assert check_batch(piece.read()).timestamp_type is TimestampType.LOG_APPEND

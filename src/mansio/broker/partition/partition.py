@@ -334,7 +334,7 @@ class Partition:
             append_time_ms = self.clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         try:
-            base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
+            base_offset = self.log.append(batch, header, self.replica.leader_epoch, rewritten_header=front)
         except StorageError as error:
             raise self._append_error(error) from error
         if front is not None:
