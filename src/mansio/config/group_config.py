@@ -68,7 +68,7 @@ def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
         return default
 
 
-def check_together(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
+def check_combination(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
     """Check rules that concern several effective values; `defaults` are the broker's. Raises `InvalidConfig`."""
     for session, interval in (
         (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL),

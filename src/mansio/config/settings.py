@@ -707,7 +707,7 @@ def _checked_topic_defaults(values: Any) -> dict[str, str]:
         except InvalidConfig as error:
             raise ConfigError(f"topic_defaults: {error}") from error
     try:
-        topic_config.check_together({}, 1, checked)
+        topic_config.check_combination({}, 1, checked)
     except InvalidConfig as error:
         raise ConfigError(f"topic_defaults: {error}") from error
     return checked

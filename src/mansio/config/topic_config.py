@@ -39,7 +39,7 @@ def _cleanup_policy(text: str) -> tuple[str, ...]:
 
 _NO_RECOMPRESSION: Final = dict.fromkeys(
     ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
-    "the broker keeps batches as they were sent and does not compress again: only 'producer'",
+    "the broker stores batches as sent and does not recompress: only 'producer'",
 )
 
 _KEYS: Final = (
@@ -51,7 +51,7 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "compression.type", ConfigType.STRING, "producer", "compression.type",
-        "Batches are kept as the producer compressed them (none, gzip, snappy, lz4, zstd). Only 'producer'.",
+        "Batches are stored as compressed by the producer (none, gzip, snappy, lz4, zstd). Only 'producer'.",
         one_of("producer", refused=_NO_RECOMPRESSION),
     ),
     ConfigKey(
@@ -124,43 +124,45 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "min.insync.replicas", ConfigType.INT, "", "min.insync.replicas",
-        "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
+        "In-sync replicas that must have flushed a batch before acks=all is acknowledged. Default: a majority.",
         integer(1, INT32_MAX),
     ),
     ConfigKey(
         "retention.bytes", ConfigType.LONG, "-1", "log.retention.bytes",
-        "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit."
-        " Whole segments go, so up to one segment.bytes more stays.",
+        "Size in bytes of a partition at which its oldest segments are deleted. -1: no limit."
+        " Whole segments are deleted, so up to one segment.bytes more remains.",
         integer(-1, INT64_MAX),
     ),
     ConfigKey(
         "retention.ms", ConfigType.LONG, "604800000", "log.retention.ms",
-        "Age in ms after which records are deleted. -1: kept for ever. A segment goes when its newest record"
-        " is that old.",
+        "Age in ms after which records are deleted. -1: never. A segment is deleted when its newest record"
+        " has this age.",
         integer(-1, INT64_MAX),
     ),
     ConfigKey(
         "segment.bytes", ConfigType.INT, "1073741824", "log.segment.bytes",
-        "Size in bytes at which a new segment file is begun.",
+        "Size in bytes at which a new segment is started.",
         integer(1024, INT32_MAX),
     ),
     ConfigKey(
         "segment.ms", ConfigType.LONG, "604800000", "log.roll.ms",
-        "Age in ms at which a new segment file is begun even if the last one is not full.",
+        "Age in ms at which a new segment is started even if the last one is not full.",
         integer(1, INT64_MAX),
     ),
     ConfigKey(
         "unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "unclean.leader.election.enable",
         "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
-        one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
+        one_of("false", refused={"true": "records could be lost without a decision of an administrator: only 'false'"}),
     ),
 )  # fmt: skip
-_ALWAYS_SYNCED: Final = "acks=all is synced before the answer; log_flush_interval_ms covers the rest"
+_ALWAYS_SYNCED: Final = (
+    "acks=all is flushed before the response; log_flush_interval_ms applies to other records"
+)
 NOT_OFFERED: Final[dict[str, str]] = {
     "compression.gzip.level": "the broker does not compress",
     "compression.lz4.level": "the broker does not compress",
     "compression.zstd.level": "the broker does not compress",
-    "file.delete.delay.ms": "files are deleted at once; a read that has one open finishes",
+    "file.delete.delay.ms": "files are deleted at once; reads in progress finish",
     "flush.messages": _ALWAYS_SYNCED,
     "flush.ms": _ALWAYS_SYNCED,
     "follower.replication.throttled.replicas": "a broker has one throttle: replica_throttle_bytes_per_second",
@@ -168,7 +170,7 @@ NOT_OFFERED: Final[dict[str, str]] = {
     "local.retention.bytes": "there is no tiered storage",
     "local.retention.ms": "there is no tiered storage",
     "message.downconversion.enable": "only record batch format 2 is served",
-    "message.format.version": "only record batch format 2 is kept",
+    "message.format.version": "only record batch format 2 is stored",
     "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
     "preallocate": "segments are not preallocated",
     "remote.storage.enable": "there is no tiered storage",
@@ -240,18 +242,18 @@ def checked(
         TOPIC_CONFIG.key(name)
         if text is not None:
             result[name] = TOPIC_CONFIG.normalized(name, text)
-    check_together(result, replication_factor, defaults)
+    check_combination(result, replication_factor, defaults)
     return result
 
 
-def check_together(
+def check_combination(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
     """Check rules that concern several effective values. Raises `InvalidConfig`."""
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
             f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
-            f" {replication_factor}: acks=all could never be answered"
+            f" {replication_factor}: acks=all could never be acknowledged"
         )
     least, most = (
         int(in_force(name, overrides, defaults or {}, replication_factor))

@@ -9,7 +9,8 @@ minus one. The distance of the other replicas grows with each round, so that the
 leaders on many brokers.
 
 Invariants:
-* A plan is checked before anything of its size is allocated; `room` is the number of partitions that may be added.
+* A plan is checked before anything of its size is allocated; `partitions_available` is the number of partitions
+  that may be added.
 * The replicas of a partition are on different brokers, and on as many racks as possible. A broker without a rack counts
   as a rack of its own.
 * Equal arguments give equal results.
@@ -103,14 +104,18 @@ def colliding(name: str, others: Iterable[str]) -> str | None:
 
 
 def plan_partitions(
-    new: NewTopic, node_id: int, default_count: int, room: int, hosts: ClusterBrokers | None = None
+    new: NewTopic,
+    node_id: int,
+    default_count: int,
+    partitions_available: int,
+    hosts: ClusterBrokers | None = None,
 ) -> tuple[Partitions, int]:
     """The partitions of a new topic and its replication factor. `hosts` is None on a single node.
 
     Raises `InvalidPartitions`, `InvalidReplicationFactor`, `InvalidReplicaAssignment`, `PolicyViolation`.
     """
     if new.assignments:
-        return _assigned(new, new.assignments, node_id, room, hosts)
+        return _assigned(new, new.assignments, node_id, partitions_available, hosts)
     count = default_count if new.partitions == -1 else new.partitions
     if hosts is None and new.replication_factor not in (-1, 1):
         raise InvalidReplicationFactor(
@@ -118,7 +123,7 @@ def plan_partitions(
         )
     if count < 1:
         raise InvalidPartitions(f"{count} partitions: at least 1 is required")
-    _check_room(count, room)
+    _check_partition_limit(count, partitions_available)
     if hosts is None:
         return _partitions(node_id, count), 1
     replication_factor = hosts.replication_factor if new.replication_factor == -1 else new.replication_factor
@@ -132,14 +137,14 @@ def plan_growth(
     *,
     node_id: int,
     replication_factor: int,
-    room: int,
+    partitions_available: int,
     hosts: ClusterBrokers | None = None,
 ) -> Partitions:
     """The partitions to add to a topic that has `there`, so that it has `count`. Raises as `plan_partitions`."""
     added = count - there
     if added < 1:
         raise InvalidPartitions(f"{count} partitions: the topic has {there}; the number can only grow")
-    _check_room(added, room)
+    _check_partition_limit(added, partitions_available)
     if assignments is not None:
         if len(assignments) != added:
             raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
@@ -159,7 +164,7 @@ def _assigned(
     new: NewTopic,
     assignments: Mapping[int, Sequence[int]],
     node_id: int,
-    room: int,
+    partitions_available: int,
     hosts: ClusterBrokers | None,
 ) -> tuple[Partitions, int]:
     count = len(assignments)
@@ -172,7 +177,7 @@ def _assigned(
     replication_factor = 1 if hosts is None else len(assignments[0])
     for index, replicas in assignments.items():
         _check_replicas(index, replicas, replication_factor, _known(node_id, hosts))
-    _check_room(count, room)
+    _check_partition_limit(count, partitions_available)
     if hosts is None:
         return _partitions(node_id, count), 1
     begun = tuple(_initial_partition(index, tuple(assignments[index]), hosts) for index in range(count))
@@ -192,8 +197,8 @@ def _placed(count: int, replication_factor: int, hosts: ClusterBrokers, start: i
         )
     if not hosts.brokers:
         raise InvalidReplicationFactor("no broker may lead a partition")
-    places = [UsableBroker(broker.node_id, broker.rack) for broker in hosts.brokers.values()]
-    placed = place_replicas(count, min(replication_factor, len(places)), places, start=start)
+    usable = [UsableBroker(broker.node_id, broker.rack) for broker in hosts.brokers.values()]
+    placed = place_replicas(count, min(replication_factor, len(usable)), usable, start=start)
     away = sorted(hosts.known - hosts.brokers.keys())
     return tuple(
         _initial_partition(
@@ -221,9 +226,9 @@ def _known(node_id: int, hosts: ClusterBrokers | None) -> frozenset[int]:
     return frozenset((node_id,)) if hosts is None else hosts.known
 
 
-def _check_room(more: int, room: int) -> None:
-    if more > room:
-        raise PolicyViolation(f"{more} more partitions: partitions_max allows {room} more")
+def _check_partition_limit(more: int, partitions_available: int) -> None:
+    if more > partitions_available:
+        raise PolicyViolation(f"{more} more partitions: partitions_max allows {partitions_available} more")
 
 
 def _check_replicas(index: int, replicas: Sequence[int], expected: int, known: frozenset[int]) -> None:

@@ -506,7 +506,7 @@ def test_topics_and_settings_are_there_after_a_restart(tmp_path: Path) -> None:
             assert dict(again.configs) == {"retention.ms": "5", "segment.ms": "6"}
             assert admin.state.cluster_id == cluster_id
             assert len(cluster_id) == 22
-        with pytest.raises(ConfigError, match=f"not the cluster kept here, {cluster_id}"):
+        with pytest.raises(ConfigError, match=f"not the cluster in this store, {cluster_id}"):
             async with sqlite_store(path) as store, topic_admin(store, settings=Settings(cluster_id="other")):
                 pass
 

@@ -37,7 +37,7 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
         ("max.compaction.lag.ms", "0", "below the minimum of 1"),
         ("segment.jitter.ms", "5", "not offered: segments roll without jitter"),
         ("cleanup.policy", "shred", "not a cleanup policy"),
-        ("compression.type", "zstd", "does not compress again"),
+        ("compression.type", "zstd", "does not recompress"),
         ("compression.type", "none", "not one of"),
         ("unclean.leader.election.enable", "true", "could be lost"),
         ("message.timestamp.type", "createtime", "not one of CreateTime"),
@@ -189,7 +189,7 @@ def test_a_compaction_lag_that_contradicts_itself_is_refused_wherever_the_halves
     with pytest.raises(InvalidConfig, match="5 is more than max"):
         topic_config.checked([least], 1, dict([most]))
     with pytest.raises(InvalidConfig, match="5 is more than max"):
-        topic_config.check_together(dict([most]), 1, dict([least]))
+        topic_config.check_combination(dict([most]), 1, dict([least]))
     with pytest.raises(ConfigError, match="topic_defaults: min"):
         Settings(topic_defaults=dict([least, most]))
     assert topic_config.checked([least, ("max.compaction.lag.ms", "5")], 1, dict([most]))

@@ -214,7 +214,7 @@ class TopicService:
             assignments,
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
-            room=self._room,
+            partitions_available=self._room,
             hosts=self._hosts(start=topic.topic_id.int),
         )
         if validate_only:
@@ -241,7 +241,7 @@ class TopicService:
             )
             if topic.internal:
                 configs = {**_own_configs(name), **configs}
-            topic_config.check_together(configs, topic.replication_factor, self._settings.topic_defaults)
+            topic_config.check_combination(configs, topic.replication_factor, self._settings.topic_defaults)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed

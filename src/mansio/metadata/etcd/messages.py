@@ -1,7 +1,7 @@
 """Methods and messages of etcd, converted from and to the types of the metadata store.
 
-`LeaseKeepAlive` is a stream in etcd's interface. One message and the end of the sending side is a legal use of it, and
-looks on the wire like any single call; so it is one here, with a deadline of its own.
+`LeaseKeepAlive` is a stream in etcd's interface. One message followed by the end of the sending side is permitted and
+has the same wire format as a single call, so it is a single call here, with its own deadline.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def range_of_prefix(prefix: str) -> tuple[bytes, bytes]:
 
 
 def transaction(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> rpc.TxnRequest:
-    """All operations if all conditions hold.
+    """A transaction with all operations if all conditions are satisfied.
 
-    etcd answers a transaction that only reads, and asks for no linearizable read, from one member's memory, which may
-    be old. Conditions without operations would be that; so one linearizable read goes with them.
+    etcd executes a transaction that only reads, without a linearizable read, on the possibly outdated state of one
+    member. Conditions without operations would be such a transaction, so one linearizable read is added.
     """
-    request = rpc.TxnRequest(compare=[made for compare in compares for made in _compares(compare)])
+    request = rpc.TxnRequest(compare=[each for compare in compares for each in _compares(compare)])
     if operations:
         request.success.extend(_operation(operation) for operation in operations)
     else:
@@ -87,12 +87,12 @@ def transaction(compares: Sequence[Compare], operations: Sequence[Put | Delete])
 
 
 def _compares(compare: Compare) -> list[rpc.Compare]:
-    key, made = compare.key.encode(), []
+    key, found = compare.key.encode(), []
     if compare.mod_revision is not None:
-        made.append(rpc.Compare(target=rpc.Compare.MOD, key=key, mod_revision=compare.mod_revision))
+        found.append(rpc.Compare(target=rpc.Compare.MOD, key=key, mod_revision=compare.mod_revision))
     if compare.create_revision is not None:
-        made.append(rpc.Compare(target=rpc.Compare.CREATE, key=key, create_revision=compare.create_revision))
-    return made
+        found.append(rpc.Compare(target=rpc.Compare.CREATE, key=key, create_revision=compare.create_revision))
+    return found
 
 
 def _operation(operation: Put | Delete) -> rpc.RequestOp:

@@ -1,7 +1,9 @@
 """Metadata store of a cluster: `MetadataStore` on etcd.
 
-Owns the client it is opened with. Always true: what is read is linearizable; a transaction that was begun is carried
-through even when whoever asked has gone away; a listing is of one revision, however many answers it took.
+Invariants:
+* Reads are linearizable.
+* A transaction in progress is completed even if its caller is cancelled.
+* A listing is of one revision, however many responses it takes.
 """
 
 from __future__ import annotations
@@ -56,8 +58,7 @@ class EtcdStore:
     ) -> EtcdStore:
         """Connect and check every endpoint that responds. `random`: for the pauses between attempts.
 
-        Raises `ConfigError` when one of them must not hold metadata or does not let us in, `Unavailable` when none
-        answers.
+        Raises `ConfigError` if one of them cannot store metadata or denies access, `Unavailable` if none responds.
         """
         return cls(await EtcdClient.open(config, random), random, watch_events_max)
 
@@ -73,9 +74,9 @@ class EtcdStore:
         for _ in range(LIST_ATTEMPTS_MAX):
             try:
                 return await self._list(prefix)
-            except Compacted:  # between two pages: the revision of the first is gone
+            except Compacted:  # between two pages the revision of the first one was compacted
                 continue
-        raise Unavailable(f"etcd forgets revisions faster than {prefix} can be listed")
+        raise Unavailable(f"etcd compacts revisions faster than {prefix} can be listed")
 
     async def _list(self, prefix: str) -> Listing:
         begin, end = range_of_prefix(prefix)
@@ -99,7 +100,7 @@ class EtcdStore:
         request = transaction(compares, operations)
         if max(len(request.compare), len(operations)) > OPERATIONS_MAX:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
-        self._refuse_if_closed()
+        self._check_open()
         work = self.client.call(TXN, request, repeatable=not operations)
         task = asyncio.create_task(work, name="etcd transaction")
         self._transactions.add(task)
@@ -130,14 +131,14 @@ class EtcdStore:
         await self.client.close()
 
     async def _range(self, request: rpc.RangeRequest) -> rpc.RangeResponse:
-        self._refuse_if_closed()
+        self._check_open()
         return await self.client.call(RANGE, request)
 
-    def _refuse_if_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("the metadata store is closed")
 
     def _transacted(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
         self._transactions.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may have gone away; it is not an error that nobody hears of it
+            task.exception()  # retrieved here in case the caller was cancelled

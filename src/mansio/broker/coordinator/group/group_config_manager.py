@@ -80,7 +80,7 @@ class GroupConfigManager:
             entry = self._state.group_configs.get(group_id)
             before = {} if entry is None else dict(entry.configs)
             configs = group_config.GROUP_CONFIG.apply_changes({} if replace else before, changes)
-            group_config.check_together(configs, self._defaults())
+            group_config.check_combination(configs, self._defaults())
             if entry is None and configs and len(self._state.group_configs) >= GROUPS_MAX:
                 raise PolicyViolation(f"the maximum of {GROUPS_MAX} groups with settings is reached")
             if validate_only or configs == before:
