@@ -119,7 +119,7 @@ class StateNode:
             scheduler=self.scheduler,
             create_topic=cluster.create,
             lock_ms=lambda _: LOCK_MS,
-            places=StatePlacesInMemory(cluster),
+            lookup=StatePlacesInMemory(cluster),
             remote=RemoteStateClients(
                 peers,
                 NetworkPeers(cluster, self),

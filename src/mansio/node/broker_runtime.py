@@ -237,7 +237,7 @@ class BrokerRuntime:
             create_topic=partial(self._made, SHARE_STATE_TOPIC, partitions),
             lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
             boot_id_file=boot_id_file,
-            places=None if cluster_member is None else ClusterStateLookup(self.state),
+            lookup=None if cluster_member is None else ClusterStateLookup(self.state),
             remote=remote,
         )
 
@@ -252,7 +252,7 @@ class BrokerRuntime:
                 scheduler=self.host_ports.scheduler,
                 load_partition=lambda key: self.shares.find(*key),
             )
-            self.share_state.on_archiving = calls.call
+            self.share_state.on_archiving = calls.resume
         state.on_group_config_change(self.shares.settings_changed)
         state.on_group_config_change(self.dead_letters.settings_changed)
         state.on_change(self.dead_letters.topic_changed)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.apis.share_fetch_request import RECORD_LIMIT, decode_request
+from mansio.wire.apis.share_fetch import RECORD_LIMIT, decode_request
 from mansio.wire.headers import read_request_header
 from support.machine import scaled
 from support.paths import ROOT, free_port

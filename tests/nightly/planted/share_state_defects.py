@@ -50,8 +50,8 @@ SHARE_STATE_DEFECTS = (
     Defect(
         "whole share state written beside another update",
         "broker/coordinator/share/write_combiner.py",
-        "if self._alone or (turn.whole and self._under_way):",
-        "if self._alone:",
+        "if self._snapshot_in_flight or (write.is_snapshot and self._in_flight):",
+        "if self._snapshot_in_flight:",
         (f"{TURNS}::test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_comes_after",),
     ),
     Defect(

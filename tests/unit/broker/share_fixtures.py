@@ -157,6 +157,7 @@ class Room:
             sessions_max=sessions_max,
         )
         object.__setattr__(service, "shares", shares)  # the broker uses it, too
+        service.share.shares = shares
         return self.known_state
 
     async def peer(self, member: str = "m1", group: str = "g", version: int = 2) -> Peer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.handlers.share_responses import error_for_client
+from mansio.api.kafka.handlers.share_fetch import error_for_client
 from mansio.broker.services.share import PartitionAcknowledgements
 from mansio.state.share_partition.types import AcknowledgementBatch
 from mansio.wire.apis import acknowledge_records as wire

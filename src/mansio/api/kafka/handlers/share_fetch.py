@@ -11,13 +11,30 @@ leased records cannot wait for more to arrive.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from uuid import UUID
 
-from mansio.api.kafka.handlers.share_responses import LeaderHints, acknowledgements_of, error_for_client
-from mansio.broker.services.share import Receive, check_unique, checked_ids, lock_ms_of
-from mansio.errors import InvalidRequest, MansioError
+from mansio.broker.services.share import (
+    PartitionAcknowledgements,
+    Receive,
+    check_unique,
+    checked_ids,
+    lock_ms_of,
+)
+from mansio.errors import (
+    CorruptLog,
+    CorruptMessage,
+    FencedLeaderEpoch,
+    FencedStateEpoch,
+    InvalidRequest,
+    MansioError,
+    NotLeaderOrFollower,
+)
 from mansio.state.share_group.share_sessions import FINAL_EPOCH, OPEN_EPOCH
+from mansio.state.share_partition.types import AcknowledgementBatch
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import share_acknowledge as acknowledge_wire
 from mansio.wire.apis import share_fetch as wire
+from mansio.wire.apis.share_acknowledge import AckResult, Endpoint, ShareAcknowledgeResponse
 from mansio.wire.apis.share_fetch import RECORD_LIMIT, SharePartitionData
 
 if TYPE_CHECKING:
@@ -27,12 +44,9 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.pending_response import PendingResponse
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.share import (
-        AcknowledgeResult,
-        PartitionAcknowledgements,
-        ReceivedPartition,
-    )
+    from mansio.broker.services.share import AcknowledgeResult, ReceivedPartition
     from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.apis.share_acknowledge import AckPartition
     from mansio.wire.apis.share_fetch import ShareFetchRequest
     from mansio.wire.headers import RequestHeader
 
@@ -216,3 +230,112 @@ def _merged(
         code, message = error_for_client(result.error)
         found[key] = data._replace(acknowledge_error_code=code, acknowledge_error_message=message)
     return found
+
+
+def acknowledgements_of(
+    topics: Sequence[tuple[bytes, list[AckPartition]]],
+) -> list[PartitionAcknowledgements]:
+    """The acknowledgements of a request, by partition."""
+    return [
+        PartitionAcknowledgements(
+            topic_id, part.index, [AcknowledgementBatch(*batch) for batch in part.batches]
+        )
+        for topic_id, parts in topics
+        for part in parts
+        if part.batches
+    ]
+
+
+def error_for_client(error: MansioError | None) -> tuple[int, str | None]:
+    """Code and message for a client; (0, None) for no error."""
+    if error is None:
+        return 0, None
+    if isinstance(error, FencedLeaderEpoch | FencedStateEpoch):
+        return NotLeaderOrFollower.kafka_code, error.message
+    if isinstance(error, CorruptLog):
+        return CorruptMessage.kafka_code, error.message
+    return error.kafka_code, error.message
+
+
+class LeaderHints:
+    """Current leaders of partitions that this broker does not lead, with their endpoints."""
+
+    __slots__ = ("_endpoints", "_service")
+
+    def __init__(self, service: BrokerServices) -> None:
+        self._service = service
+        self._endpoints: dict[int, Endpoint] = {}
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """Endpoints of all leaders returned by `of`."""
+        return list(self._endpoints.values())
+
+    def of(self, topic_id: bytes, index: int, error: MansioError | None) -> tuple[int, int]:
+        """(leader, leader epoch) in the metadata for an error NOT_LEADER_OR_FOLLOWER; (-1, -1) for any other."""
+        if error is None or error_for_client(error)[0] != NotLeaderOrFollower.kafka_code:
+            return -1, -1
+        state = self._service.topics.state
+        topic = state.topics_by_id.get(UUID(bytes=topic_id))
+        if topic is None or not 0 <= index < len(topic.partitions):
+            return -1, -1
+        partition = topic.partitions[index]
+        broker = state.brokers.get(partition.leader)
+        if broker is None:
+            return -1, -1
+        if broker.node_id not in self._endpoints:
+            self._endpoints[broker.node_id] = Endpoint(
+                broker.node_id, broker.host, broker.port, broker.rack or None
+            )
+        return broker.node_id, partition.leader_epoch
+
+
+def share_acknowledge(
+    service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
+) -> None:
+    """Start a ShareAcknowledge, which is answered later. Raises `WireError`."""
+    request = acknowledge_wire.decode_request(header.api_version, frame, header.body)
+    work = _answer(service, connection, header._replace(body=0), request, connection.defer())
+    service.scheduler.spawn(work, name="share acknowledge")
+
+
+async def _answer(
+    service: BrokerServices,
+    connection: Connection,
+    header: RequestHeader,
+    request: acknowledge_wire.ShareAcknowledgeRequest,
+    pending_response: PendingResponse,
+) -> None:
+    try:
+        response = await _acknowledge(service, connection, request)
+        if response.error_code:
+            service.statistics.refused(int(ApiKey.SHARE_ACKNOWLEDGE), response.error_code)
+        pending_response.answer(
+            [acknowledge_wire.encode_response(header.api_version, header.correlation_id, response)]
+        )
+    finally:
+        pending_response.abandon()
+
+
+async def _acknowledge(
+    service: BrokerServices, connection: Connection, request: acknowledge_wire.ShareAcknowledgeRequest
+) -> ShareAcknowledgeResponse:
+    share, sessions = service.share, service.shares.sessions
+    parts = acknowledgements_of(request.topics)
+    try:
+        group, member = checked_ids(request.group_id, request.member_id)
+        check_unique(parts)
+        sessions.acknowledge(group, member, request.session_epoch, connection=connection)
+    except MansioError as error:
+        return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
+    results = await share.prepare(group, member, parts, allows_renewal=request.is_renew_ack)
+    await share.store(results)
+    if not sessions.holds(group, member):
+        await service.shares.release(group, member)
+    topics: dict[bytes, list[AckResult]] = {}
+    leaders = LeaderHints(service)
+    for result in results:
+        code, message = error_for_client(result.error)
+        leader = leaders.of(result.topic_id, result.partition, result.error)
+        topics.setdefault(result.topic_id, []).append(AckResult(result.partition, code, message, *leader))
+    return ShareAcknowledgeResponse(0, 0, None, lock_ms_of(results), list(topics.items()), leaders.endpoints)

@@ -18,7 +18,7 @@ import logging
 import select
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.handlers import fetch, produce, share_acknowledge, share_fetch
+from mansio.api.kafka.handlers import fetch, produce, share_fetch
 from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
@@ -286,7 +286,7 @@ class KafkaServer:
             share_fetch.share_fetch(self.service, connection, header, frame)
             return None
         if key == ApiKey.SHARE_ACKNOWLEDGE:
-            share_acknowledge.share_acknowledge(self.service, connection, header, frame)
+            share_fetch.share_acknowledge(self.service, connection, header, frame)
             return None
         body = bytes(frame[header.body :])
         request = body if api.raw else messages.decode_request(key, header.api_version, body)

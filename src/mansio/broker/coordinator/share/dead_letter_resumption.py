@@ -1,10 +1,10 @@
-"""In a cluster: dead letters that are on their way go on wherever their share partition is led now, used or not.
+"""Resumption of waiting dead letters in a cluster, wherever their share partition is led, whether in use or not.
 
-Who leads a share partition takes up its dead letters when it loads the state, and it loads the state when somebody uses
-the group. So whoever keeps the state looks, now and then, for those on their way, and calls their leaders: a look at
-the share partition (DescribeLeases) is enough to have it loaded.
+The leader of a share partition resumes its dead letters when it loads the state, and it loads the state when the
+group is used. The broker that keeps the state therefore checks periodically for waiting dead letters and calls their
+leaders with a DescribeLeases request, which makes them load the state.
 
-Always true: nothing is written; a call that fails is made again at the next look; one look is under way at a time.
+Invariants: nothing is written; a failed call is repeated at the next check; one check at a time is in flight.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_MS: Final = 5_000
 
 
 class DeadLetterResumption:
-    """See the module. All methods belong to the broker's loop."""
+    """See the module. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -41,16 +41,16 @@ class DeadLetterResumption:
         scheduler: Scheduler,
         load_partition: Callable[[ShareKey], object],
     ) -> None:
-        """`load_partition`: load a share partition that is led here."""
+        """`load_partition`: loads a share partition led here."""
         self._node_id = node_id
         self._state = state
         self._peers = peers
         self._scheduler = scheduler
-        self._resume_dead_letters = load_partition
+        self._load_partition = load_partition
         self._calling = False
 
-    def call(self, keys: Sequence[ShareKey]) -> None:
-        """Their dead letters are on their way: have their leaders take them up."""
+    def resume(self, keys: Sequence[ShareKey]) -> None:
+        """Have the leaders of these share partitions resume their dead letters."""
         if keys and not self._calling:
             self._calling = True
             self._scheduler.spawn(self._call(keys), name="call for dead letters")
@@ -78,8 +78,8 @@ class DeadLetterResumption:
     def _here(self, keys: Sequence[ShareKey]) -> None:
         for key in keys:
             try:
-                self._resume_dead_letters(key)
-            except MansioError:  # it is led elsewhere by now, or cannot be loaded now
+                self._load_partition(key)
+            except MansioError:  # it is led by another broker, or cannot be loaded now
                 continue
 
     async def _ask(self, leader: int, group: str, keys: Sequence[ShareKey]) -> None:

@@ -1,10 +1,9 @@
-"""The state of share groups on one broker: the topic, its view, the way to it, and what looks after them.
+"""Share coordinator of one broker (Kafka's ShareCoordinator): the topic `__share_group_state`, its view and its client.
 
-Owns the life of these parts. The topic is made when a share group is used for the first time; a broker that never has
-any does nothing here but look whether it is there.
+The topic is created when a share group is used for the first time; until then the broker only checks whether it exists.
 
-On a single node nothing that was appended is missing after a start, unless the machine was started anew meanwhile or
-the log was cut (`BootIdFile`). In a cluster that can never be said: who leads now may not have had the end of the log.
+On a single node no appended record is missing after a start, unless the machine was rebooted meanwhile or the log was
+truncated (`BootIdFile`). In a cluster this is never certain: the current leader may lack the end of the log.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEAD_LETTER_CHECK_MS: Final = 3_000
-"""How often, in a cluster, dead letters on their way are looked for."""
+"""Interval of the check for waiting dead letters in a cluster."""
 
 
 class StatePartition(CoordinatorPartition, Protocol):
-    """A partition of the topic, with its role: `mansio.broker.partition.partition.Partition` has it."""
+    """A partition of the topic with its role, as `mansio.broker.partition.partition.Partition`."""
 
     @property
     def index(self) -> int: ...
@@ -56,7 +55,7 @@ class StatePartition(CoordinatorPartition, Protocol):
 
 
 class ShareCoordinator:
-    """See the module. All methods belong to the broker's loop."""
+    """See the module. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -69,12 +68,12 @@ class ShareCoordinator:
         create_topic: Callable[[], Awaitable[Sequence[CoordinatorPartition | StorageError]]],
         lock_ms: Callable[[str], int],
         boot_id_file: BootIdFile | None = None,
-        places: StateLookup | None = None,
+        lookup: StateLookup | None = None,
         remote: Callable[[int], StateClient] | None = None,
     ) -> None:
-        """`lock_ms`: how long a lease of a group lasts. `boot_id_file` is given on a single node; `places` and
-        `remote`, the doors of others, in a cluster."""
-        self.places = places
+        """`lock_ms`: duration of a lease of a group. `boot_id_file` is set on a single node; `lookup`, and
+        `remote` with the clients of other brokers, in a cluster."""
+        self.lookup = lookup
         self._node_id = node_id
         self._scheduler = scheduler
         self._prune_interval_ms = prune_interval_ms
@@ -87,7 +86,8 @@ class ShareCoordinator:
         self._pruning: Timer | None = None
         self._dead_letter_timer: Timer | None = None
         self.on_archiving: Callable[[Sequence[ShareKey]], None] = lambda _: None
-        """In a cluster: told, now and then, whose dead letters are on their way, of states that are kept here."""
+        """Called periodically in a cluster with the share partitions, of states kept here, that wait for dead
+        letters."""
         self.store = ShareStateStore(settings, clock, lock_ms=lock_ms, check_complete_log=self._is_complete)
         self.topic = CoordinatorRuntime(
             TOPIC,
@@ -95,14 +95,14 @@ class ShareCoordinator:
             create=self._create,
             scheduler=scheduler,
             clock=clock,
-            partition_count=None if places is None else places.partition_count,
+            partition_count=None if lookup is None else lookup.partition_count,
             replays_every_record=True,
         )
         self.store.topic = self.topic
         self.store.on_loaded = self._start_timers
         self.client = LocalStateClient(self.store)
         self.persister = RoutingPersister(
-            self.client, node_id=node_id, scheduler=scheduler, clock=clock, places=places, remote=remote
+            self.client, node_id=node_id, scheduler=scheduler, clock=clock, lookup=lookup, remote=remote
         )
 
     # ------------------------------------------------------------------ life
@@ -110,19 +110,19 @@ class ShareCoordinator:
     async def start(
         self, partitions: Sequence[CoordinatorPartition | StorageError], truncated: Sequence[int] = ()
     ) -> None:
-        """On a single node: load what there is. `truncated`: partitions whose logs lost their ends at this start."""
+        """On a single node: load all partitions. `truncated`: those whose logs were truncated at this start."""
         self._truncated = dict.fromkeys(truncated)
         self._is_log_complete = (
             bool(partitions) and self._boot_id_file is not None and self._boot_id_file.is_current_boot()
         )
         await self.topic.start(partitions)
         if partitions and self._boot_id_file is not None and not self._is_log_complete:
-            # What may have been leased is withheld until then; a start before that has to withhold it anew.
+            # Possibly leased records are withheld until then; after an earlier restart they have to be withheld again.
             self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._write_boot_id))
 
     def role_changed(self, partition: StatePartition) -> None:
-        """In a cluster: a partition of the topic leads here, in this leader epoch, or it does not. To be told after
-        each change of its role, and before it is closed; telling it again changes nothing."""
+        """In a cluster: apply the role of a partition of the topic. Called after each change of its role, and
+        before it is closed; idempotent."""
         index, leader_epoch = partition.index, partition.leader_epoch
         if self._closed or not partition.is_leader or partition.closed:
             self.topic.resign(index)
@@ -130,7 +130,7 @@ class ShareCoordinator:
             self.topic.lead(index, partition, leader_epoch)
 
     async def close(self) -> None:
-        """Nothing is looked after any more."""
+        """Stop all maintenance."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()
@@ -141,7 +141,7 @@ class ShareCoordinator:
 
     async def _create(self) -> Sequence[CoordinatorPartition | StorageError]:
         if self._boot_id_file is not None:
-            await self._boot_id_file.write()  # there is nothing yet that could be missing
+            await self._boot_id_file.write()  # the topic is empty: nothing can be missing
             self._is_log_complete = self._boot_id_file.is_current_boot()
         return await self._create_topic()
 
@@ -152,31 +152,32 @@ class ShareCoordinator:
     def _is_complete(self, index: int) -> bool:
         return self._is_log_complete and index not in self._truncated
 
-    # ------------------------------------------------------------------ where a state is
+    # ------------------------------------------------------------------ lookup
 
     async def find_state_leader(self, text: str) -> BrokerState | None:
-        """Who keeps the state of a share partition, named as `group:topic id:partition`; None: this node, the only one.
+        """The broker that keeps the state of a share partition, named `group:topic id:partition`; None for a
+        single node.
 
-        Raises `InvalidRequest`, and `CoordinatorNotAvailable` when nobody does now. The first time it makes the topic.
+        Creates the topic if it does not exist. Raises `InvalidRequest`, `CoordinatorNotAvailable`.
         """
         group, _, _ = text.rpartition(":")[0].rpartition(":")
         if not group:
             raise InvalidRequest("a share partition is named group:topic id:partition")
-        if self.places is None:
+        if self.lookup is None:
             return None
         await self.client.ready()
-        broker = self.places.leader(index_of(text, self.places.partition_count()))
+        broker = self.lookup.leader(index_of(text, self.lookup.partition_count()))
         if broker is None:
-            raise CoordinatorNotAvailable(f"nobody leads the partition that the state of {group!r} lives in")
+            raise CoordinatorNotAvailable(f"no leader for the partition with the state of {group!r}")
         return broker
 
-    # ------------------------------------------------------------------ keeping the log short
+    # ------------------------------------------------------------------ maintenance
 
     def _start_timers(self) -> None:
-        """There is something to keep short from now on."""
+        """Start maintenance once a partition is loaded."""
         if self._pruning is None:
             self._schedule_pruning()
-        if self._dead_letter_timer is None and self.places is not None:
+        if self._dead_letter_timer is None and self.lookup is not None:
             self._check_dead_letters()
 
     def _check_dead_letters(self) -> None:
@@ -194,7 +195,7 @@ class ShareCoordinator:
         self._scheduler.spawn(self.prune(), name="prune share states")
 
     async def prune(self) -> None:
-        """Give up what no state needs of every partition that is led here."""
+        """Delete records that no state needs from every partition led here."""
         try:
             for index in self.topic.led():
                 try:
@@ -210,7 +211,14 @@ BOOT_ID_FILE: Final = "boot"
 
 
 class BootIdFile:
-    """See the module. `boot_id`: of the machine's start now, "" where nobody knows."""
+    """Stores the kernel boot id to detect a reboot (lost page cache).
+
+    What was appended and not synced survives the end of the process, but not a reboot. If the file has the current boot
+    id, no log of the data directory lacks an appended record. Invariant: after a start where this is not certain, the
+    file keeps the older id until `write`, so that a restart before that is not certain either.
+
+    `boot_id`: of the current boot, "" if unknown.
+    """
 
     def __init__(
         self, disk: Disk, background: Background, scheduler: Scheduler, directory: str, boot_id: str
@@ -226,20 +234,20 @@ class BootIdFile:
         return f"{self._directory}/{BOOT_ID_FILE}"
 
     def is_current_boot(self) -> bool:
-        """Is the machine the same, not started since the mark was kept?"""
+        """Whether the machine was not rebooted since the file was written."""
         if not self._boot_id or not self._disk.exists(self._path):
             return False
         return self._disk.read_file(self._path) == self._boot_id.encode()
 
     async def write(self) -> None:
-        """From now on this start is the one. An error of the disk is told, and costs a later start some time only."""
+        """Store the current boot id. A disk error is logged; it only delays deliveries after a later start."""
         if not self._boot_id or self.is_current_boot():
             return
         done: Promise[BaseException | None] = self._scheduler.promise()
         self._background.submit(self._write, lambda _, error: None if done.done() else done.set_result(error))
         error = await done
         if error is not None:
-            logger.warning("boot mark not written", extra=fields(path=self._path, reason=error))
+            logger.warning("boot id not written", extra=fields(path=self._path, reason=error))
 
     def _write(self) -> None:
         write_file_atomically(self._disk, self._path, self._boot_id.encode())

@@ -1,11 +1,11 @@
-"""The share partitions that this broker leads: found by group, topic and partition; made when somebody asks for one.
+"""Share partitions led by this broker (Kafka's SharePartitionManager), created on first use.
 
-Owns the `SharePartitionLeader`s and the sessions of members. One is dropped when its partition is led elsewhere or
-closed, when its state is made anew or deleted, when a write fails, and when nobody has used it for a while.
+Owns the `SharePartitionLeader`s and the share sessions. A leader object is dropped when its partition is led
+elsewhere or closed, when its state is replaced or deleted, when a write fails, and when it was idle for a while.
 
-Always true: there is one live object of a share partition at most, and it is of the leader epoch in force when it is
-found; there are at most `LIVE_MAX`; a member whose session is over has its leases released, as soon as no update of
-them is under way.
+Invariants: there is at most one object per share partition, of the current leader epoch when it is found, and at most
+`SHARE_PARTITIONS_MAX`. When a session of a member ends, its leases are released as soon as no update of them is
+pending.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from mansio.state.share_partition.types import ShareKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from mansio.api.kafka.server.connection import Connection
     from mansio.broker.coordinator.share.partition_leader import DeadLetterSink
     from mansio.broker.coordinator.share.state_client import SharePersister
     from mansio.broker.partition.partition import Partition
@@ -61,9 +60,9 @@ logger = logging.getLogger(__name__)
 
 N = TypeVar("N")
 
-LIVE_MAX: Final = 100_000
+SHARE_PARTITIONS_MAX: Final = 100_000
 RETRY_MS: Final = 100
-"""How soon a state is read again that could not be read."""
+"""Delay before a state is read again after a failure."""
 
 
 class ParkedReceive(Protocol):
@@ -79,11 +78,11 @@ SWEEP_INTERVAL_MS: Final = 60_000
 DEAD_LETTER_WAIT_MS_MAX: Final = 5_000
 DEAD_LETTER_CHECK_MS: Final = 50
 DEAD_LETTER_RELOAD_MS: Final = 1_000
-"""How soon a share partition that failed is loaded again for its dead letters, if nobody else needs it."""
+"""Delay before a failed share partition is loaded again for its dead letters, if it is not used."""
 
 
 class SharePartitionManager:
-    """See the module. All methods belong to the broker's loop."""
+    """See the module. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -98,8 +97,9 @@ class SharePartitionManager:
         sessions_max: int,
         dead_letters: DeadLetterSink | None = None,
     ) -> None:
-        """`find` a partition on this broker, or raise; `settings` in force for a group in a partition; `first_offset`:
-        where a group begins in one."""
+        """`find`: returns a partition of this broker, or raises; `settings`: of a group for a partition;
+        `first_offset`:
+        start of a group in a partition."""
         self.persister = persister
         self.sessions = Sessions(sessions_max)
         self.parked: dict[ParkedReceive, None] = {}
@@ -123,7 +123,7 @@ class SharePartitionManager:
         self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
         self._dead_letter_timers: dict[
             ShareKey, Timer
-        ] = {}  # dead letters of what failed: when it is loaded again
+        ] = {}  # reloads of failed share partitions with waiting dead letters
         self._sweep: Timer | None = None
         self._closed = False
 
@@ -131,14 +131,14 @@ class SharePartitionManager:
         return len(self._share_partitions)
 
     def share_partitions(self) -> list[SharePartitionLeader]:
-        """All there are, in the order in which they were made."""
+        """All share partitions, in order of creation."""
         return list(self._share_partitions.values())
 
-    # ------------------------------------------------------------------ finding one
+    # ------------------------------------------------------------------ lookup
 
     def find(self, group: str, topic_id: bytes, index: int) -> SharePartitionLeader:
         """The share partition, which may still be loading. Raises `UnknownTopicId`, `UnknownTopicOrPartition`,
-        `NotLeaderOrFollower`, `InvalidTopic` (an internal one), and what its state could not be read for just now."""
+        `NotLeaderOrFollower`, `InvalidTopic` (an internal one), and a recent error of reading its state."""
         key = ShareKey(group, topic_id, index)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
@@ -151,14 +151,14 @@ class SharePartitionManager:
             )
         partition = self._find(None, topic_id, index)
         if partition.internal:
-            raise InvalidTopic(f"{partition.topic} is an internal topic; no group can share it")
+            raise InvalidTopic(f"{partition.topic} is an internal topic; it cannot be used by a share group")
         partition.ensure_leader()
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name} by now")
         return self._begin(key, partition)
 
     def peek(self, key: ShareKey) -> SharePartitionLeader | None:
-        """The share partition, if it is there and ready."""
+        """The share partition if it is ready, otherwise None."""
         share_partition = self._share_partitions.get(key)
         return (
             share_partition
@@ -167,7 +167,7 @@ class SharePartitionManager:
         )
 
     def settings_of(self, group: str, partition: Partition) -> ShareSettings:
-        """What is in force for a group in a partition."""
+        """The settings of a group for a partition."""
         return self._settings(group, partition)
 
     def _begin(self, key: ShareKey, partition: Partition) -> SharePartitionLeader:
@@ -179,8 +179,8 @@ class SharePartitionManager:
             if self._now_ms() < until_ms:
                 raise type(error)(error.message)
             del self._failures[key]
-        if len(self._share_partitions) >= LIVE_MAX:
-            raise CoordinatorNotAvailable(f"{LIVE_MAX} share partitions are in use here, and no more may be")
+        if len(self._share_partitions) >= SHARE_PARTITIONS_MAX:
+            raise CoordinatorNotAvailable(f"the limit of {SHARE_PARTITIONS_MAX} share partitions is reached")
         share_partition = SharePartitionLeader(key, partition, self._dependencies, known)
         self._share_partitions[key] = share_partition
         self._of_group.setdefault(key.group, {})[key] = share_partition
@@ -193,15 +193,15 @@ class SharePartitionManager:
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000
 
-    # ------------------------------------------------------------------ the end of one
+    # ------------------------------------------------------------------ end
 
     def _ended(self, share_partition: SharePartitionLeader) -> None:
         key = share_partition.key
         if self._share_partitions.get(key) is not share_partition:
             return
         del self._share_partitions[key]
-        _take_out(self._of_group, key.group, key)
-        _take_out(self._of_partition, (key.topic_id, key.partition), key)
+        _remove_from(self._of_group, key.group, key)
+        _remove_from(self._of_partition, (key.topic_id, key.partition), key)
         error = share_partition.ended
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
@@ -214,12 +214,12 @@ class SharePartitionManager:
             self._cancel_dead_letters(key)
 
     def _schedule_dead_letters(self, share_partition: SharePartitionLeader) -> None:
-        """What of it is on its way to the dead-letter topic goes on, whether or not anybody uses the group. One that
-        was never loaded owes what the one before it did."""
-        key, owes = share_partition.key, share_partition.has_pending_dead_letters
-        owed_before = key in self._dead_letter_timers
+        """Schedule a reload if dead letters wait, whether or not the group is used. A share partition that was never
+        loaded keeps the schedule of the object before."""
+        key, pending = share_partition.key, share_partition.has_pending_dead_letters
+        was_scheduled = key in self._dead_letter_timers
         self._cancel_dead_letters(key)
-        if (owed_before if owes is None else owes) and not self._closed:
+        if (was_scheduled if pending is None else pending) and not self._closed:
             self._schedule_reload(key)
 
     def _cancel_dead_letters(self, key: ShareKey) -> None:
@@ -237,12 +237,12 @@ class SharePartitionManager:
         try:
             self.find(*key)
         except (NotLeaderOrFollower, UnknownTopicId, UnknownTopicOrPartition):
-            del self._dead_letter_timers[key]  # whoever leads it takes them up
+            del self._dead_letter_timers[key]  # its leader resumes them
         except MansioError:
             self._schedule_reload(key)
 
     def role_changed(self, partition: Partition) -> None:
-        """In a cluster: the partition leads, follows or rests here from now on."""
+        """In a cluster: the role of the partition on this broker changed."""
         found = self._of_partition.get((partition.topic_id.bytes, partition.index), {})
         for share_partition in list(found.values()):
             if share_partition.is_stale:
@@ -251,23 +251,23 @@ class SharePartitionManager:
                 )
 
     def forget(self, key: ShareKey) -> None:
-        """Its state was made anew, or is gone: what is known of it here is of no use."""
+        """Its state was replaced or deleted: drop the object and its known state."""
         self._failures.pop(key, None)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
             share_partition.end(
-                NotLeaderOrFollower(f"the state of {share_partition.partition.name} was made anew")
+                NotLeaderOrFollower(f"the state of {share_partition.partition.name} was replaced")
             )
 
     async def delete(self, key: ShareKey) -> None:
-        """Delete its state: the group, or the topic, is gone."""
+        """Delete its state, after the group or topic was deleted."""
         self.forget(key)
         await self.persister.delete(key)
         self.forget(key)
 
     async def wait_for_dead_letters(self, key: ShareKey) -> None:
-        """Returns when none of its records is on its way to the dead-letter topic: whoever forgets its state would
-        forget them, too. Raises `NonEmptyGroup` when some still are after a while."""
+        """Wait until none of its records waits for a dead letter: deleting the state would drop them. Raises
+        `NonEmptyGroup` after a time limit."""
         until_ms = self._now_ms() + DEAD_LETTER_WAIT_MS_MAX
         while (summary := await self.persister.summary(key)) is not None and summary.is_archiving:
             if self._now_ms() >= until_ms:
@@ -277,7 +277,7 @@ class SharePartitionManager:
             await over
 
     def settings_changed(self, group: str) -> None:
-        """The group's settings are others now: they hold for what is leased from now on."""
+        """Apply changed settings of the group to later leases."""
         for share_partition in list(self._of_group.get(group, {}).values()):
             share_partition.reconfigure()
 
@@ -295,9 +295,7 @@ class SharePartitionManager:
                 counts is not None and not counts.holders and not counts.archiving
             ):
                 share_partition.end(
-                    NotLeaderOrFollower(
-                        f"nobody used the share partition of {share_partition.partition.name}"
-                    )
+                    NotLeaderOrFollower(f"idle share partition of {share_partition.partition.name}")
                 )
         kept_ms = self._now_ms() - SWEEP_INTERVAL_MS
         self._failures = {key: each for key, each in self._failures.items() if each[0] > kept_ms}
@@ -305,18 +303,18 @@ class SharePartitionManager:
             self._sweep = self._scheduler.call_later(SWEEP_INTERVAL_MS, self._sweep_idle)
 
     def close(self) -> None:
-        """The broker stops: whoever waits looks for another one."""
+        """End all share partitions: the broker stops."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         for share_partition in self.share_partitions():
             share_partition.end(NotLeaderOrFollower("the broker is stopping"))
 
-    # ------------------------------------------------------------------ members that are gone
+    # ------------------------------------------------------------------ members that left
 
-    def connection_lost(self, connection: Connection) -> None:
-        """Its sessions are over: what their members have leased is released. It counts as tried, for a record that
-        kills whoever handles it ends a connection each time."""
+    def connection_lost(self, connection: object) -> None:
+        """Release the leases of the connection's sessions. This counts as an attempt, because a record that crashes its
+        consumer ends a connection each time."""
         for session in self.sessions.lost(connection):
             group, member = session.group, session.member
             works = self._released(group, member, uncounted=False)
@@ -324,12 +322,13 @@ class SharePartitionManager:
                 self._scheduler.spawn(self._done(works, group, member), name="release leases")
 
     async def release(self, group: str, member: str) -> None:
-        """Offer others what a member has leased on this broker; it is stored when this returns, or its leases end by
-        themselves. What is in an update under way is left alone."""
+        """Release the leases of a member on this broker. It is stored when this returns; otherwise the leases expire.
+        Pending updates are not affected."""
         await self._done(self._released(group, member, uncounted=True), group, member)
 
     def _released(self, group: str, member: str, *, uncounted: bool) -> list[Coroutine[Any, Any, None]]:
-        """The machines know it at once, so that no later request of the member is meant; this is to be stored."""
+        """Release in the state machines at once, so that later requests of the member are not affected; returns
+        the writes."""
         share_partitions = list(self._of_group.get(group, {}).values())
         works = [
             self._released_in(share_partition, member, uncounted=uncounted)
@@ -349,7 +348,7 @@ class SharePartitionManager:
                 share_partition.now_ms(),
                 uncounted=uncounted,
             )
-        except MansioError:  # it is ended, and said why
+        except MansioError:  # it has ended and logged the reason
             return None
         return None if update is None else share_partition.persist(update)
 
@@ -359,7 +358,7 @@ class SharePartitionManager:
                 logger.warning("leases not released", extra=fields(group=group, member=member, reason=error))
 
 
-def _take_out(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
+def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
     del index[name][key]
     if not index[name]:
         del index[name]
@@ -373,7 +372,7 @@ def share_partitions(
     persister: SharePersister,
     dead_letters: DeadLetterSink | None = None,
 ) -> SharePartitionManager:
-    """Those of one broker. `overrides`: the settings a group has of its own."""
+    """Share partitions of one broker. `overrides`: settings of a group."""
 
     def in_force_for(group: str, partition: Partition) -> ShareSettings:
         takes_dead_letters = partition.settings.takes_dead_letters
@@ -393,7 +392,7 @@ def share_partitions(
 
 
 def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
-    """Where a group begins in a partition it never read (`share.auto.offset.reset`)."""
+    """Start of a group in a partition it has not read (`share.auto.offset.reset`)."""
     reset: str = in_force(OFFSET_RESET, configs)
     if reset == EARLIEST:
         return partition.start_offset

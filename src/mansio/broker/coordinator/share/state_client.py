@@ -1,16 +1,22 @@
-"""The way from who leads share partitions to where their state is kept: `SharePersister`, near and far.
+"""Clients of share partition state: `SharePersister` for leaders of share partitions, local and remote.
 
-A `StateClient` is the state of one broker: `LocalStateClient` the one of this broker,
-`broker.coordinator.share.state_client` that of others.
-`RoutingPersister` finds the right one for each share partition, looks again while leaders move, and keeps for each
-the reading in which it may be written.
+A `StateClient` accesses the states kept by one broker: `LocalStateClient` those of this broker,
+`RemoteStateClient` those of another one. `RoutingPersister` selects the client for each share partition, retries
+while leaders move, and keeps the read session in which each state may be written.
 
-Always true: * A write is sent once. One whose outcome is not known ends its reading: nothing else is written in it, and
-what of it comes late is refused.
-* A whole state (`update.snapshot`) is written in a new reading when the last one has ended. It stands for all before
-it, so it may be tried again.
-* A state that was told not to be there is not made over one that is there after all.
-* No wait is longer than `WAIT_MS`, but for one write or read that is under way.
+Two request queues lead to each remote broker, so that updates that only have to be appended do not wait for
+updates that have to be committed. One request per queue is in flight; entries that arrive meanwhile go into the
+next one.
+
+Invariants:
+* A write is sent once. If its outcome is unknown, its read session ends: nothing else is written in it, and the
+  write is refused if it arrives late.
+* A whole state (`update.snapshot`) is written in a new read session if the last one has ended. It supersedes all
+  earlier updates, so it may be retried.
+* A state reported as absent is not created over one that exists after all.
+* No wait exceeds `WAIT_MS`, apart from one write or read in flight.
+* Entries of a queue are sent in order, once, and completed once. A queue has at most `REQUEST_QUEUE_MAX` entries. After
+  a missing or invalid response the outcome is unknown: `CoordinatorNotAvailable`.
 """
 
 from __future__ import annotations
@@ -54,32 +60,32 @@ RETRY_DELAY_MS: Final = 50
 RETRY_DELAY_MS_MAX: Final = 500
 
 READ_SESSIONS_MAX: Final = 200_000
-"""Beyond, the state that was written longest ago has to be read before it is written again."""
+"""Beyond this number, the session of the least recently written state is dropped; it has to be read again."""
 
 
 class StateClient(Protocol):
-    """The state of share partitions as one broker has it. Raises as `SharePersister` does."""
+    """The states kept by one broker. Raises as `SharePersister`."""
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
-        """See `ShareStateStore.read`."""
+        """As `ShareStateStore`."""
 
     async def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
-        """Return when it is committed, or appended if it is not durable."""
+        """Returns when the update is committed, or appended if it is not durable."""
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """See `ShareStateStore.initialize`."""
+        """As `ShareStateStore`."""
 
     async def delete(self, key: ShareKey) -> None:
-        """See `ShareStateStore.delete`."""
+        """As `ShareStateStore`."""
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """See `ShareStateStore.summary`."""
+        """As `ShareStateStore`."""
 
 
 class LocalStateClient:
-    """This broker's own. The first write of all makes the topic."""
+    """The states of this broker. The first write creates the topic."""
 
     def __init__(self, store: ShareStateStore) -> None:
         self._store = store
@@ -111,7 +117,7 @@ class LocalStateClient:
         return await self._store.summary(key)
 
     async def ready(self) -> None:
-        """The topic is there."""
+        """Wait until the topic exists."""
         try:
             await self._store.topic.ready()
         except MansioError as error:
@@ -119,7 +125,7 @@ class LocalStateClient:
 
 
 class _ReadSession:
-    """In which a state may be written; `session` is 0 when it has ended. `absent`: it was told that there is none."""
+    """Session in which a state may be written; `session` is 0 once it has ended. `absent`: there was no state."""
 
     __slots__ = ("absent", "number", "session")
 
@@ -130,7 +136,7 @@ class _ReadSession:
 
 
 class RoutingPersister:
-    """`SharePersister`; see the module. `places` and `remote` are given in a cluster."""
+    """`SharePersister` over local and remote clients. `lookup` and `remote` are set in a cluster."""
 
     def __init__(
         self,
@@ -139,20 +145,20 @@ class RoutingPersister:
         node_id: int,
         scheduler: Scheduler,
         clock: Clock,
-        places: StateLookup | None = None,
+        lookup: StateLookup | None = None,
         remote: Callable[[int], StateClient] | None = None,
     ) -> None:
-        """`remote`: the door of another broker."""
+        """`remote`: client of another broker."""
         self._local = local
         self._node_id = node_id
         self._scheduler = scheduler
         self._clock = clock
-        self._places = places
+        self._lookup = lookup
         self._remote = remote
         self._read_sessions: OrderedDict[ShareKey, _ReadSession] = OrderedDict()
 
     async def read(self, key: ShareKey, leader_epoch: int) -> LoadedState | None:
-        if self._places is not None and not self._places.partition_count():
+        if self._lookup is not None and not self._lookup.partition_count():
             self._remember(key, _ReadSession(0, absent=True))
             return None
         state, session = await self._retrying(lambda: self._read(key, leader_epoch))
@@ -172,16 +178,16 @@ class RoutingPersister:
         await self._retrying(lambda: self._initialize(key, state_epoch, start_offset))
 
     async def delete(self, key: ShareKey) -> None:
-        if self._places is None or self._places.partition_count():
+        if self._lookup is None or self._lookup.partition_count():
             await self._retrying(lambda: self._delete(key))
         self._read_sessions.pop(key, None)
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        if self._places is not None and not self._places.partition_count():
+        if self._lookup is not None and not self._lookup.partition_count():
             return None
         return await self._retrying(lambda: self._summary(key))
 
-    # ------------------------------------------------------------------ one try
+    # ------------------------------------------------------------------ one attempt
 
     async def _read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
         return await self._client(key).read(key, leader_epoch)
@@ -203,7 +209,7 @@ class RoutingPersister:
             state, session = await self._read(key, leader_epoch)
             if state is not None and read_session is not None and read_session.absent:
                 self._read_sessions.pop(key, None)
-                raise FencedStateEpoch(f"share group {key.group}: there is a state after all")
+                raise FencedStateEpoch(f"share group {key.group}: a state exists after all")
             read_session = _ReadSession(session, absent=state is None)
             self._remember(key, read_session)
         await self._write(key, read_session, state_epoch, leader_epoch, update)
@@ -217,30 +223,28 @@ class RoutingPersister:
             write_token = WriteToken(read_session.session, read_session.number)
             await self._client(key).write(key, write_token, state_epoch, leader_epoch, update)
         except BaseException:
-            read_session.session = 0  # whether or not it was stored: nobody knows
+            read_session.session = 0  # the outcome is unknown
             raise
 
     async def _exists(self) -> None:
-        if self._places is not None and not self._places.partition_count():
+        if self._lookup is not None and not self._lookup.partition_count():
             await self._local.ready()
 
-    # ------------------------------------------------------------------ where, and when
+    # ------------------------------------------------------------------ routing and retries
 
     def _client(self, key: ShareKey) -> StateClient:
-        places = self._places
-        if places is None or self._remote is None:
+        lookup = self._lookup
+        if lookup is None or self._remote is None:
             return self._local
-        if not places.partition_count():
-            raise NotCoordinator("there is no topic of share states yet")
-        broker = places.leader(index_of(coordinator_key(key), places.partition_count()))
+        if not lookup.partition_count():
+            raise NotCoordinator("__share_group_state does not exist yet")
+        broker = lookup.leader(index_of(coordinator_key(key), lookup.partition_count()))
         if broker is None:
-            raise CoordinatorNotAvailable(
-                f"nobody leads the partition that the state of {key.group} lives in"
-            )
+            raise CoordinatorNotAvailable(f"no leader for the partition with the state of {key.group}")
         return self._local if broker.node_id == self._node_id else self._remote(broker.node_id)
 
     async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try again while the state is on its way from one leader to the next."""
+        """Retry while the state moves between leaders."""
         end_s = self._clock.monotonic() + WAIT_MS / 1000
         delay_ms = RETRY_DELAY_MS
         while True:
@@ -261,31 +265,34 @@ class RoutingPersister:
 
 
 class SharePersister(Protocol):
-    """All of it raises `NotCoordinator`, `CoordinatorNotAvailable` or `CoordinatorLoadInProgress` when the state cannot
-    be reached now, and then nobody knows whether it was stored; `FencedLeaderEpoch` and `FencedStateEpoch` when another
-    has it."""
+    """Storage of share partition states, for their leaders.
+
+    All methods raise `NotCoordinator`, `CoordinatorNotAvailable` or `CoordinatorLoadInProgress` if the state is not
+    available, in which case the outcome is unknown, and `FencedLeaderEpoch` or `FencedStateEpoch` if another
+    leader or a newer state exists.
+    """
 
     async def read(self, key: ShareKey, leader_epoch: int) -> LoadedState | None:
-        """The state, from now on written only by who leads in this epoch or a later one; None when there is none."""
+        """The state, or None. From now on only the leader of this epoch or a later one can write it."""
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
-        """Store a change; returns when it is committed, or appended if `update.durable` is False."""
+        """Store a change; returns when it is committed, or appended if it is not durable."""
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """Begin the state anew, with nothing in it; whoever leads with an older state epoch is fenced."""
+        """Replace the state by an empty one; fences leaders with an older state epoch."""
 
     async def delete(self, key: ShareKey) -> None:
-        """Forget the state."""
+        """Delete the state."""
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """What a lag is reckoned from; None when there is no state."""
+        """The numbers for a lag; None if there is no state."""
 
 
 TIMEOUT_MS: Final = 5000
 REQUEST_QUEUE_MAX: Final = 10_000
 ENTRIES_PER_REQUEST_MAX: Final = 500
 CHANGES_PER_REQUEST_MAX: Final = 20_000
-"""A range takes 60 bytes or so; only a whole state may have more of them than this."""
+"""A range takes about 60 bytes; only a whole state may exceed this number."""
 
 CLIENT_ID: Final = "mansio-share-state"
 
@@ -308,7 +315,7 @@ class _Waiting(NamedTuple):
 
 
 class RemoteStateClients:
-    """See the module. All methods belong to the broker's loop."""
+    """Clients of all other brokers. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -319,7 +326,7 @@ class RemoteStateClients:
         broker_epoch: Callable[[], int],
         scheduler: Scheduler,
     ) -> None:
-        """`broker_epoch`: that of this broker's session now."""
+        """`broker_epoch`: the current epoch of this broker."""
         self._durable = durable
         self._quick = quick
         self._node_id = node_id
@@ -328,21 +335,21 @@ class RemoteStateClients:
         self._clients: dict[int, RemoteStateClient] = {}
 
     def client(self, node_id: int) -> RemoteStateClient:
-        """The states that a broker keeps."""
+        """Client of the states of a broker."""
         found = self._clients.get(node_id)
         if found is None:
-            lines = (self._line(node_id, self._durable), self._line(node_id, self._quick))
-            found = self._clients[node_id] = RemoteStateClient(*lines)
+            queues = (self._queue(node_id, self._durable), self._queue(node_id, self._quick))
+            found = self._clients[node_id] = RemoteStateClient(*queues)
         return found
 
-    def _line(self, node_id: int, peers: Peers) -> RequestQueue:
+    def _queue(self, node_id: int, peers: Peers) -> RequestQueue:
         return RequestQueue(
             node_id, peers, lambda: RequestSender(self._node_id, self._broker_epoch()), self._scheduler
         )
 
 
 class RequestQueue:
-    """One way to one broker."""
+    """Request queue to one broker."""
 
     def __init__(
         self, node_id: int, peers: Peers, sender: Callable[[], RequestSender], scheduler: Scheduler
@@ -354,64 +361,64 @@ class RequestQueue:
         self._waiting: deque[_Waiting] = deque()
         self._running = False
 
-    async def ask(self, api_key: int, state_request: StateRequest) -> StateResult:
-        """The answer, if it is not an error; else raise that."""
+    async def send(self, api_key: int, state_request: StateRequest) -> StateResult:
+        """Send an entry; returns its result, or raises its error."""
         if len(self._waiting) >= REQUEST_QUEUE_MAX:
-            raise CoordinatorNotAvailable(f"{REQUEST_QUEUE_MAX} questions wait for broker {self._node_id}")
+            raise CoordinatorNotAvailable(f"{REQUEST_QUEUE_MAX} entries wait for broker {self._node_id}")
         promise: Promise[StateResult] = self._scheduler.promise()
         self._waiting.append(_Waiting(api_key, state_request, promise))
         if not self._running:
             self._running = True
             self._scheduler.spawn(self._run(), name=f"share states of broker {self._node_id}")
-        answer = await promise
-        if answer.error_code:
-            error = _ERRORS.get(answer.error_code, CoordinatorNotAvailable)
-            raise error(answer.message or f"broker {self._node_id} answers with error {answer.error_code}")
-        return answer
+        result = await promise
+        if result.error_code:
+            error = _ERRORS.get(result.error_code, CoordinatorNotAvailable)
+            raise error(result.message or f"broker {self._node_id} returned error {result.error_code}")
+        return result
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                gather_results = self._take()
-                answers = await self._exchange(gather_results)
-                for each, answer in zip(gather_results, answers, strict=True):
+                batch = self._take()
+                results = await self._exchange(batch)
+                for each, result in zip(batch, results, strict=True):
                     if not each.promise.done():
-                        each.promise.set_result(answer)
+                        each.promise.set_result(result)
         finally:
             self._running = False
 
     def _take(self) -> list[_Waiting]:
-        """What goes in the next request: questions of one kind, in their order."""
+        """Entries for the next request: of one API, in their order."""
         first = self._waiting.popleft()
-        gather_results, changes = [first], _size(first)
-        while self._waiting and len(gather_results) < ENTRIES_PER_REQUEST_MAX:
+        batch, changes = [first], _size(first)
+        while self._waiting and len(batch) < ENTRIES_PER_REQUEST_MAX:
             following = self._waiting[0]
             changes += _size(following)
             if following.api_key != first.api_key or changes > CHANGES_PER_REQUEST_MAX:
                 break
-            gather_results.append(self._waiting.popleft())
-        return gather_results
+            batch.append(self._waiting.popleft())
+        return batch
 
-    async def _exchange(self, gather_results: list[_Waiting]) -> list[StateResult]:
-        api_key, state_requests = gather_results[0].api_key, [each.state_request for each in gather_results]
+    async def _exchange(self, batch: list[_Waiting]) -> list[StateResult]:
+        api_key, state_requests = batch[0].api_key, [each.state_request for each in batch]
         try:
             request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
-            answers = decode_answer(
+            results = decode_answer(
                 api_key, await self._peers.send(self._node_id, request, timeout_ms=TIMEOUT_MS)
             )
-            if len(answers) == len(gather_results):
-                return answers
-            reason = f"{len(answers)} answers to {len(gather_results)} questions"
+            if len(results) == len(batch):
+                return results
+            reason = f"{len(results)} results for {len(batch)} entries"
         except MansioError as error:
             reason = error.message
-        except Exception:  # a defect: nobody waits for ever because of it
-            for each in (*gather_results, *self._waiting):
+        except Exception:  # a defect: complete all waiters
+            for each in (*batch, *self._waiting):
                 if not each.promise.done():
-                    each.promise.set_exception(CoordinatorNotAvailable("the question could not be asked"))
+                    each.promise.set_exception(CoordinatorNotAvailable("the request could not be sent"))
             self._waiting.clear()
             raise
-        message = f"broker {self._node_id} keeps the state, but: {reason}"
-        return [StateResult(CoordinatorNotAvailable.kafka_code, message)] * len(gather_results)
+        message = f"broker {self._node_id} did not return the state: {reason}"
+        return [StateResult(CoordinatorNotAvailable.kafka_code, message)] * len(batch)
 
 
 class RemoteStateClient:
@@ -423,26 +430,26 @@ class RemoteStateClient:
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
         state_request = StateRequest(key, leader_epoch=leader_epoch)
-        answer = await self._durable.ask(ApiKey.READ_SHARE_GROUP_STATE, state_request)
-        return answer.state, answer.session
+        result = await self._durable.send(ApiKey.READ_SHARE_GROUP_STATE, state_request)
+        return result.state, result.session
 
     async def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
         state_request = StateRequest(key, state_epoch, leader_epoch, write_token=write_token, update=update)
-        line = self._durable if update.durable else self._quick
-        await line.ask(ApiKey.WRITE_SHARE_GROUP_STATE, state_request)
+        queue = self._durable if update.durable else self._quick
+        await queue.send(ApiKey.WRITE_SHARE_GROUP_STATE, state_request)
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         state_request = StateRequest(key, state_epoch, start_offset=start_offset)
-        await self._durable.ask(ApiKey.INITIALIZE_SHARE_GROUP_STATE, state_request)
+        await self._durable.send(ApiKey.INITIALIZE_SHARE_GROUP_STATE, state_request)
 
     async def delete(self, key: ShareKey) -> None:
-        await self._durable.ask(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequest(key))
+        await self._durable.send(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequest(key))
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        answer = await self._durable.ask(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequest(key))
-        return answer.summary
+        result = await self._durable.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequest(key))
+        return result.summary
 
 
 def _size(waiting: _Waiting) -> int:

@@ -1,7 +1,7 @@
-"""Where the state of each share partition is kept: by the leader of the partition of `__share_group_state` it lives in.
+"""Lookup of the partition of `__share_group_state` that keeps the state of a share partition, and of its leader.
 
-Only reads the metadata's view, so every broker answers for every share partition, whether or not it has a copy of the
-topic. Which partition that is, Kafka's brokers and tools reckon the same way.
+Uses the metadata image only, so every broker answers for every share partition, whether or not it has a replica of the
+topic. The partition is computed as in Apache Kafka.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _HASH_MASK: Final = 0x7FFFFFFF
 
 
 def coordinator_key(key: ShareKey) -> str:
-    """`group:topic id:partition`, the id as Kafka writes it: base64 for URLs, without padding."""
+    """`group:topic id:partition`, with the id in Kafka's form: URL-safe base64 without padding."""
     topic_id = urlsafe_b64encode(key.topic_id).rstrip(b"=").decode()
     return f"{key.group}:{topic_id}:{key.partition}"
 
 
 def index_of(text: str, partition_count: int) -> int:
-    """The partition of the topic that a `coordinator_key` lives in."""
+    """The partition of the topic for a `coordinator_key`."""
     return (java_string_hash(text) & _HASH_MASK) % partition_count
 
 
 class StateLookup(Protocol):
-    """What has to be known of the cluster."""
+    """Metadata needed for the lookup."""
 
     def partition_count(self) -> int:
-        """Of `__share_group_state`; 0 while it is not there."""
+        """Of `__share_group_state`; 0 if it does not exist."""
 
     def leader(self, index: int) -> BrokerState | None:
-        """Who leads one of its partitions, if that broker is there."""
+        """The leader of a partition, if that broker is available."""
 
 
 class ClusterStateLookup:
-    """`StateLookup` of the metadata's view."""
+    """`StateLookup` of the metadata image."""
 
     def __init__(self, state: MetadataImage) -> None:
         self._state = state

@@ -1,18 +1,24 @@
-"""The state of share partitions, kept in `__share_group_state`: the view of that topic, and its writer.
+"""State of share partitions in `__share_group_state`: view of that topic, and its writer.
 
-A state is a snapshot and the updates after it. Whoever leads a share partition reads its state, and writes changes of
-it; it is handed out again only from here. The log is kept from the oldest snapshot that still counts: after so many
-updates, and when it has lain in closed segments for long, a state gets a new one, and what is before all of them goes.
+A state is a snapshot and the updates after it. The leader of a share partition reads its state and writes its changes;
+the state is served from here only. The log is kept from the oldest effective snapshot on: a state gets a new snapshot
+after a number of updates, and when its snapshot has been in closed segments for long; records before all snapshots are
+deleted.
 
-Always true:
-* A write counts only of the last reader: in its state epoch, in its leader epoch or a later one, and in the reading
-  (`WriteToken`) that nobody has read after. What comes late, or a second time, is refused.
-* A read is answered when everything it tells is committed, and the leader epoch it was asked in with it: from then on
-  no older leader writes.
-* What is not durable is applied when it is appended. So after the loss of this log's end, first leases may be missing;
-  the states of such a load say so (`is_complete`) until as much time has passed as a lease lasts and something
-  durable was written, or until a leader that lived through it has written its whole state.
-* Nothing above the oldest snapshot that counts, or not committed, is pruned.
+While a partition of the topic is loaded, `LazyReplay` defers decoding: a snapshot supersedes all earlier records of its
+state, and most records are superseded by the end of the load.
+
+Invariants:
+* A write is accepted from the last reader only: in its state epoch, in its leader epoch or a later one, and with the
+  session of the last read (`WriteToken`). Late and repeated writes are refused.
+* A read is answered when everything it returns is committed, together with the leader epoch of the request: from
+  then on no older leader writes.
+* An update that is not durable is applied when it is appended. After a loss of the end of this log, first leases may be
+  missing: states of such a load are not complete (`is_complete`) until a lease duration has passed and a durable update
+  was written, or until a leader that led through the loss has written its whole state.
+* No record that an effective snapshot needs, and no uncommitted record, is deleted.
+* Deferred records are replayed in log order before a state is used; at most `DEFERRED_BYTES_MAX` bytes are deferred,
+  because they are replayed in one iteration of the event loop.
 
 Source: KIP-932.
 """
@@ -60,17 +66,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PINNED_SEGMENTS_MAX: Final = 8
-"""A snapshot that keeps more closed segments than these on the disk is written anew at once."""
+"""A snapshot that retains more closed segments than this is rewritten at once."""
 
 COLD_RANGES_MAX: Final = 100_000
-"""So many ranges are written anew at a time, for the sake of the log's room."""
+"""Maximum number of ranges rewritten at a time to free disk space."""
 
 _SESSION_BITS: Final = 32
 
 
 class ShareStateSettings(NamedTuple):
-    """`updates_per_snapshot`: after so many updates a state gets a new snapshot; `cold_ms`: one in a closed segment is
-    written anew when it is so old; `shares_max`: bound of share partitions with state here."""
+    """`updates_per_snapshot`: updates after which a state gets a new snapshot; `cold_ms`: age at which a snapshot in a
+    closed segment is rewritten; `shares_max`: maximum number of states here."""
 
     updates_per_snapshot: int = 500
     cold_ms: int = 300_000
@@ -78,7 +84,7 @@ class ShareStateSettings(NamedTuple):
 
 
 class ShareStateStore:
-    """See the module. `topic` is set right after construction: the two refer to each other."""
+    """See the module. `topic` is set right after construction, because the two refer to each other."""
 
     def __init__(
         self,
@@ -88,45 +94,45 @@ class ShareStateStore:
         lock_ms: Callable[[str], int],
         check_complete_log: Callable[[int], bool],
     ) -> None:
-        """`lock_ms`: how long a lease of a group lasts; `check_complete_log`: may nothing be missing from the log
-        of this partition of the topic, asked when it has been loaded."""
+        """`lock_ms`: duration of a lease of a group; `check_complete_log`: whether the log of a loaded partition of the
+        topic is certainly complete."""
         self._settings = settings
         self._clock = clock
         self._lock_ms = lock_ms
         self._is_log_complete = check_complete_log
         self.topic: CoordinatorRuntime
         self._shares: dict[ShareKey, PersistedShareState] = {}
-        self._of: dict[int, OrderedDict[ShareKey, PersistedShareState]] = {}  # the oldest snapshot first
-        self._here: dict[int, None] = {}  # whole, so that records are taken in at once
-        self._lazy_replays: dict[int, LazyReplay] = {}  # of those that are being loaded
+        self._of: dict[int, OrderedDict[ShareKey, PersistedShareState]] = {}  # oldest snapshot first
+        self._here: dict[int, None] = {}  # loaded partitions, whose records are applied at once
+        self._lazy_replays: dict[int, LazyReplay] = {}  # partitions being loaded
         self._uncertain: dict[int, None] = {}
-        self._deleted: dict[int, int] = {}  # sessions up to this one make no state anew
+        self._deleted: dict[int, int] = {}  # sessions up to this one must not create a state again
         self._sessions = 0
         self.on_loaded: Callable[[], None] = lambda: None
-        """Told when a partition's states are here."""
-        self._writing: PersistedShareState | None = None  # whose records are being appended
-        self._said: StateRecord | None = None  # what the one record says that is being appended
+        """Called when the states of a partition are loaded."""
+        self._writing: PersistedShareState | None = None  # state whose records are being appended
+        self._appending: StateRecord | None = None  # the decoded record that is being appended
 
     def __len__(self) -> int:
         return len(self._shares)
 
     def index_of(self, key: ShareKey) -> int:
-        """The partition of the topic that a state lives in."""
+        """The partition of the topic that contains a state."""
         return index_of(coordinator_key(key), self.topic.partition_count)
 
     def lock_ms_max(self) -> int:
-        """Of the groups that have state here."""
+        """The longest lease duration of the groups with state here."""
         groups = dict.fromkeys(key.group for key in self._shares)
         return max((self._lock_ms(group) for group in groups), default=0)
 
     def archiving(self) -> list[ShareKey]:
-        """The share partitions that have records on their way to a dead-letter topic."""
+        """Share partitions with records that wait for their dead letter."""
         return [key for key, share in self._shares.items() if share.folded.is_in(ARCHIVING)]
 
     # ------------------------------------------------------------------ reading
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
-        """The state, None if there is none, and the session in which who leads in this epoch may write it.
+        """The state, or None, and the session in which the leader of this epoch may write it.
 
         Raises `FencedLeaderEpoch`, and as `SharePersister` does.
         """
@@ -155,7 +161,7 @@ class ShareStateStore:
         ), session
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """What a lag is reckoned from; None when there is no state."""
+        """The numbers for a lag; None if there is no state."""
         self.topic.check_available()
         if not self.topic.partition_count:
             return None
@@ -181,8 +187,8 @@ class ShareStateStore:
         return share.resolved or share.index not in self._uncertain
 
     def _withheld_ms(self, share: PersistedShareState) -> int:
-        """How long what may be leased is yet to be withheld. Counted from the first read: until then a leader that is
-        still there may have renewed leases, which is not written."""
+        """Remaining time to withhold possibly leased records. It starts with the first read: until then a
+        surviving leader may have renewed leases, which is not stored."""
         if share.withheld_since_ms is None:
             share.withheld_since_ms = self._now_ms()
         passed_ms = self._now_ms() - share.withheld_since_ms
@@ -196,9 +202,11 @@ class ShareStateStore:
     def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> Promise[None] | None:
-        """Store a change. A promise that is kept when it is committed; None for one that is not durable, which is
-        appended. Raises `FencedStateEpoch`, `FencedLeaderEpoch`, `NotCoordinator` for a writer that is not the last
-        reader, and what the partition raises; then nothing is stored."""
+        """Append a change. Returns a promise of its commit, or None for one that is not durable.
+
+        Raises `FencedStateEpoch`, `FencedLeaderEpoch`, `NotCoordinator` for a writer that is not the last reader, and
+        errors of the partition; then nothing is stored.
+        """
         share = self._shares.get(key)
         index = self.index_of(key) if share is None else share.index
         self.topic.check_loaded(index)
@@ -261,15 +269,15 @@ class ShareStateStore:
             raise CoordinatorNotAvailable(f"there are {self._settings.shares_max} states of share partitions")
 
     def _replace(self, share: PersistedShareState, leader_epoch: int, update: Update) -> Promise[None]:
-        """Write a leader's whole state."""
+        """Write the whole state of a leader."""
         stored = share.next_snapshot(leader_epoch=leader_epoch, wall_ms=self._clock.wall_ms(), update=update)
         promise = self._append_snapshot(share, stored)
         share.resolved = True
         return promise
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """Begin the state anew; returns when that is committed. In the epoch that it has, it is left as it is. Raises
-        `FencedStateEpoch` and as `write`."""
+        """Replace the state by an empty one; returns when that is committed. A repeated call with the current epoch
+        changes nothing. Raises `FencedStateEpoch` and as `write`."""
         index = self.index_of(key)
         self.topic.check_loaded(index)
         known = self._shares.get(key)
@@ -278,7 +286,9 @@ class ShareStateStore:
                 f"share group {key.group}: state epoch {state_epoch} is older than {known.state_epoch}"
             )
         if known is not None and state_epoch == known.state_epoch:
-            await self._committed(index)  # asked a second time, maybe late: it has been written to since
+            await self._committed(
+                index
+            )  # a repeated, possibly late request: the state may have been written since
             return
         share = PersistedShareState(key, index)
         if known is None:
@@ -296,7 +306,7 @@ class ShareStateStore:
             raise as_coordinator_error(error) from error
 
     async def delete(self, key: ShareKey) -> None:
-        """Forget the state; returns when that is committed."""
+        """Delete the state; returns when that is committed."""
         self.topic.check_available()
         if not self.topic.partition_count:
             return
@@ -312,13 +322,13 @@ class ShareStateStore:
         self, share: PersistedShareState, leader_epoch: int, update: Update, *, durable: bool
     ) -> Promise[None] | None:
         value = encode_update(share.snapshot_epoch, leader_epoch, update)
-        self._said = StateRecord(share.snapshot_epoch, leader_epoch, update)
+        self._appending = StateRecord(share.snapshot_epoch, leader_epoch, update)
         return self._append(share, [(share.update_key, value)], durable=durable)
 
     def _append(
         self, share: PersistedShareState, records: list[KeyValue], *, durable: bool
     ) -> Promise[None] | None:
-        """All of it or nothing. With a snapshot `share` takes the place of the one that is known."""
+        """Append all records or none. With a snapshot, `share` replaces the known state."""
         self._writing = share
         try:
             if durable:
@@ -328,7 +338,7 @@ class ShareStateStore:
         except MansioError as error:
             raise as_coordinator_error(error) from error
         finally:
-            self._writing = self._said = None
+            self._writing = self._appending = None
 
     def _append_snapshot(self, share: PersistedShareState, stored: StateRecord) -> Promise[None]:
         promise = self._append(share, share.records(stored), durable=True)
@@ -336,7 +346,7 @@ class ShareStateStore:
         return promise
 
     def _snapshot_if_possible(self, share: PersistedShareState) -> bool:
-        """Write the state anew, for the log's sake: a later time will do as well."""
+        """Rewrite the state to free log space; it may fail, and is tried again later."""
         stored = share.next_snapshot(leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms())
         try:
             self._append(share, share.records(stored), durable=False)
@@ -355,28 +365,28 @@ class ShareStateStore:
     # ------------------------------------------------------------------ keeping the log short
 
     async def prune(self, index: int) -> None:
-        """Write the states anew that keep closed segments on the disk, then let go of what no state needs."""
+        """Rewrite states that retain closed segments, then delete records that no state needs."""
         shares, bases = self._of.setdefault(index, OrderedDict()), self.topic.segments_of(index)
         ranges = 0
         while shares and ranges < COLD_RANGES_MAX:
             oldest = next(iter(shares.values()))
             pinned = len(bases) - bisect_right(bases, oldest.snapshot_offset)
-            rests_ms = self._now_ms() - oldest.snapshot_ms
-            if not pinned or (pinned <= PINNED_SEGMENTS_MAX and rests_ms < self._settings.cold_ms):
+            age_ms = self._now_ms() - oldest.snapshot_ms
+            if not pinned or (pinned <= PINNED_SEGMENTS_MAX and age_ms < self._settings.cold_ms):
                 break
             ranges += len(oldest.folded) + 1
             if not self._snapshot_if_possible(oldest):
                 break
         below = next(iter(shares.values())).snapshot_offset if shares else self.topic.end_offset_of(index)
-        await self._committed(index)  # the snapshot that is the oldest now is durable then
+        await self._committed(index)  # so that the oldest snapshot is durable
         self.topic.prune(index, below)
 
     # ------------------------------------------------------------------ the view
 
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
         share = self._writing
-        if share is not None and self._said is not None:
-            share.apply_update(self._said)
+        if share is not None and self._appending is not None:
+            share.apply_update(self._appending)
             return
         decoded = decode_key(key)
         if decoded is None:
@@ -389,7 +399,7 @@ class ShareStateStore:
             share = self._shares.get(decoded.key)
         if share is None:
             if decoded.kind == UPDATE:
-                return  # its snapshot was let go together with the state
+                return  # its snapshot was deleted together with the state
             share = PersistedShareState(decoded.key, index)
         if index not in self._here:
             lazy_replay = self._lazy_replays.setdefault(index, LazyReplay())
@@ -402,7 +412,7 @@ class ShareStateStore:
             self._is_newest(index, share)
 
     def _is_newest(self, index: int, share: PersistedShareState) -> None:
-        """Its snapshot is the last one of all."""
+        """Its snapshot is the newest of all states."""
         self._shares[share.key] = share
         of_index = self._of.setdefault(index, OrderedDict())
         of_index[share.key] = share
@@ -415,7 +425,7 @@ class ShareStateStore:
             del self._of[index][key]
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        """There are no checkpoints of this view: its snapshots are in the log."""
+        """This view has no checkpoints: its snapshots are in the log."""
         del index
         return iter(())
 
@@ -447,16 +457,19 @@ def _fenced(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
 
 
 class WriteToken(NamedTuple):
-    """Who may write a state: whoever read it last. `session` is that reading; `number` counts the writes in it from 1,
-    so that one that comes late or again is known as such; 0 where nothing comes late or again."""
+    """Fencing token of a write. `session`: of the last read, whose reader may write; `number`: of the write in it, from
+    1, to detect late and repeated writes; 0 where these cannot occur."""
 
     session: int
     number: int = 0
 
 
 class PersistedShareState:
-    """See the module. `session`: the reading whose reader may write; `numbers`: the last write of each kind in it, not
-    durable and durable. `resolved`: nothing that was leased can be missing from it, however it was loaded."""
+    """State of one share partition as folded from the log, `folded`, from the snapshot at `snapshot_offset` on.
+
+    `session`: of the last read; `numbers`: of its last write that was not durable and durable; `resolved`: no lease can
+    be missing, even if the log was not complete when it was loaded.
+    """
 
     __slots__ = (
         "created_ms",
@@ -496,7 +509,7 @@ class PersistedShareState:
         self.update_key = encode_key(UPDATE, key)
 
     def apply_snapshot(self, stored: StateRecord, offset: int, now_ms: float) -> None:
-        """A snapshot is in the log."""
+        """Apply a snapshot of the log."""
         self.state_epoch, self.leader_epoch = stored.state_epoch, stored.leader_epoch
         self.snapshot_epoch, self.created_ms = stored.snapshot_epoch, stored.created_ms
         self.folded = FoldedState()
@@ -505,14 +518,14 @@ class PersistedShareState:
         self.updates = 0
 
     def apply_update(self, stored: StateRecord) -> None:
-        """An update is in the log. One that belongs to an older snapshot says nothing any more."""
+        """Apply an update of the log; one of an older snapshot is ignored."""
         if stored.snapshot_epoch == self.snapshot_epoch:
             self.leader_epoch = max(self.leader_epoch, stored.leader_epoch)
             self.folded.apply(stored.update)
             self.updates += 1
 
     def next_snapshot(self, *, leader_epoch: int, wall_ms: int, update: Update | None = None) -> StateRecord:
-        """The whole state as it is now, or as `update` has it, which is a snapshot."""
+        """The next snapshot record: the current state, or that of `update`, which is a snapshot."""
         folded = self.folded
         if update is not None:
             folded = FoldedState()
@@ -530,7 +543,7 @@ class PersistedShareState:
         )
 
     def loaded(self, *, is_complete: bool, withheld_ms: int) -> LoadedState:
-        """For who leads the share partition."""
+        """The state for the leader of the share partition."""
         return to_state(
             self.folded,
             state_epoch=self.state_epoch,
@@ -547,7 +560,7 @@ class PersistedShareState:
 
 
 def whole(folded: FoldedState) -> Update:
-    """All of it, as an update."""
+    """The folded state as an update."""
     return Update(
         0,
         durable=False,
@@ -563,11 +576,11 @@ def whole(folded: FoldedState) -> Update:
 
 
 DEFERRED_BYTES_MAX: Final = 512 * 1024
-"""Some 6,000 updates, which take a fifth of a second."""
+"""About 6,000 updates, which take 0.2 s to replay."""
 
 
 class _DeferredRecords:
-    """The last snapshot of a share partition, where that is, and the updates after it."""
+    """The last snapshot of a share partition, its offset, and the updates after it."""
 
     __slots__ = ("offset", "share", "size_bytes", "values")
 
@@ -579,14 +592,14 @@ class _DeferredRecords:
 
 
 class LazyReplay:
-    """See the module. Of one partition of the topic, while it is loaded."""
+    """Deferred records of one partition of the topic while it is loaded."""
 
     def __init__(self) -> None:
         self._unread: dict[ShareKey, _DeferredRecords] = {}
         self._size_bytes = 0
 
     def add(self, kind: int, share: PersistedShareState, value: bytes, offset: int, now_ms: float) -> None:
-        """A record is in the log. Raises `CorruptLog`."""
+        """Defer a record of the log. Raises `CorruptLog`."""
         if kind == SNAPSHOT:
             self.drop(share.key)
         unread = self._unread.get(share.key)
@@ -600,13 +613,13 @@ class LazyReplay:
             _replay(unread, now_ms)
 
     def drop(self, key: ShareKey) -> None:
-        """What there is of it is void."""
+        """Drop deferred records that are superseded."""
         unread = self._unread.pop(key, None)
         if unread is not None:
             self._size_bytes -= unread.size_bytes
 
     def replay(self, now_ms: float) -> None:
-        """The states are what the log says. Raises `CorruptLog`."""
+        """Apply all deferred records. Raises `CorruptLog`."""
         unread, self._unread, self._size_bytes = self._unread, {}, 0
         for each in unread.values():
             _replay(each, now_ms)

@@ -1,17 +1,18 @@
-"""Whose turn it is to write: the order in which the updates of one share partition are stored, and which go as one.
+"""Order in which the updates of one share partition are written, and which of them are combined into one write.
 
-Many members of a group who fetch or acknowledge at the same time cost one record, not one each. What has to be durable
-waits while something durable is under way, and all that waits is stored as one when that is known: the disk, or the
-replicas, would have kept it waiting all the same. And once several updates of a kind came in one turn of the loop, the
-next turns are waited for to their ends, until one of them brings but one again.
+If many members of a group fetch or acknowledge at the same time, their updates cost one record, not one each. A durable
+update waits while another durable one is in flight, and all that wait are stored as one write after it: the disk or the
+replicas would have delayed them anyway. After several updates of a kind arrived in one iteration of the event loop, the
+next iterations are awaited to their ends, until one of them brings a single update again.
 
-It may be so, and what need not be durable may pass what has to, because updates that are not stored yet speak of
-different offsets: they come to the same in any order.
+Updates may be combined, and an update that is not durable may be written before a durable one, because pending updates
+concern different offsets: the result is the same in any order.
 
-Always true: a whole state is written alone, after all that came before it and before all that comes after it; one
-durable update is under way at most; those of a kind are stored in the order in which they came; what is stored as one
-has `COMBINED_RANGES_MAX` ranges at most, or is a single update; nothing waits for longer than the turn of the
-loop, or for what is under way.
+Invariants:
+* A whole state is written alone, after all earlier and before all later updates.
+* At most one durable write is in flight. Writes of a kind keep their order.
+* A write has at most `COMBINED_RANGES_MAX` ranges, or is a single update.
+* No update waits longer than for the iteration of the loop, or for the writes in flight.
 """
 
 from __future__ import annotations
@@ -29,69 +30,69 @@ COMBINED_RANGES_MAX: Final = 2_000
 
 
 class CombinedWrite:
-    """Updates that are stored as one. Whoever came first writes them; `followers` are told by `complete`."""
+    """Updates stored as one write. The caller of the first one writes them; `complete` notifies `followers`."""
 
-    __slots__ = ("durable", "followers", "promise", "ranges", "updates", "waits", "whole")
+    __slots__ = ("durable", "followers", "is_snapshot", "promise", "ranges", "updates", "waits")
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self.updates = list(updates)
-        self.whole = any(each.snapshot for each in updates)
+        self.is_snapshot = any(each.snapshot for each in updates)
         self.durable = any(each.durable for each in updates)
         self.ranges = sum(len(each.changes) for each in updates)
         self.promise: Promise[None] | None = None
-        """Kept when it has come; None if that was at once."""
+        """Resolved when the write may start; None if it may start at once."""
         self.waits = False
         self.followers: list[Promise[bool]] = []
 
     def complete(self, *, stored: bool) -> None:
-        """It was written, or was not; nobody else writes it."""
+        """The write succeeded or failed; it is not repeated."""
         followers, self.followers = self.followers, []
         for promise in followers:
-            if not promise.done():  # who waited was broken off
+            if not promise.done():  # otherwise its waiter was cancelled
                 promise.set_result(stored)
 
     def start(self) -> None:
-        """Whoever waits for it goes on."""
+        """The write may start."""
         self.waits = False
         if self.promise is not None and not self.promise.done():
             self.promise.set_result(None)
 
 
 class WriteCombiner:
-    """Of one share partition; see the module. Pairs are of what need not be durable, and what has to."""
+    """Writes of one share partition. Pairs hold values for updates that are not durable and that are durable."""
 
     __slots__ = (
-        "_alone",
-        "_came",
-        "_durable",
-        "_ends",
+        "_arrived",
+        "_combines",
+        "_durable_in_flight",
         "_gathering",
-        "_many",
+        "_in_flight",
+        "_is_end_due",
         "_queue",
         "_scheduler",
-        "_under_way",
-        "_wholes",
+        "_snapshot_in_flight",
+        "_snapshots",
     )
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue: deque[CombinedWrite] = deque()
-        self._wholes = 0  # in the queue
-        self._under_way = 0
-        self._alone = False  # a whole state is under way
-        self._durable = False  # something durable is under way
-        self._ends = False  # `_turn_ends` is due
-        self._came = [0, 0]  # in this turn of the loop
-        self._many = [False, False]  # several came in one turn
+        self._snapshots = 0  # in the queue
+        self._in_flight = 0
+        self._snapshot_in_flight = False  # a write of a whole state is in flight
+        self._durable_in_flight = False  # a durable write is in flight
+        self._is_end_due = False  # `_iteration_ends` is due
+        self._arrived = [0, 0]  # in this iteration of the loop
+        self._combines = [False, False]  # several arrived in one iteration
         self._gathering: list[CombinedWrite | None] = [None, None]
 
     def __bool__(self) -> bool:
-        """Is anything under way, or waiting?"""
-        return bool(self._under_way or self._queue or any(self._gathering))
+        """Whether a write is in flight or waiting."""
+        return bool(self._in_flight or self._queue or any(self._gathering))
 
     def join(self, updates: Sequence[Update]) -> Promise[bool] | None:
-        """Have these stored with what waits already; kept when that is over: was it stored? None if nothing waits that
-        they can go with."""
+        """Add updates to a waiting write; the promise resolves to whether it was stored. None if there is no suitable
+        write."""
         durable, ranges = False, 0
         for each in updates:
             if each.snapshot:
@@ -103,12 +104,12 @@ class WriteCombiner:
             found = self._queue[-1]
         if (
             found is None
-            or found.whole
+            or found.is_snapshot
             or found.durable != durable
             or found.ranges + ranges > COMBINED_RANGES_MAX
         ):
             return None
-        self._came[durable] += 1
+        self._arrived[durable] += 1
         found.updates += updates
         found.ranges += ranges
         promise: Promise[bool] = self._scheduler.promise()
@@ -116,108 +117,108 @@ class WriteCombiner:
         return promise
 
     def enqueue(self, updates: Sequence[Update]) -> CombinedWrite:
-        """A turn of their own: to be written when it has come, and given back with `finish` in any case."""
-        turn = CombinedWrite(updates)
-        durable = turn.durable
-        if turn.whole:
+        """A new write with these updates: to be started when its promise resolves, and passed to `finish` in any
+        case."""
+        write = CombinedWrite(updates)
+        durable = write.durable
+        if write.is_snapshot:
             self._stop_gathering()
         else:
-            self._came[durable] += 1
-            if not self._ends:
-                self._ends = True
-                self._scheduler.call_soon(self._turn_ends)
-        if self._gathering[durable] is not None:  # it has no room
+            self._arrived[durable] += 1
+            if not self._is_end_due:
+                self._is_end_due = True
+                self._scheduler.call_soon(self._iteration_ends)
+        if self._gathering[durable] is not None:  # it is full
             self._stop_gathering()
-        if turn.whole or not self._many[durable]:
-            self._start_or_queue(turn)
+        if write.is_snapshot or not self._combines[durable]:
+            self._start_or_queue(write)
         else:
-            turn.promise = self._scheduler.promise()
-            turn.waits = True
-            self._gathering[durable] = turn
-        return turn
+            write.promise = self._scheduler.promise()
+            write.waits = True
+            self._gathering[durable] = write
+        return write
 
-    def finish(self, turn: CombinedWrite, *, stored: bool) -> None:
-        """It was written, or was not; perhaps it did not even come."""
-        if turn.waits:
-            turn.waits = False
-            if turn in self._queue:
-                self._queue.remove(turn)
-                self._wholes -= turn.whole
+    def finish(self, write: CombinedWrite, *, stored: bool) -> None:
+        """The write succeeded, failed, or was cancelled before it started."""
+        if write.waits:
+            write.waits = False
+            if write in self._queue:
+                self._queue.remove(write)
+                self._snapshots -= write.is_snapshot
             else:
-                self._gathering[turn.durable] = None
-            turn.complete(stored=False)
+                self._gathering[write.durable] = None
+            write.complete(stored=False)
             return
-        self._under_way -= 1
-        if turn.whole:
-            self._alone = False
-        elif turn.durable:
-            self._durable = False
-        turn.complete(stored=stored)
+        self._in_flight -= 1
+        if write.is_snapshot:
+            self._snapshot_in_flight = False
+        elif write.durable:
+            self._durable_in_flight = False
+        write.complete(stored=stored)
         self._next()
 
     def end(self) -> None:
-        """Whoever waits has its turn: there is nothing to be written any more."""
+        """Start all waiting writes: they fail, because nothing is written any more."""
         self._stop_gathering()
-        queue, self._queue, self._wholes = self._queue, deque(), 0
-        for turn in queue:
-            self._under_way += 1
-            turn.start()
+        queue, self._queue, self._snapshots = self._queue, deque(), 0
+        for write in queue:
+            self._in_flight += 1
+            write.start()
 
-    def _turn_ends(self) -> None:
-        self._ends = False
+    def _iteration_ends(self) -> None:
+        self._is_end_due = False
         self._stop_gathering()
         for durable in (False, True):
-            self._many[durable] = self._came[durable] > 1
-            self._came[durable] = 0
+            self._combines[durable] = self._arrived[durable] > 1
+            self._arrived[durable] = 0
 
     def _stop_gathering(self) -> None:
         for durable in (False, True):
-            turn, self._gathering[durable] = self._gathering[durable], None
-            if turn is not None:
-                self._start_or_queue(turn)
+            write, self._gathering[durable] = self._gathering[durable], None
+            if write is not None:
+                self._start_or_queue(write)
 
-    def _start_or_queue(self, turn: CombinedWrite) -> None:
-        """At once, or as soon as may be."""
-        if self._wholes or (self._queue and turn.durable) or not self._may_go(turn):
-            turn.promise = turn.promise or self._scheduler.promise()
-            turn.waits = True
-            self._queue.append(turn)
-            self._wholes += turn.whole
+    def _start_or_queue(self, write: CombinedWrite) -> None:
+        """Start the write now, or queue it."""
+        if self._snapshots or (self._queue and write.durable) or not self._may_go(write):
+            write.promise = write.promise or self._scheduler.promise()
+            write.waits = True
+            self._queue.append(write)
+            self._snapshots += write.is_snapshot
         else:
-            self._go(turn)
+            self._go(write)
 
     def _next(self) -> None:
-        """All that may go now; what need not be durable passes what has to, but no whole state."""
+        """Start all writes that may start; one that is not durable passes durable ones, but no whole state."""
         while self._queue and self._may_go(self._queue[0]):
-            turn = self._queue.popleft()
-            self._wholes -= turn.whole
-            self._go(turn)
-        if not self._queue or self._queue[0].whole or self._alone:
+            write = self._queue.popleft()
+            self._snapshots -= write.is_snapshot
+            self._go(write)
+        if not self._queue or self._queue[0].is_snapshot or self._snapshot_in_flight:
             return
-        for turn in list(self._queue):
-            if turn.whole:
+        for write in list(self._queue):
+            if write.is_snapshot:
                 return
-            if not turn.durable:
-                self._queue.remove(turn)
-                self._go(turn)
+            if not write.durable:
+                self._queue.remove(write)
+                self._go(write)
 
-    def _may_go(self, turn: CombinedWrite) -> bool:
-        if self._alone or (turn.whole and self._under_way):
+    def _may_go(self, write: CombinedWrite) -> bool:
+        if self._snapshot_in_flight or (write.is_snapshot and self._in_flight):
             return False
-        return turn.whole or not turn.durable or not self._durable
+        return write.is_snapshot or not write.durable or not self._durable_in_flight
 
-    def _go(self, turn: CombinedWrite) -> None:
-        self._under_way += 1
-        if turn.whole:
-            self._alone = True
-        elif turn.durable:
-            self._durable = True
-        turn.start()
+    def _go(self, write: CombinedWrite) -> None:
+        self._in_flight += 1
+        if write.is_snapshot:
+            self._snapshot_in_flight = True
+        elif write.durable:
+            self._durable_in_flight = True
+        write.start()
 
 
 def combine_updates(updates: Sequence[Update]) -> Update:
-    """Several updates, none of which is the whole state and none of which is stored yet: they speak of different
-    offsets."""
+    """Combine pending updates, none of which is a whole state; they concern different offsets."""
     if len(updates) == 1:
         return updates[0]
     furthest = max(updates, key=lambda each: (each.start_offset, each.token))
@@ -241,7 +242,7 @@ def combine_updates(updates: Sequence[Update]) -> Update:
 
 
 def _dead_added(updates: Sequence[Update]) -> tuple[DeadRange, ...]:
-    """Since one of them last said all that is dead."""
+    """Dead ranges added since the last update with all dead ranges."""
     added: tuple[DeadRange, ...] = ()
     for each in updates:
         added = each.dead_added if each.dead is not None else added + each.dead_added
