@@ -1,0 +1,146 @@
+"""ShareService without any protocol: receive, acknowledge, describe and redrive with typed requests and results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.broker.services.share import (
+    PartitionAcknowledgements,
+    Receive,
+    check_unique,
+    checked_ids,
+    lock_ms_of,
+)
+from mansio.errors import (
+    GroupIdNotFound,
+    InvalidGroupId,
+    InvalidRecordState,
+    InvalidRequest,
+    UnknownTopicId,
+)
+from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW, AcknowledgementBatch
+from unit.broker.share_fixtures import Room, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mansio.broker.services.share import AcknowledgeResult, ReceivedPartition
+    from mansio.state.consumer_group.types import TopicPartition
+
+
+def acknowledgements(room: Room, *batches: tuple[int, int, int]) -> PartitionAcknowledgements:
+    return PartitionAcknowledgements(
+        room.partition.topic_id.bytes,
+        0,
+        [AcknowledgementBatch(first, last, bytes([kind])) for first, last, kind in batches],
+    )
+
+
+async def receive(
+    room: Room,
+    member: str = "m1",
+    *,
+    max_records: int = 10,
+    max_wait_ms: int = 5_000,
+    prepared: Sequence[AcknowledgeResult] = (),
+) -> tuple[dict[TopicPartition, ReceivedPartition], int]:
+    key = room.partition.topic_id.bytes, 0
+    request = Receive(
+        room.service.share,
+        "g",
+        member,
+        client_id=None,
+        partitions=lambda: [key],
+        is_connected=lambda: True,
+        is_active=lambda: True,
+        max_records=max_records,
+        max_bytes=1 << 20,
+        max_wait_ms=max_wait_ms,
+        strict=True,
+    )
+    return await request.run(prepared), request.lock_ms
+
+
+def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await receive(room, max_wait_ms=200)  # a new group starts at the end of the log
+        await room.write(5)
+        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        received, lock_ms = await receive(room)
+        assert received[key].error is None
+        assert [tuple(each) for each in received[key].acquired] == [(0, 4, 1)]
+        assert received[key].size_bytes == sum(each.length for each in received[key].slices) > 0
+        assert lock_ms > 0
+        (result,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 1, ACCEPT))])
+        assert (result.error, result.lock_ms) == (None, lock_ms)
+        (found,) = await share.describe("g", [key], ranges_max=10)
+        assert found.counts is not None
+        assert (found.counts.start, found.counts.leased, found.dead_letter_error) == (2, 3, "")
+        assert [(each.first, each.last, each.member_id) for each in found.ranges] == [(2, 4, "m1")]
+        assert await share.describe("g", None, ranges_max=0) != []
+
+    run(check, tmp_path)
+
+
+def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await receive(room, max_wait_ms=200)
+        await room.write(6)
+        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        await receive(room, max_records=3)
+        prepared = await share.prepare(
+            "g", "m1", [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))], allows_renewal=False
+        )
+        assert all(each.error is None and each.update is not None for each in prepared)
+        received, _ = await receive(room, max_records=2, prepared=prepared)
+        assert prepared[0].error is None
+        assert sum(last - first + 1 for first, last, _ in received[key].acquired) == 2
+        assert lock_ms_of(prepared) > 0
+
+    run(check, tmp_path)
+
+
+def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        (unread,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 0, ACCEPT))])
+        assert isinstance(unread.error, InvalidRecordState)
+        (unknown,) = await share.describe("g", [key], ranges_max=1)
+        assert isinstance(unknown.error, GroupIdNotFound)
+        await receive(room, max_wait_ms=200)
+        await room.write(2)
+        await receive(room)
+        other = PartitionAcknowledgements(bytes(16), 0, [AcknowledgementBatch(0, 0, bytes([ACCEPT]))])
+        wrong, right = await share.acknowledge("g", "m1", [other, acknowledgements(room, (0, 0, ACCEPT))])
+        assert isinstance(wrong.error, UnknownTopicId)
+        assert right.error is None
+        (stolen,) = await share.acknowledge("g", "m2", [acknowledgements(room, (1, 1, ACCEPT))])
+        assert isinstance(stolen.error, InvalidRecordState)
+        (renewal,) = await share.prepare(
+            "g", "m1", [acknowledgements(room, (1, 1, RENEW))], allows_renewal=False
+        )
+        assert isinstance(renewal.error, InvalidRequest)
+        with pytest.raises(InvalidRequest):
+            await share.redrive("g", *key, redrive_id="", offsets=None, most=1)
+        result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, most=1)
+        assert (result.offered, dead) == (0, 0)
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("member", [None, "", "m" * 256])
+def test_invalid_members_are_rejected(member: str | None) -> None:
+    with pytest.raises(InvalidRequest):
+        checked_ids("g", member)
+    with pytest.raises(InvalidGroupId):
+        checked_ids("", "m")
+
+
+def test_duplicate_partitions_are_rejected() -> None:
+    part = PartitionAcknowledgements(bytes(16), 0, [])
+    check_unique([part, PartitionAcknowledgements(bytes(16), 1, [])])
+    with pytest.raises(InvalidRequest):
+        check_unique([part, part])
