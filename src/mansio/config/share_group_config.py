@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.config_def import ConfigKey, ConfigType, decimal, integer, one_of
-from mansio.state.share_partition.types import Backoff, ShareSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +31,6 @@ BACKOFF_MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
 BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
 JITTER: Final = "mansio.retry.jitter"
 
-RANGES_MAX: Final = 20_000
-"""Maximum number of offset ranges in the in-flight part of a share partition."""
 
 EARLIEST, LATEST, BY_DURATION = "earliest", "latest", "by_duration:"
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -194,25 +191,3 @@ def in_force(name: str, configs: Mapping[str, str]) -> Any:
         return row.parse(configs[name])
     except (KeyError, ValueError):
         return row.parse(row.default)
-
-
-def share_settings(configs: Mapping[str, str], *, takes_dead_letters: bool) -> ShareSettings:
-    """The effective settings of the share partitions of a group. `takes_dead_letters`: their topic is a dead-letter
-    topic, whose records are not dead-lettered."""
-    locks_max = in_force(LOCKS_MAX, configs)
-    return ShareSettings(
-        lock_ms=in_force(LOCK_DURATION, configs),
-        delivery_limit=in_force(DELIVERY_LIMIT, configs),
-        locks_max=locks_max,
-        ranges_max=RANGES_MAX,
-        lease_bound_step=2 * locks_max,
-        ordered=in_force(ORDER, configs) == "partition",
-        renew=in_force(RENEW, configs) == "true",
-        dead_letters=in_force(DEAD_LETTERS, configs) == "true" and not takes_dead_letters,
-        backoff=Backoff(
-            in_force(BACKOFF, configs),
-            in_force(BACKOFF_MULTIPLIER, configs),
-            in_force(BACKOFF_MAX, configs),
-            in_force(JITTER, configs),
-        ),
-    )

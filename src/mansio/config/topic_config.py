@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DELETE: Final = "delete"
 COMPACT: Final = "compact"
-TAKES_DEAD_LETTERS: Final = "errors.deadletterqueue.group.enable"
+DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
 def _cleanup_policy(text: str) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ _KEYS: Final = (
         integer(0, INT64_MAX),
     ),
     ConfigKey(
-        TAKES_DEAD_LETTERS, ConfigType.BOOLEAN, "false", TAKES_DEAD_LETTERS,
+        DEAD_LETTER_TOPIC_ENABLE, ConfigType.BOOLEAN, "false", DEAD_LETTER_TOPIC_ENABLE,
         "Whether share groups may write dead-lettered records to this topic (KIP-1191). Its own records are not"
         " dead-lettered: if rejected or delivered too often, they are only marked as done.",
         one_of("true", "false"),
@@ -205,7 +205,7 @@ class TopicSettings:
     hold_enabled: bool
     hold_bytes_max: int
     hold_ms_max: int
-    takes_dead_letters: bool
+    is_dead_letter_topic: bool
 
     @property
     def deletes(self) -> bool:
@@ -325,5 +325,5 @@ def resolve(
         hold_enabled=value["mansio.hold.enable"] == "true",
         hold_bytes_max=value["mansio.hold.bytes.max"],
         hold_ms_max=value["mansio.hold.ms.max"],
-        takes_dead_letters=value[TAKES_DEAD_LETTERS] == "true",
+        is_dead_letter_topic=value[DEAD_LETTER_TOPIC_ENABLE] == "true",
     )

@@ -8,9 +8,12 @@ import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager, first_offset
+from mansio.broker.coordinator.share.share_partition_manager import (
+    SharePartitionManager,
+    first_offset,
+    share_settings,
+)
 from mansio.config.settings import Settings
-from mansio.config.share_group_config import share_settings
 from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
 from mansio.wire.apis import share_acknowledge, share_fetch
@@ -147,7 +150,7 @@ class Room:
         shares = SharePartitionManager(
             find=service.partitions.find,
             persister=self.known_state,
-            settings=lambda _group, _partition: share_settings(configs, takes_dead_letters=False)._replace(
+            settings=lambda _group, _partition: share_settings(configs, is_dead_letter_topic=False)._replace(
                 lock_ms=lock_ms
             ),
             first_offset=lambda _, partition: first_offset(configs, partition, service.clock),

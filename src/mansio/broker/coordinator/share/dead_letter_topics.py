@@ -18,7 +18,7 @@ from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.services.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
 from mansio.config.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, in_force
-from mansio.config.topic_config import TAKES_DEAD_LETTERS
+from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.errors import (
     InvalidTopic,
     LeaderNotAvailable,
@@ -98,9 +98,9 @@ class DeadLetterTopics:
 
     # Which topic
 
-    def takes_dead_letters(self, topic: Topic) -> bool:
+    def is_dead_letter_topic(self, topic: Topic) -> bool:
         """Is this one for dead letters?"""
-        return self._topics.settings_of(topic).takes_dead_letters
+        return self._topics.settings_of(topic).is_dead_letter_topic
 
     def copied(self, group: str) -> bool:
         """Does this group want the record in its dead letter, or only where it was?"""
@@ -122,8 +122,10 @@ class DeadLetterTopics:
         while name in self._making:
             await self._while_made(name)
         topic = self._topics.state.topics.get(name) or await self._made(name, source)
-        if not self.takes_dead_letters(topic):
-            raise PolicyViolation(f"topic {name} does not take dead letters: set {TAKES_DEAD_LETTERS}=true")
+        if not self.is_dead_letter_topic(topic):
+            raise PolicyViolation(
+                f"topic {name} does not take dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
+            )
         partition = index % len(topic.partitions)
         return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
 
@@ -151,7 +153,7 @@ class DeadLetterTopics:
         settings = self._topics.settings_of(source)
         largest = min(settings.max_message_bytes + HEADERS_ROOM_BYTES, INT32_MAX)
         configs = (
-            (TAKES_DEAD_LETTERS, "true"),
+            (DEAD_LETTER_TOPIC_ENABLE, "true"),
             ("max.message.bytes", str(largest)),
             ("message.timestamp.type", "CreateTime"),
             ("retention.ms", str(RETENTION_MS)),

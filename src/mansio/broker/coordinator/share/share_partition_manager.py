@@ -20,12 +20,21 @@ from mansio.broker.coordinator.share.partition_leader import (
     SharePartitionLeader,
 )
 from mansio.config.share_group_config import (
+    BACKOFF,
+    BACKOFF_MAX,
+    BACKOFF_MULTIPLIER,
     BY_DURATION,
+    DEAD_LETTERS,
+    DELIVERY_LIMIT,
     EARLIEST,
+    JITTER,
+    LOCK_DURATION,
+    LOCKS_MAX,
     OFFSET_RESET,
+    ORDER,
+    RENEW,
     duration_ms,
     in_force,
-    share_settings,
 )
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -39,7 +48,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.share_group.share_sessions import Sessions
-from mansio.state.share_partition.types import ShareKey
+from mansio.state.share_partition.types import Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -51,10 +60,13 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
-    from mansio.state.share_partition.types import LoadedState, ShareSettings
+    from mansio.state.share_partition.types import LoadedState
 
     Overrides = Callable[[str], Mapping[str, str]]
 
+
+IN_FLIGHT_RANGES_MAX: Final = 20_000
+"""Maximum number of offset ranges in the in-flight part of a share partition."""
 
 logger = logging.getLogger(__name__)
 
@@ -364,6 +376,28 @@ def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, 
         del index[name]
 
 
+def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) -> ShareSettings:
+    """The effective settings of the share partitions of a group. `is_dead_letter_topic`: their topic is a dead-letter
+    topic, whose records are not dead-lettered."""
+    locks_max = in_force(LOCKS_MAX, configs)
+    return ShareSettings(
+        lock_ms=in_force(LOCK_DURATION, configs),
+        delivery_limit=in_force(DELIVERY_LIMIT, configs),
+        locks_max=locks_max,
+        ranges_max=IN_FLIGHT_RANGES_MAX,
+        lease_bound_step=2 * locks_max,
+        ordered=in_force(ORDER, configs) == "partition",
+        renew=in_force(RENEW, configs) == "true",
+        dead_letters=in_force(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
+        backoff=Backoff(
+            in_force(BACKOFF, configs),
+            in_force(BACKOFF_MULTIPLIER, configs),
+            in_force(BACKOFF_MAX, configs),
+            in_force(JITTER, configs),
+        ),
+    )
+
+
 def share_partitions(
     settings: Settings,
     host_ports: HostPorts,
@@ -375,8 +409,8 @@ def share_partitions(
     """Share partitions of one broker. `overrides`: settings of a group."""
 
     def in_force_for(group: str, partition: Partition) -> ShareSettings:
-        takes_dead_letters = partition.settings.takes_dead_letters
-        return share_settings(overrides(group), takes_dead_letters=takes_dead_letters)
+        is_dead_letter_topic = partition.settings.is_dead_letter_topic
+        return share_settings(overrides(group), is_dead_letter_topic=is_dead_letter_topic)
 
     return SharePartitionManager(
         find=partitions.find,
