@@ -40,9 +40,9 @@ SHARE_DEFECTS = (
     ),
     Defect(
         "delivery count lost at a restart",
-        "state/share_partition/snapshot.py",
-        "change.deliveries,",
-        "0,",
+        "state/share_partition/in_flight.py",
+        "self.deliveries = stored.deliveries",
+        "self.deliveries = 0",
         found_by("test_counts_and_leases_are_found_again_after_a_restart"),
     ),
     Defect(

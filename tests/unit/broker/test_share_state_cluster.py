@@ -16,10 +16,10 @@ from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequest,
     StateResult,
-    decode_answer,
     decode_request,
-    encode_answer,
+    decode_response,
     encode_request,
+    encode_response,
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import (
@@ -146,7 +146,7 @@ ANSWERS = st.builds(
 def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
     api_key: int, key: ShareKey, answers: list[StateResult]
 ) -> None:
-    frame = encode_answer(api_key, 5, [StateRequest(key)] * len(answers), answers)[4:]
+    frame = encode_response(api_key, 5, [StateRequest(key)] * len(answers), answers)[4:]
     expected = []
     for each in answers:
         said = StateResult(0, each.message)
@@ -155,19 +155,19 @@ def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen
         elif api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
             said = said._replace(summary=each.summary)
         expected.append(said)
-    assert decode_answer(api_key, frame) == expected
+    assert decode_response(api_key, frame) == expected
     body = frame[5:]
     read = messages.decode_response(api_key, VERSIONS[ApiKey(api_key)], body)
     assert len(read.results) == len(answers)
     for length in range(0, len(body), 3):
         with pytest.raises(WireError):
-            decode_answer(api_key, frame[: 5 + length])
+            decode_response(api_key, frame[: 5 + length])
 
 
 def test_an_error_is_an_answer() -> None:
     for api_key in VERSIONS:
-        frame = encode_answer(api_key, 0, [StateRequest(key_of())], [StateResult(16, "elsewhere")])
-        assert decode_answer(api_key, frame[4:]) == [StateResult(16, "elsewhere")]
+        frame = encode_response(api_key, 0, [StateRequest(key_of())], [StateResult(16, "elsewhere")])
+        assert decode_response(api_key, frame[4:]) == [StateResult(16, "elsewhere")]
 
 
 @given(APIS, st.binary(max_size=80), st.integers(0, 80))
@@ -175,13 +175,13 @@ def test_any_bytes_are_a_message_or_a_wire_error(api_key: int, noise: bytes, at:
     state_request = StateRequest(key_of(), write_token=WriteToken(1, 2), update=leased(0, 9, durable=True))
     frame = encode_request(api_key, RequestSender(1, 2), [state_request], "c")[4:]
     body = frame[read_request_header(frame).body :]
-    answer = encode_answer(api_key, 5, [state_request], [StateResult()])[4:]
+    answer = encode_response(api_key, 5, [state_request], [StateResult()])[4:]
     for data in (noise, body[:at] + noise + body[at + len(noise) :]):
         with suppress(WireError):
             decode_request(api_key, data)
     for data in (noise, answer[:at] + noise + answer[at + len(noise) :]):
         with suppress(WireError):
-            decode_answer(api_key, data)
+            decode_response(api_key, data)
 
 
 # Near and far
@@ -269,11 +269,11 @@ def test_only_brokers_of_the_cluster_in_their_session_of_now_are_answered() -> N
         request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [StateRequest(key)], "c")
         assert [
             each.error_code
-            for each in decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
+            for each in decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
         ] == [code]
     node.service.cluster = None  # a single node
     request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, RequestSender(1, 11), [StateRequest(key)], "c")
-    answers = decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
+    answers = decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
     assert [each.error_code for each in answers] == [31]
     assert node.refused == [77, 77, 31]
 

@@ -253,7 +253,7 @@ class HandlerRunner:
             return True
         if key_queue is not None:
             await in_flight_records.wait_acknowledged(message)
-            if _was_released(message):
+            if message._state == ACKNOWLEDGED and message._ack_type == RELEASE:  # by the handler itself
                 self._release_after(key_queue, message.offset)
         return False
 
@@ -328,11 +328,6 @@ class HandlerRunner:
 _OFFSET: Final = itemgetter(2)
 
 _POSITION: Final = itemgetter(0, 1, 2)
-
-
-def _was_released(message: Leased) -> bool:
-    """Whether the handler itself released the message."""
-    return message._state == ACKNOWLEDGED and message._ack_type == RELEASE
 
 
 def _log_failure(message: Leased, error: Exception, failures: int) -> None:

@@ -27,6 +27,7 @@ from mansio.state.share_partition.types import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
+    REQUESTED_DELAY_MS_MAX,
     WITHHELD,
     AcquiredRange,
     StateBatch,
@@ -127,6 +128,18 @@ class InFlightBatch:
             and (self.reservation == other.reservation)
             and (self.reservation is None or self.reservation.producer_id < 0)
         )
+
+    def restore(self, stored: StateBatch, *, lock_ms: int, now_ms: float, wall_ms: int) -> None:
+        """Take over a stored state; a lease gets a new, whole duration."""
+        self.state = stored.state
+        self.deliveries = stored.deliveries
+        self.uncounted_deliveries = stored.uncounted_deliveries
+        self.reservation = stored.reservation
+        if stored.state == ACQUIRED:
+            self.holder, self.deadline_ms = stored.holder, now_ms + lock_ms
+        elif stored.state == AVAILABLE and stored.due_ms > wall_ms:
+            delay_ms = min(stored.due_ms - wall_ms, REQUESTED_DELAY_MS_MAX)
+            self.due_ms, self.deadline_ms = wall_ms + delay_ms, now_ms + delay_ms
 
     def split_off(self, offset: int) -> InFlightBatch:
         """Truncate to the offsets below `offset`; returns a batch with the others."""

@@ -24,13 +24,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from mansio.state.share_partition.dead_letters import insert
-from mansio.state.share_partition.in_flight import InFlightBatch, InFlightBatches, changes_of
+from mansio.state.share_partition.in_flight import InFlightBatches, changes_of
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     ARCHIVED,
     AVAILABLE,
-    REQUESTED_DELAY_MS_MAX,
     WITHHELD,
     LoadedState,
     StateBatch,
@@ -270,7 +269,7 @@ def restored(
         if change.last < state.start_offset:
             continue
         for batch in in_flight.ranges.split(max(change.first, state.start_offset), change.last):
-            _restore(batch, change, lock_ms, now_ms, wall_ms)
+            batch.restore(change, lock_ms=lock_ms, now_ms=now_ms, wall_ms=wall_ms)
     if not state.is_complete:
         _withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))
     in_flight.restore_counts()
@@ -297,20 +296,6 @@ def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
     )
     changes = from_state(state._replace(changes=deliveries + state.changes)).changes
     return state._replace(changes=changes, is_complete=True, withheld_ms=0)
-
-
-def _restore(batch: InFlightBatch, change: StateBatch, lock_ms: int, now_ms: float, wall_ms: int) -> None:
-    batch.state, batch.deliveries, batch.uncounted_deliveries = (
-        change.state,
-        change.deliveries,
-        change.uncounted_deliveries,
-    )
-    batch.reservation = change.reservation
-    if change.state == ACQUIRED:
-        batch.holder, batch.deadline_ms = change.holder, now_ms + lock_ms
-    elif change.state == AVAILABLE and change.due_ms > wall_ms:
-        backoff_ms = min(change.due_ms - wall_ms, REQUESTED_DELAY_MS_MAX)
-        batch.due_ms, batch.deadline_ms = wall_ms + backoff_ms, now_ms + backoff_ms
 
 
 def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float) -> None:

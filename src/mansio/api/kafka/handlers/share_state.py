@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.share.gather_results import gather_results
-from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_answer
+from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_response
 from mansio.errors import MansioError, StaleBrokerEpoch
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def _answer(
     for answer in answers:
         if answer.error_code:
             service.statistics.refused(context.api_key, answer.error_code)
-    return encode_answer(context.api_key, context.correlation_id, state_requests, answers)
+    return encode_response(context.api_key, context.correlation_id, state_requests, answers)
 
 
 def _refusal(service: BrokerServices, sender: RequestSender | None) -> StateResult | None:

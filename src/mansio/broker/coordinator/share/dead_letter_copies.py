@@ -1,12 +1,12 @@
-"""Copies of records for the dead-letter topic: read from the log, given their headers, and put into one batch.
+"""Copies of records for the dead-letter topic: read from the log, extended with headers, built into one batch.
 
-A batch has as many records as places were reserved for it, however often it is made: what is in the log no more, or
-cannot be read, has a copy that says so and where it was. Values are left out when the target would not take the batch
-otherwise, the largest first; then keys and the records' own headers.
+A batch has as many records as sequences were reserved for it, however often it is built: a record that was deleted or
+cannot be read has a copy with the reason and its position. If the target does not accept the batch otherwise,
+values are omitted, the largest first, then keys and the headers of the records.
 
-Always true: the records' own headers come first and unchanged; ours stand behind them, all UTF-8 text.
+Invariant: the headers of the record come first and unchanged; added headers follow, all UTF-8 text.
 
-Source: KIP-1191 (`__dlq.errors.*`). Ours: the record is copied, `mansio-dlq-*`.
+Source: KIP-1191 (`__dlq.errors.*`). Extension: the copy of the record, and `mansio-dlq-*`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import Header, NewRecord
 
 RECORDS_MAX: Final = 500
-"""Of one batch of dead letters."""
+"""Records of one batch of dead letters."""
 
 DECODED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""What a stored batch may become when it is opened."""
+"""Maximum size of a decompressed batch."""
 
 HEADERS_BYTES: Final = 1024
-"""More than our own headers of one record take, but for names and reasons of unusual length."""
+"""Upper bound of the added headers of one record, apart from unusually long names and reasons."""
 
 ID: Final = "mansio-dlq-id"
 OMITTED: Final = "mansio-dlq-value-omitted"
@@ -56,7 +56,7 @@ MESSAGES: Final = {True: "Offset rejected by client.", False: "Offset delivery c
 
 
 class DeadLetterCopy(NamedTuple):
-    """What there is of one record. `omitted`: why the value is left out, "" where it is there."""
+    """Copy of one record. `omitted`: why the value is omitted, "" if it is included."""
 
     offset: int
     key: bytes | None
@@ -72,7 +72,7 @@ class DeadLetterCopy(NamedTuple):
 
 
 def without_records(ranges: Iterable[tuple[int, int]], why: str) -> list[DeadLetterCopy]:
-    """Places and nothing else."""
+    """Copies with positions only."""
     return [
         DeadLetterCopy(offset, None, None, (), why)
         for first, last in ranges
@@ -83,10 +83,9 @@ def without_records(ranges: Iterable[tuple[int, int]], why: str) -> list[DeadLet
 def read_copies(
     partition: Partition, ranges: Sequence[tuple[int, int]], bytes_max: float = float("inf")
 ) -> list[DeadLetterCopy]:
-    """One copy for each offset of these ascending ranges; no more of them than fit into `bytes_max`, but one.
+    """One copy for each offset of these ascending ranges, as many as fit into `bytes_max`, at least one.
 
-    Raises `StorageError` when the disk does not answer, `NotLeaderOrFollower` and `OffsetNotAvailable` where this
-    broker cannot tell now.
+    Raises `StorageError`, and `NotLeaderOrFollower` or `OffsetNotAvailable` if the records are not available now.
     """
     partition.ensure_leader()
     copies: list[DeadLetterCopy] = []
@@ -101,7 +100,7 @@ def read_copies(
 
 def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[DeadLetterCopy]:
     known: dict[int, DeadLetterCopy] = {}
-    until = -1  # of what has been looked at
+    until = -1  # end of the last batch read
     for first, last in ranges:
         for offset in range(first, last + 1):
             if offset >= until:
@@ -110,7 +109,7 @@ def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[D
 
 
 def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int]:
-    """The records of the stored batch that holds an offset (or of the next one), and the offset they end before."""
+    """The records of the batch with an offset (or of the next one), and the end offset of the batch."""
     start = partition.log.start_offset
     if offset < start:
         return {}, min(offset + 1, start)
@@ -119,7 +118,7 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
         if found is None:
             if offset >= partition.readable_end():
                 raise OffsetNotAvailable(
-                    f"{partition.name}: it is not known yet whether offset {offset} is committed"
+                    f"{partition.name}: offset {offset} is not known to be committed yet"
                 )
             return {}, offset + 1
         data = memoryview(found.read())
@@ -143,45 +142,45 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
 def batch_bytes(
     batch: Batch, copies: Sequence[DeadLetterCopy], topic: str, now_ms: int, bytes_max: int
 ) -> tuple[bytes, int]:
-    """The batch as the target takes it, and how many values had to be left out of it for that.
+    """The encoded batch, and the number of values omitted to fit into `bytes_max`.
 
-    It may still be larger than `bytes_max`: where not even the places fit.
+    It may still be larger than `bytes_max`, if not even the positions fit.
     """
-    letters = _letters_of(batch)
+    ranges = _ranges_of(batch)
     codec = next((each.codec for each in copies if each.codec is not Codec.NONE), Codec.NONE)
     largest = sorted(range(len(copies)), key=lambda at: -len(copies[at].value or b""))
-    left_out, kept = 0, list(copies)
+    omitted, kept = 0, list(copies)
     while True:
-        data = _built(batch, kept, letters, topic, now_ms, codec)
-        if len(data) <= bytes_max or left_out >= len(copies):
+        data = _encode(batch, kept, ranges, topic, now_ms, codec)
+        if len(data) <= bytes_max or omitted >= len(copies):
             break
-        more = max(2 * left_out, 1)
-        for at in largest[left_out:more]:
+        more = max(2 * omitted, 1)
+        for at in largest[omitted:more]:
             if kept[at].value is not None:
                 kept[at] = kept[at]._replace(value=None, omitted=TOO_LARGE)
-        left_out = min(more, len(copies))
+        omitted = min(more, len(copies))
     if len(data) > bytes_max:
         kept = without_records([(each.offset, each.offset) for each in copies], TOO_LARGE)
-        data = _built(batch, kept, letters, topic, now_ms, codec)
+        data = _encode(batch, kept, ranges, topic, now_ms, codec)
     return data, sum(each.omitted == TOO_LARGE for each in kept)
 
 
-def _letters_of(batch: Batch) -> list[ArchivingRange]:
-    """For each record of the batch what is known of it."""
+def _ranges_of(batch: Batch) -> list[ArchivingRange]:
+    """For each record of the batch its archiving range."""
     return [each for each in batch.letters for _ in range(each.first, each.last + 1)]
 
 
-def _built(
+def _encode(
     batch: Batch,
     copies: Sequence[DeadLetterCopy],
-    letters: Sequence[ArchivingRange],
+    ranges: Sequence[ArchivingRange],
     topic: str,
     now_ms: int,
     codec: Codec,
 ) -> bytes:
     records: list[NewRecord] = [
         (now_ms, copy.key, copy.value, (*copy.headers, *_own_headers(archiving_range, copy, topic)))
-        for archiving_range, copy in zip(letters, copies, strict=True)
+        for archiving_range, copy in zip(ranges, copies, strict=True)
     ]
     return build_batch(
         records,
@@ -211,6 +210,6 @@ def _own_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: s
 
 
 def dead_letter_id(key: ShareKey, offset: int, deliveries: int) -> str:
-    """What tells one dead letter from any other: `group/topic id/partition/offset/delivery`."""
+    """Unique id of a dead letter: `group/topic id/partition/offset/delivery`."""
     uuid = base64.urlsafe_b64encode(key.topic_id).rstrip(b"=").decode()
     return f"{key.group}/{uuid}/{key.partition}/{offset}/{deliveries}"

@@ -1,10 +1,11 @@
-"""Where dead letters go: the topic of a group, made when it is needed, and the way into it, here or on another broker.
+"""Dead-letter topics: selection and creation of the topic of a group, and appends to it, locally or on another broker.
 
-A topic takes dead letters when it has `errors.deadletterqueue.group.enable=true`; what goes wrong with those of its own
-is not kept (or every failure would fail again). Its partition is that of the record, modulo how many it has.
+A topic accepts dead letters if it has `errors.deadletterqueue.group.enable=true`; records of such a topic that are
+given up are not copied (otherwise every failure would fail again). The target partition is that of the record
+modulo the number of partitions.
 
-Always true: a batch is answered for only when it is committed, as with acks=all; it goes to the topic with the id it
-was made for, never to another one of that name.
+Invariants: an append succeeds only when the batch is committed, as with acks=all. A batch goes to the topic with the id
+for which it was reserved, never to another one with that name.
 
 Source: KIP-1191.
 """
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 RETENTION_MS: Final = 14 * 24 * 3600 * 1000
 HEADERS_ROOM_BYTES: Final = 64 * 1024
-"""So much larger than the source's are the batches that a dead-letter topic made here takes."""
+"""Added to the largest batch of the source topic for a dead-letter topic created here."""
 
 WRITE_TIMEOUT_MS: Final = 10_000
 ALL: Final = -1
@@ -55,16 +56,16 @@ DUPLICATE_SEQUENCE: Final = 46
 CLIENT_ID: Final = "mansio-dead-letters"
 
 CLOCKS_APART_MS: Final = 60 * 60 * 1000
-"""More than the clocks of two brokers are apart."""
+"""Upper bound of the clock difference of two brokers."""
 
 FETCH_VERSION: Final = 17
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
 MEASURED_VALUES_MAX: Final = 1_000
-"""Batches, before others have a turn."""
+"""Batches searched before the event loop continues with other tasks."""
 
 
 class DeadLetterPartition(NamedTuple):
-    """One partition of a dead-letter topic. `bytes_max`: the largest batch it takes."""
+    """One partition of a dead-letter topic. `bytes_max`: its largest batch."""
 
     topic: str
     topic_id: bytes
@@ -73,7 +74,7 @@ class DeadLetterPartition(NamedTuple):
 
 
 class DeadLetterTopics:
-    """See the module. All methods belong to the broker's loop."""
+    """See the module. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class DeadLetterTopics:
         prefix: str,
         peers: Peers | None = None,
     ) -> None:
-        """`overrides`: the settings a group has of its own; `peers`: None on a single node."""
+        """`overrides`: settings of a group; `peers`: None on a single node."""
         self._node_id = node_id
         self._topics = topics
         self._partitions = partitions
@@ -94,62 +95,64 @@ class DeadLetterTopics:
         self._overrides = overrides
         self._prefix = prefix
         self._peers = peers
-        self._making: dict[str, list[Promise[None]]] = {}  # who waits for the topic of that name
+        self._creating: dict[str, list[Promise[None]]] = {}  # waiters for the topic of that name
 
-    # Which topic
+    # ------------------------------------------------------------------ selection
 
     def is_dead_letter_topic(self, topic: Topic) -> bool:
-        """Is this one for dead letters?"""
+        """Whether a topic accepts dead letters."""
         return self._topics.settings_of(topic).is_dead_letter_topic
 
     def copied(self, group: str) -> bool:
-        """Does this group want the record in its dead letter, or only where it was?"""
+        """Whether dead letters of a group contain the record, or only its position."""
         return bool(in_force(DEAD_LETTER_COPY, self._overrides(group)) == "true")
 
     def name_of(self, group: str, topic: str) -> str:
-        """Where the dead letters of a topic go."""
+        """Name of the dead-letter topic for a topic."""
         return in_force(DEAD_LETTER_TOPIC, self._overrides(group)) or f"{self._prefix}{topic}"
 
     async def find(self, group: str, source: Topic, index: int) -> DeadLetterPartition:
-        """Where the dead letters of a partition go now; the topic is made if it is not there.
+        """The target partition for a partition; creates the topic if it does not exist.
 
-        Raises `PolicyViolation` for a topic that does not take dead letters, `InvalidTopic` for a name that cannot be
-        one, and what `TopicService.create` raises.
+        Raises `PolicyViolation` for a topic that does not accept dead letters, `InvalidTopic` for an invalid name, and
+        as `TopicService.create`.
         """
         name = self.name_of(group, source.name)
         if name.startswith("__"):
-            raise InvalidTopic(f"a dead-letter topic cannot be named {name}: names of that kind are internal")
-        while name in self._making:
-            await self._while_made(name)
-        topic = self._topics.state.topics.get(name) or await self._made(name, source)
+            raise InvalidTopic(
+                f"a dead-letter topic cannot be named {name}: names that start with __ are internal"
+            )
+        while name in self._creating:
+            await self._wait_created(name)
+        topic = self._topics.state.topics.get(name) or await self._create_once(name, source)
         if not self.is_dead_letter_topic(topic):
             raise PolicyViolation(
-                f"topic {name} does not take dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
+                f"topic {name} does not accept dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
             )
         partition = index % len(topic.partitions)
         return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
 
-    async def _while_made(self, name: str) -> None:
+    async def _wait_created(self, name: str) -> None:
         promise: Promise[None] = self._scheduler.promise()
-        self._making[name].append(promise)
+        self._creating[name].append(promise)
         await promise
 
-    async def _made(self, name: str, source: Topic) -> Topic:
-        """Made once, though several share partitions have their first dead letters at the same time."""
-        self._making[name] = []
+    async def _create_once(self, name: str, source: Topic) -> Topic:
+        """Create the topic once, even if several share partitions need it at the same time."""
+        self._creating[name] = []
         try:
-            return await self._make(name, source)
-        except TopicAlreadyExists:  # by somebody else, just now
+            return await self._create(name, source)
+        except TopicAlreadyExists:  # created concurrently
             topic = self._topics.state.topics.get(name)
             if topic is None:
                 raise
             return topic
         finally:
-            for promise in self._making.pop(name):
+            for promise in self._creating.pop(name):
                 if not promise.done():
                     promise.set_result(None)
 
-    async def _make(self, name: str, source: Topic) -> Topic:
+    async def _create(self, name: str, source: Topic) -> Topic:
         settings = self._topics.settings_of(source)
         largest = min(settings.max_message_bytes + HEADERS_ROOM_BYTES, INT32_MAX)
         configs = (
@@ -163,7 +166,7 @@ class DeadLetterTopics:
         )
 
     def by_id(self, topic_id: bytes, partition: int) -> DeadLetterPartition:
-        """The one a batch was made for. Raises `UnknownTopicId` when it is gone."""
+        """The target of a reserved batch. Raises `UnknownTopicId` if it was deleted."""
         topic = self._topics.find_by_id(UUID(bytes=topic_id))
         if partition >= len(topic.partitions):
             raise UnknownTopicId(f"topic {topic.name} has no partition {partition} any more")
@@ -172,10 +175,11 @@ class DeadLetterTopics:
     def _bytes_max(self, topic: Topic) -> int:
         return self._topics.settings_of(topic).max_message_bytes
 
-    # Into it
+    # ------------------------------------------------------------------ appends
 
     async def append(self, target: DeadLetterPartition, data: bytes) -> None:
-        """Returns when the batch is committed, now or before. Raises why it is not, or why nobody knows."""
+        """Returns when the batch is committed, also by an earlier append. Raises if it is not, or if that is
+        unknown."""
         leader = self._leader_of(target)
         if leader is None:
             partition = self._here(target)
@@ -194,25 +198,25 @@ class DeadLetterTopics:
                     raise error_for(result.error_code, result.error_message)
 
     def is_unknown_producer(self, batch: Batch) -> bool:
-        """Does the target, if it is led here, know nothing of the batch's producer? Then it would take a repeat."""
+        """Whether the target is led here and has no state of the producer; it would then accept a duplicate."""
         if self._leader_of(self.by_id(batch.topic_id, batch.partition)) is not None:
             return False
         hook = self._here(self.by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
         return hook is None or hook.table.get(batch.producer_id) is None
 
     async def holds(self, batch: Batch, wall_ms: int) -> bool:
-        """Looks through what the target got since the records were given up: is this very batch there? It is known by
-        its producer, epoch and sequence, which no other batch of this partition has.
+        """Whether the target contains this batch, searched from the time when its records were given up.
 
-        `wall_ms`: now. Raises what a read raises.
+        It is identified by producer, epoch and sequence, which are unique in a partition. `wall_ms`: now. Raises errors
+        of reading.
         """
         target = self.by_id(batch.topic_id, batch.partition)
         since_ms = max(min(batch.oldest_ms, wall_ms) - CLOCKS_APART_MS, 0)
         if self._leader_of(target) is None:
-            return await self._holds_here(self._here(target), batch, since_ms)
-        return await self._holds_there(target, batch)
+            return await self._contains_locally(self._here(target), batch, since_ms)
+        return await self._contains_remotely(target, batch)
 
-    async def _holds_here(self, partition: Partition, batch: Batch, since_ms: int) -> bool:
+    async def _contains_locally(self, partition: Partition, batch: Batch, since_ms: int) -> bool:
         partition.ensure_high_watermark_known()
         found = partition.offset_at_timestamp(since_ms, partition.end_offset)
         if found is None:
@@ -225,8 +229,8 @@ class DeadLetterTopics:
                 await self._scheduler.sleep(0)
         return False
 
-    async def _holds_there(self, target: DeadLetterPartition, batch: Batch) -> bool:
-        """All of the target is read: rare enough, and one request is known less than two."""
+    async def _contains_remotely(self, target: DeadLetterPartition, batch: Batch) -> bool:
+        """Search by reading the whole target: rare, and it needs one API only."""
         offset = 0
         while True:
             asked = fetch.FetchPartition(target.partition, -1, offset, -1, -1, FETCH_BYTES_MAX)
@@ -254,13 +258,13 @@ class DeadLetterTopics:
             offset = headers[-1].last_offset + 1
 
     def _leader_of(self, target: DeadLetterPartition) -> int | None:
-        """Another broker; None where this one leads."""
+        """The leader; None if it is this broker."""
         topic = self._topics.find_by_id(UUID(bytes=target.topic_id))
         leader = topic.partitions[target.partition].leader
         if leader == self._node_id or self._peers is None:
             return None
         if leader < 0:
-            raise LeaderNotAvailable(f"nobody leads {target.topic}-{target.partition}")
+            raise LeaderNotAvailable(f"no leader for {target.topic}-{target.partition}")
         return leader
 
     def _here(self, target: DeadLetterPartition) -> Partition:
@@ -274,10 +278,10 @@ class DeadLetterTopics:
         return await self._peers.send(node_id, request, timeout_ms=2 * WRITE_TIMEOUT_MS)
 
     async def _within(self, promise: Promise[Any], name: str) -> None:
-        """Wait for it, but not for ever."""
+        """Wait for a promise with a time limit."""
         late: Promise[Any] = self._scheduler.promise()
 
-        def settle(outcome: Any) -> None:
+        def complete(outcome: Any) -> None:
             if not late.done():
                 try:
                     late.set_result(outcome.result())
@@ -290,7 +294,7 @@ class DeadLetterTopics:
                     RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
                 )
 
-        promise.add_done_callback(settle)
+        promise.add_done_callback(complete)
         timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
         try:
             await late
@@ -307,10 +311,10 @@ def _is_of(header: BatchHeader, batch: Batch) -> bool:
 
 
 def _fetched(answer: fetch.FetchResponse) -> fetch.FetchedPartition:
-    """The one partition that was asked for. Raises why there is none."""
+    """The requested partition. Raises its error."""
     if answer.error_code:
         raise error_for(answer.error_code)
     for _, _, partitions in answer.topics:
         for partition in partitions:
             return partition
-    raise RequestTimedOut("a broker left the dead-letter topic out of its answer")
+    raise RequestTimedOut("the response lacks the dead-letter topic")

@@ -1,6 +1,6 @@
-"""Several pieces of work at once, each with its own outcome.
+"""Concurrent execution of several coroutines with one result each.
 
-Always true: only what came to its end went well; work that was cancelled, or failed in a way nobody expected, did not.
+Invariant: only work that ended normally succeeded; cancelled work, and work with an unexpected error, did not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 async def gather_results(
     scheduler: Scheduler, works: Sequence[Coroutine[Any, Any, None]], *, name: str
 ) -> list[MansioError | None]:
-    """Do all of it, and say for each why it failed, in order; None for what went well."""
+    """Run all works; returns the error of each in order, None for success."""
     if len(works) == 1:
         return [await _outcome(works[0])]
-    outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: broken off")] * len(works)
+    outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: interrupted")] * len(works)
     left = len(works)
     done: Promise[None] = scheduler.promise()
 

@@ -30,7 +30,7 @@ from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequest,
     StateResult,
-    decode_answer,
+    decode_response,
     encode_request,
 )
 from mansio.broker.coordinator.share.state_store import WriteToken
@@ -403,7 +403,7 @@ class RequestQueue:
         api_key, state_requests = batch[0].api_key, [each.state_request for each in batch]
         try:
             request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
-            results = decode_answer(
+            results = decode_response(
                 api_key, await self._peers.send(self._node_id, request, timeout_ms=TIMEOUT_MS)
             )
             if len(results) == len(batch):

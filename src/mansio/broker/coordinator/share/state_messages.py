@@ -1,13 +1,14 @@
-"""What brokers say to each other about the state of share partitions: bytes <-> values (APIs 83 to 87).
+"""Messages between brokers about the state of share partitions: codec of APIs 83 to 87.
 
-Kafka's requests, with tagged fields of ours: who asks (as a follower's fetch says it), the reading in which something
-is written, whether its commit is waited for, and what a state has beyond Kafka's. Several share partitions go in one
-request; where they are of several groups, those that are not of the first one's group say so in a tagged field.
+Kafka's requests with additional tagged fields: the sender (as in a follower's fetch), the read session of a write,
+whether its commit is awaited, and the parts of a state that Kafka does not have. One request carries several share
+partitions; in a request for several groups, a tagged field has the group of each partition that is not in the
+first one's group.
 
-Always true: answers come in the order of what was asked. Bytes that are not such a message raise `WireError` and
+Invariants: results are in the order of the request. Bytes that are not such a message raise `WireError` and
 nothing else.
 
-Source: KIP-932; WriteShareGroupStateRequest.json and its neighbours of Apache Kafka 4.3.
+Source: KIP-932; WriteShareGroupStateRequest.json and related schemas of Apache Kafka 4.3.
 """
 
 from __future__ import annotations
@@ -73,14 +74,14 @@ _YES: Final = b"\x01"
 
 
 class RequestSender(NamedTuple):
-    """A broker and the session it asks in."""
+    """The sending broker and its epoch."""
 
     node_id: int
     broker_epoch: int
 
 
 class StateRequest(NamedTuple):
-    """What is asked of one share partition; which fields count follows from the API."""
+    """Entry of a request for one share partition; the API decides which fields are used."""
 
     key: ShareKey
     state_epoch: int = 0
@@ -91,7 +92,7 @@ class StateRequest(NamedTuple):
 
 
 class StateResult(NamedTuple):
-    """What is answered for one. `session`, `state` and `summary`: of a read; None for no state."""
+    """Result of one entry. `session`, `state` and `summary`: of a read; None for no state."""
 
     error_code: int = 0
     message: str | None = None
@@ -106,7 +107,7 @@ class StateResult(NamedTuple):
 def encode_request(
     api_key: int, sender: RequestSender, state_requests: Sequence[StateRequest], client_id: str
 ) -> bytes:
-    """The whole request, its length first, correlation id 0."""
+    """The framed request, with correlation id 0."""
     group = state_requests[0].key.group
     topics = (
         state_request.key.topic_id + array((_partition(api_key, group, state_request),)) + NO_TAGS
@@ -124,7 +125,7 @@ def encode_request(
 
 
 def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequest]]:
-    """Who asks what; the sender is None for one that does not say."""
+    """Sender and entries; the sender is None if the request does not contain it."""
     with _wire_errors():
         reader = Reader(body, "share state request")
         group = reader.text()
@@ -208,10 +209,10 @@ def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) ->
 # ---------------------------------------------------------------------- answers
 
 
-def encode_answer(
+def encode_response(
     api_key: int, correlation_id: int, state_requests: Sequence[StateRequest], answers: Sequence[StateResult]
 ) -> bytes:
-    """The whole answer, its length first."""
+    """The framed response."""
     topics = (
         state_request.key.topic_id + array((_result(api_key, state_request, answer),)) + NO_TAGS
         for state_request, answer in zip(state_requests, answers, strict=True)
@@ -219,8 +220,8 @@ def encode_answer(
     return framed_response(api_key, VERSIONS[ApiKey(api_key)], correlation_id, array(topics) + NO_TAGS)
 
 
-def decode_answer(api_key: int, frame: bytes) -> list[StateResult]:
-    """The answers of a frame without its length."""
+def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
+    """The results of a frame without its length."""
     _, position = read_response_header(api_key, VERSIONS[ApiKey(api_key)], frame)
     with _wire_errors():
         reader = Reader(bytes(frame[position:]), "share state answer")
