@@ -199,7 +199,7 @@ class MetadataImage:
                 except (Unavailable, ConfigError):  # access to the store may be restored
                     if not self._shared:
                         raise
-                    await _after(WATCH_RETRY_MS, scheduler)
+                    await scheduler.sleep(WATCH_RETRY_MS)
             self._end_waits(Unavailable("the metadata store was closed"))
         except Exception as error:
             known = (
@@ -373,20 +373,6 @@ class MetadataImage:
         if before is not None and after is not None and before.topic_id != after.topic_id:
             return [TopicChange(before, None), TopicChange(None, after)]
         return [TopicChange(before, after)] if before is not None or after is not None else []
-
-
-async def _after(delay_ms: float, scheduler: Scheduler) -> None:
-    promise: Promise[None] = scheduler.promise()
-
-    def over() -> None:
-        if not promise.done():
-            promise.set_result(None)
-
-    timer = scheduler.call_later(delay_ms, over)
-    try:
-        await promise
-    finally:
-        timer.cancel()
 
 
 async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
