@@ -268,7 +268,7 @@ MORE_SHARE_DEFECTS = (
             ),
             (
                 "share partition with state not named",
-                "self._name_state(targets.values(), topics)",
+                "self._record_state(targets.values(), topics)",
                 "pass",
             ),
             (

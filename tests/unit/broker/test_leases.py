@@ -333,7 +333,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         assert error_for_client["share_partitions"] == 1
         described = (await world.shares.leases("g", [ONE]))[ONE]
         assert described is not None
-        assert "does not take dead letters" in described.trouble
+        assert "does not accept dead letters" in described.trouble
 
     run(check, tmp_path)
 

@@ -1,8 +1,8 @@
-"""Who of a share group fetches what: the `simple` assignor. Several members may have one partition.
+"""SimpleAssignor of share groups (KIP-932): assigns partitions to members; several members may have one partition.
 
-Always true: every partition that somebody subscribes to has a member; every member has a partition, if there is one for
-it; where all subscribe to the same, members differ by one partition at most, and partitions by one member. Who has a
-partition keeps it as far as that allows. The same input gives the same answer.
+Invariants: every subscribed partition has a member, and every member a partition if one exists for it. If all members
+subscribe to the same topics, the numbers of partitions per member, and of members per partition, differ by at most one.
+Members keep their partitions as far as possible. Equal input gives equal output.
 
 Source: KIP-932 (SimpleAssignor).
 """
@@ -25,7 +25,7 @@ def assign_simple(
     partitions: Mapping[bytes, int],
     before: Mapping[str, frozenset[TopicPartition]],
 ) -> dict[str, frozenset[TopicPartition]]:
-    """What each member fetches. `subscriptions`: topics by member; `before`: what it had."""
+    """Partitions by member. `subscriptions`: topics by member; `before`: previous partitions by member."""
     members = sorted(subscriptions)
     wanted = sorted({topic for each in subscriptions.values() for topic in each})
     everything = [(topic, index) for topic in wanted for index in range(partitions.get(topic, 0))]
@@ -43,7 +43,7 @@ def _one_member_each(
     before: Mapping[str, frozenset[TopicPartition]],
     found: dict[str, set[TopicPartition]],
 ) -> None:
-    """Those that had it first, as far as everybody's share goes; then who has least."""
+    """Previous members of each partition first, up to an even share; then the member with the fewest partitions."""
     share, extra = divmod(len(everything), max(len(members), 1))
     had: dict[TopicPartition, list[str]] = {}
     for member in members:
@@ -72,7 +72,7 @@ def _one_member_each(
 
 
 def _least(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
-    """Take out who has least now; loads in the heap may be of before."""
+    """Pop the member with the fewest partitions; loads in the heap may be outdated."""
     while True:
         load, member = heappop(heap)
         if load == len(found[member]):
@@ -88,7 +88,8 @@ def _one_partition_each(
     before: Mapping[str, frozenset[TopicPartition]],
     found: dict[str, set[TopicPartition]],
 ) -> None:
-    """Members without any share what others have: what they had, as far as shares go; then what fewest have."""
+    """Members without partition share those of others: previous ones up to an even share, then those with the fewest
+    members."""
     if not idle or not everything:
         return
     counts = dict.fromkeys(everything, 0)

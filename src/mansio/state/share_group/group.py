@@ -1,17 +1,19 @@
-"""One share group as a state machine: who is a member, what each fetches, and which partitions have state.
+"""State machine of one share group: members, their assignments, and the partitions that have state.
 
-Simpler than a consumer group: partitions are shared, so nobody has to give one up before another gets it. A member is
-told its target with its next heartbeat, and is at the group's epoch then.
+Simpler than a consumer group: partitions are shared, so no member has to revoke one before another gets it. A
+member gets its target assignment with its next heartbeat, and has the epoch of the group then.
 
     EMPTY ── a member joins ──► STABLE ── the last one leaves, or its session ends ──► EMPTY ── deleted ──► DEAD
 
 Pure: methods take the time (`now_ms`, any steady milliseconds) and return records, which are appended at once, in one
-batch; answers go out when they are committed. If that fails the machine is dropped and built anew from what is stored.
+batch; responses are sent when they are committed. If that fails, the state machine is dropped and restored from
+the log.
 
-Always true: * Epochs only grow. A member's epoch is never above the group's.
-* Every member has its target as soon as it was heard of; a heartbeat that changes nothing has no records.
-* A partition that a member was given is among those that have state; a topic whose state is being deleted is named
-  until `deleted` says that it is gone, so that a broker that starts anew goes on with it.
+Invariants:
+* Epochs only grow. The epoch of a member is never above that of the group.
+* Every member has a target assignment from its first heartbeat on; a heartbeat that changes nothing has no records.
+* An assigned partition is among those that have state. A topic whose state is being deleted stays recorded until
+  `deleted`, so that a restarted broker continues the deletion.
 
 Source: KIP-932; Apache Kafka's ShareGroup and GroupMetadataManager.
 """
@@ -82,7 +84,7 @@ _JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
 
 
 class ShareHeartbeat(NamedTuple):
-    """A ShareGroupHeartbeat request. `topic_names` is None for: as before."""
+    """A ShareGroupHeartbeat request. `topic_names` None: unchanged."""
 
     member_id: str
     member_epoch: int
@@ -104,7 +106,7 @@ class ShareGroupMember:
 
 
 class ShareGroup:
-    """The machine. Read its attributes freely; change them only through its methods (`settings` may be replaced)."""
+    """The state machine. Attributes may be read; only its methods change them (`settings` may be replaced)."""
 
     def __init__(self, group_id: str, *, settings: ConsumerGroupSettings) -> None:
         self.group_id = group_id
@@ -133,7 +135,7 @@ class ShareGroup:
     def heartbeat(
         self, request: ShareHeartbeat, topics: Topics, now_ms: float
     ) -> tuple[HeartbeatResponse, Records]:
-        """A member joins (epoch 0), is alive, or leaves (-1).
+        """A member joins (epoch 0), stays, or leaves (-1).
 
         Raises `CoordinatorNotAvailable` (deleted), `InvalidRequest`, `GroupMaxSizeReached`, `UnknownMember`,
         `FencedMemberEpoch`.
@@ -156,8 +158,8 @@ class ShareGroup:
             raise FencedMemberEpoch(f"member {member.member_id} is at epoch {current.epoch}")
         if request.topic_names is not None:
             self._describe(member, request)
-        self._heard_of(member, now_ms)
-        self._look_at(topics)
+        self._extend_session(member, now_ms)
+        self._update_target(topics)
         self._give(member)
         missed = request.member_epoch != current.epoch
         told = missed or request.topic_names is not None or member.current.assigned != current.assigned
@@ -177,15 +179,15 @@ class ShareGroup:
             self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
             self._topics = None  # a new target, also if it subscribes to nothing new
         self._describe(member, request)
-        self._heard_of(member, now_ms)
-        self._look_at(topics)
+        self._extend_session(member, now_ms)
+        self._update_target(topics)
         self._give(member)
         return self._answer(member, assigned=True), self._take()
 
     def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """Topics came, went or grew."""
+        """Topics were created, deleted or grew."""
         if self.members and not self._deleted:
-            self._look_at(topics)
+            self._update_target(topics)
         return self._take()
 
     def next_deadline_ms(self) -> float:
@@ -200,30 +202,30 @@ class ShareGroup:
         return self._take()
 
     def is_idle(self) -> bool:
-        """Nobody is in it."""
+        """Whether the group has no members."""
         return not self.members
 
     def delete(self) -> Records:
-        """Close the group for good: only an empty one. Raises `NonEmptyGroup`."""
+        """Delete the group. Raises `NonEmptyGroup`."""
         self._check_alive()
         self._check_empty()
         self._deleted = True
         return [(key, None) for key, _ in self.snapshot()]
 
     def check_commit(self, member_id: str, instance_id: str | None, epoch: int, now_ms: float) -> None:  # noqa: ARG002 - the signature of all groups
-        """Nobody commits offsets in a share group. Raises `InconsistentGroupProtocol`."""
+        """Share groups commit no offsets. Raises `InconsistentGroupProtocol`."""
         raise InconsistentGroupProtocol(
             f"group {self.group_id!r} is a share group: it has no committed offsets"
         )
 
     def undelete(self) -> None:
-        """The deletion could not be written: the group is what it was."""
+        """The deletion could not be stored: restore the group."""
         self._deleted = False
 
     # ------------------------------------------------------------------ which partitions have state
 
     def deleting(self, topic_ids: Iterable[bytes]) -> Records:
-        """Their state is about to be deleted: of topics that nobody subscribes to. Raises `NonEmptyGroup`."""
+        """The state of topics without subscribers is about to be deleted. Raises `NonEmptyGroup`."""
         gone = set(topic_ids)
         if any(partition[0] in gone for member in self.members.values() for partition in member.target):
             raise NonEmptyGroup(f"group {self.group_id} has members that fetch from these topics")
@@ -239,7 +241,7 @@ class ShareGroup:
         return self._take()
 
     def deleted(self, topic_ids: Iterable[bytes]) -> Records:
-        """Their state is gone."""
+        """The state of these topics is deleted."""
         gone, kept = set(topic_ids), self.state_partitions
         self._set_state_partitions(
             kept._replace(deleting=tuple(each for each in kept.deleting if each.topic_id not in gone))
@@ -247,7 +249,7 @@ class ShareGroup:
         return self._take()
 
     def initialized(self, topic_id: bytes, name: str, partitions: Iterable[int]) -> Records:
-        """These have state now, whether or not a member was ever given them."""
+        """These partitions have state now, whether or not they were ever assigned."""
         self._add_state({topic_id: set(partitions)}, {topic_id: name})
         return self._take()
 
@@ -285,7 +287,7 @@ class ShareGroup:
             member.metadata = metadata
             self._put(SHARE_MEMBER, member.member_id, encode_share_member(metadata))
 
-    def _heard_of(self, member: ShareGroupMember, now_ms: float) -> None:
+    def _extend_session(self, member: ShareGroupMember, now_ms: float) -> None:
         member.session_deadline_ms = now_ms + self.settings.session_timeout_ms
 
     def _remove(self, members: list[ShareGroupMember], topics: Topics) -> None:
@@ -294,10 +296,10 @@ class ShareGroup:
             for kind in (SHARE_CURRENT, SHARE_TARGET, SHARE_MEMBER):
                 self._put(kind, member.member_id, None)
         self._topics = None
-        self._look_at(topics)
+        self._update_target(topics)
 
-    def _look_at(self, topics: Topics) -> None:
-        """Compute the target anew, in a new epoch, if members, subscriptions or topics are others than before."""
+    def _update_target(self, topics: Topics) -> None:
+        """Compute new target assignments in a new epoch if members, subscriptions or topics changed."""
         if self._topics is topics:
             return
         same_members, self._topics = self._topics is not None, topics
@@ -320,9 +322,9 @@ class ShareGroup:
                 self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
         self.assignment_epoch = self.group_epoch
         self._put(SHARE_TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(self.assignment_epoch)))
-        self._name_state(targets.values(), topics)
+        self._record_state(targets.values(), topics)
 
-    def _name_state(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
+    def _record_state(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
         wanted: dict[bytes, set[int]] = {}
         for topic_id, index in {each for target in targets for each in target}:
             wanted.setdefault(topic_id, set()).add(index)
@@ -377,14 +379,14 @@ class ShareGroup:
             yield encoded(SHARE_CURRENT, encode_share_current(member.current), member.member_id)
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Take in a stored record (kinds 10 to 15), in any order; the last of each key counts."""
+        """Apply a stored record (kinds 10 to 15), in any order; the last of each key is effective."""
         if value is None:
             self._loaded.pop(key, None)
         else:
             self._loaded[key] = value
 
     def restored(self, now_ms: float) -> None:
-        """All stored records were applied: members carry on, their sessions begin anew. Raises `CorruptLog`."""
+        """All stored records were applied: restart the sessions of the members. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}
         for key, value in loaded.items():
             if key.kind == SHARE_GROUP_EPOCH:
@@ -404,11 +406,11 @@ class ShareGroup:
                 current := loaded.get(GroupRecordKey(SHARE_CURRENT, self.group_id, member.member_id))
             ) is not None:
                 member.current = decode_share_current(current)
-            self._heard_of(member, now_ms)
+            self._extend_session(member, now_ms)
 
 
 def _hash(subscriptions: dict[str, frozenset[bytes]], topics: Topics) -> int:
-    """64 bits that change when a topic the group reads comes, goes, is made anew, or grows; 0 for no topics."""
+    """64 bits that change when a subscribed topic is created, deleted, recreated, or grows; 0 for no topics."""
     wanted = {topic for each in subscriptions.values() for topic in each}
     if not wanted:
         return 0

@@ -1,17 +1,16 @@
-"""The records of `__share_group_state`, in Kafka's own formats: bytes <-> values.
+"""Records of `__share_group_state` in Kafka's formats: codec.
 
-Owns two kinds of records for each share partition: a snapshot (kind 0), which is its whole state, and an update (kind
-1), which changes it. A key begins with its kind, 16 bits, and is not flexible; a value begins with its version, always
-0, and is. A snapshot without a value deletes the state. What Kafka has no field for (who holds a range, when it is due,
-its dead-letter ticket, the lease horizon) goes in tagged fields, which Kafka's readers skip.
+Two kinds of records per share partition: a snapshot (kind 0) is its whole state, an update (kind 1) changes it. A key
+starts with its kind, 16 bits, and is not flexible; a value starts with its version, always 0, and is. A snapshot
+without value deletes the state. Data for which Kafka has no field (holder, end of a delay, dead-letter
+reservation, lease bound) is in tagged fields, which Kafka's readers skip.
 
-An update counts only after the snapshot whose epoch it names. A snapshot of more than `CHANGES_PER_RECORD` ranges is a
-snapshot of the first ones and updates with the others, all in one batch of the log, so that it is there as a whole or
-not at all.
+An update is effective only after the snapshot with the same epoch. A snapshot of more than `CHANGES_PER_RECORD`
+ranges is a snapshot record of the first ones and updates with the others, all in one batch of the log, so that it
+is atomic.
 
-Always true: what `encode_*` writes, `decode_*` reads back equal; tagged fields that are not known here are skipped;
-malformed bytes raise `CorruptLog` and nothing else. Brokers send each other ranges and tagged fields in these very
-bytes.
+Invariants: `decode_*` returns what `encode_*` encoded; unknown tagged fields are skipped; malformed bytes raise
+`CorruptLog` and nothing else. Brokers send each other ranges and tagged fields in the same encoding.
 
 Source: ShareSnapshotKey/Value.json and ShareUpdateKey/Value.json of Apache Kafka 4.3 (KIP-932, KIP-1226).
 """
@@ -48,7 +47,7 @@ UPDATE: Final = 1
 CHANGES_PER_RECORD: Final = 2000
 
 UNCHANGED: Final = -1
-"""A start, a horizon or a count of an update that leaves it as it was."""
+"""Value of a start, lease bound or count that an update leaves unchanged."""
 
 _VERSION: Final = b"\x00\x00"
 _DONE_TAG: Final = 0
@@ -85,16 +84,15 @@ _KEYS_KNOWN: Final = 4096
 
 
 class RecordKey(NamedTuple):
-    """Whose record it is, and of which kind."""
+    """Share partition and kind of a record."""
 
     kind: int
     key: ShareKey
 
 
 class StateRecord(NamedTuple):
-    """A value. `update` is what it says; its `token` and `durable` are not stored, and what is `UNCHANGED` (-1) of its
-    numbers is left as it was. `state_epoch` and the times (wall clock, ms) are those of a snapshot, -1 in an update.
-    `chunk`: which one of how many records of one snapshot this is."""
+    """Value of a record. `token` and `durable` of its `update` are not stored. `state_epoch` and the times (wall clock,
+    ms) are set in a snapshot, -1 in an update. `chunk`: index of the record, and number of records, of one snapshot."""
 
     snapshot_epoch: int
     leader_epoch: int
@@ -122,7 +120,7 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
 
 @lru_cache(_KEYS_KNOWN)
 def decode_key(raw: bytes) -> RecordKey | None:
-    """The key of a record; None for a kind that is not known here."""
+    """The key of a record; None for an unknown kind."""
     reader = Reader(raw, TOPIC)
     kind = reader.integer(2)
     if kind not in (SNAPSHOT, UPDATE):
@@ -139,7 +137,7 @@ def decode_key(raw: bytes) -> RecordKey | None:
 def encode_update(
     snapshot_epoch: int, leader_epoch: int, update: Update, chunk: tuple[int, int] = (0, 1)
 ) -> bytes:
-    """The value of kind 1; `update.snapshot` is of no account."""
+    """Value of kind 1; `update.snapshot` is ignored."""
     return b"".join(
         (
             _VERSION,
@@ -151,7 +149,7 @@ def encode_update(
 
 
 def _is_plain(update: Update) -> bool:
-    """Nearly all are: nothing but the two numbers goes in tagged fields."""
+    """Whether only the two numbers are in tagged fields, the common case."""
     return (
         update.producer is None
         and update.redrives is None
@@ -163,7 +161,7 @@ def _is_plain(update: Update) -> bool:
 
 
 def _numbers(update: Update) -> bytes:
-    """`_tail` of a plain one."""
+    """`_tail` of a plain update."""
     return _NUMBERS.pack(_NUMBERS_START, update.done_count, _HORIZON_START, update.lease_bound)
 
 
@@ -175,7 +173,7 @@ def _tail(update: Update, chunk: tuple[int, int]) -> bytes:
 
 
 def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
-    """A whole state, as the records of one batch: kind and value of each. `stored.chunk` is of no account."""
+    """A whole state as kind and value of each record of one batch; `stored.chunk` is ignored."""
     changes, update = stored.update.changes, stored.update
     count = max(-(-len(changes) // CHANGES_PER_RECORD), 1)
     fields = update_tags(update)
@@ -242,7 +240,7 @@ def read_changes(reader: Reader) -> tuple[StateBatch, ...]:
 
 
 def update_tags(update: Update) -> dict[int, bytes]:
-    """What of an update goes in tagged fields of its value."""
+    """Tagged fields of the value of an update."""
     fields: dict[int, bytes] = {}
     if update.done_count != UNCHANGED:
         fields[_DONE_TAG] = _INT.pack(update.done_count)
@@ -269,7 +267,7 @@ def update_of(
     token: int = 0,
     durable: bool = False,
 ) -> Update:
-    """The other way round; `reader` says whose bytes are bad."""
+    """The update of tagged fields; `reader` names the record in errors."""
     done, lease_bound = fields.get(_DONE_TAG), fields.get(LEASE_BOUND_TAG)
     producer, redrives, dead = fields.get(PRODUCER_TAG), fields.get(REDRIVES_TAG), fields.get(DEAD_TAG)
     dead_added = fields.get(DEAD_ADDED_TAG)
@@ -307,7 +305,7 @@ def _batch(change: StateBatch) -> bytes:
 
 @lru_cache(_HOLDERS_KNOWN)
 def _holder_tags(holder: str) -> bytes:
-    """The tagged fields of a range of which there is nothing else to say."""
+    """Tagged fields of a range with a holder only."""
     return tags({_HOLDER_TAG: text(holder)}) if holder else NO_TAGS
 
 
@@ -391,7 +389,7 @@ def _read_text(reader: Reader) -> str:
 
 
 def _read_all(reader: Reader, raw: bytes, item: Callable[[Reader], T]) -> tuple[T, ...]:
-    """An array that is all of a field."""
+    """An array that fills a field."""
     inside = reader.inside(raw)
     items = inside.array(lambda: item(inside))
     inside.end()

@@ -1,12 +1,12 @@
-"""AcknowledgeRecords, by hand: what members of share groups say all day, one record at a time at worst.
+"""AcknowledgeRecords (API 20100): hand-written codec, because consumers may send one request per record.
 
-The schema is `native.AcknowledgeRecordsRequest`. Where one range of one partition is settled, and the answer is
-yes, a client writes and reads each as one pattern of a fixed size.
+The schema is `mansio_apis.AcknowledgeRecordsRequest`. A request with one range of one partition, and its successful
+response, are encoded and decoded by the client as one struct of fixed size.
 
-Always true: what is written is what the schema's writer would write; what is read of a request, and what of it is
-refused, is what the schema's reader would read and refuse. Bytes that are not the message raise `WireError` and nothing
-else; a message names at most `MAX_ENTRIES` topics, partitions and batches. Tagged fields are left out and skipped; what
-follows a request in its frame is let pass, as in `messages`.
+Invariants: the bytes written equal those of the schema's writer; the requests accepted and refused equal those of the
+schema's reader. Malformed bytes raise `WireError` and nothing else. A message has at most `MAX_ENTRIES` topics,
+partitions and batches. Tagged fields are omitted and skipped; bytes after a request in its frame are ignored, as in
+`messages`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Topic = tuple[bytes, Sequence[tuple[int, Sequence["AcknowledgeBatch"]]]]
 
     Batch = tuple[int, int, bytes, int, str, int]
-    """First and last offset, types, delay, reason, delivery count: see `native.AcknowledgeBatch`."""
+    """First and last offset, types, delay, reason, delivery count: see `mansio_apis.AcknowledgeBatch`."""
 
 VERSION: Final = 0
 
@@ -63,7 +63,7 @@ fields."""
 
 class AcknowledgeBatch(NamedTuple):
     """Offsets `first` to `last`, both included, with one type of acknowledgement for all; see
-    `native.AcknowledgeBatch`."""
+    `mansio_apis.AcknowledgeBatch`."""
 
     first: int
     last: int
@@ -74,7 +74,7 @@ class AcknowledgeBatch(NamedTuple):
 
 
 class AcknowledgePartition(NamedTuple):
-    """What a request says of one partition, as a broker reads it."""
+    """Acknowledgements of one partition, as decoded by a broker."""
 
     topic_id: bytes
     partition: int
@@ -82,7 +82,7 @@ class AcknowledgePartition(NamedTuple):
 
 
 class AcknowledgeRecordsRequest(NamedTuple):
-    """Partitions in the order in which they are named."""
+    """Request with partitions in its order."""
 
     group_id: str
     member_id: str
@@ -90,7 +90,7 @@ class AcknowledgeRecordsRequest(NamedTuple):
 
 
 class AcknowledgedPartition(NamedTuple):
-    """How it ended, as a broker tells it: code 0, or why nothing of it holds."""
+    """Result of one partition, as encoded by a broker: code 0, or why nothing was applied."""
 
     partition: int
     error_code: int = 0
@@ -98,7 +98,7 @@ class AcknowledgedPartition(NamedTuple):
 
 
 class AcknowledgeResult(NamedTuple):
-    """How one partition's part ended: all of its batches hold, or none of them."""
+    """Result of one partition: all of its batches are applied, or none."""
 
     topic_id: bytes
     partition: int
@@ -107,7 +107,7 @@ class AcknowledgeResult(NamedTuple):
 
 
 class AcknowledgeRecordsResponse(NamedTuple):
-    """The answer. `lock_ms`: how long renewed leases last, 0 where that is not known."""
+    """The response. `lock_ms`: duration of renewed leases, 0 if unknown."""
 
     throttle_ms: int
     error_code: int
@@ -120,29 +120,29 @@ def encode_request(
     correlation_id: int, client_id: str | None, group_id: str, member_id: str, topics: Sequence[Topic]
 ) -> bytes:
     """The whole request: frame length, header, body. `topics`: (id, [(partition, [AcknowledgeBatch])])."""
-    who = _who(client_id, group_id, member_id)
+    who = _common(client_id, group_id, member_id)
     body = _single(topics) or _body(topics)
     length = _START_BYTES + len(who) + len(body)
     return _START.pack(length, ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id) + who + body
 
 
 @lru_cache(maxsize=64)
-def _who(client_id: str | None, group_id: str, member_id: str) -> bytes:
-    """What all requests of one member have in common, behind the correlation id."""
+def _common(client_id: str | None, group_id: str, member_id: str) -> bytes:
+    """The bytes common to all requests of one member, after the correlation id."""
     header = request_header(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, 0, client_id)
     return header[_START_BYTES:] + pack_compact_string(group_id) + pack_compact_string(member_id)
 
 
 def _single(topics: Sequence[Topic]) -> bytes | None:
-    """The body behind the names, if it says one thing of one partition, without a reason."""
+    """The body after the names, if it has one batch of one partition without a reason."""
     if len(topics) != 1 or len(topics[0][1]) != 1:
         return None
     topic_id, ((index, batches),) = topics[0]
     if len(batches) != 1 or batches[0].reason:
         return None
     first, last, kind, delay_ms, _, count = batches[0]
-    said = (first, last, _ONE, kind, delay_ms, 1, count)
-    return _SINGLE.pack(_ONE, topic_id, _ONE, index, _ONE, *said, *_NO_TAGS)
+    values = (first, last, _ONE, kind, delay_ms, 1, count)
+    return _SINGLE.pack(_ONE, topic_id, _ONE, index, _ONE, *values, *_NO_TAGS)
 
 
 def _body(topics: Sequence[Topic]) -> bytes:
@@ -191,7 +191,7 @@ def _decode_request(frame: memoryview, position: int) -> AcknowledgeRecordsReque
 
 
 def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Batch], int, int]:
-    """(batches of a partition, position after it, entries there may still be)."""
+    """(batches of a partition, position after it, entries still allowed)."""
     count, position = read_compact_count(frame, position, room)
     batches: list[Batch] = []
     for _ in range(count):
@@ -210,14 +210,14 @@ def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Bat
 def _read_text(frame: memoryview, position: int) -> tuple[str, int]:
     text, position = read_compact_string(frame, position)
     if text is None:
-        raise WireError("a text is missing")
+        raise WireError("a string is null")
     return text, position
 
 
 def encode_response(
     correlation_id: int, topics: Mapping[bytes, Sequence[AcknowledgedPartition]], *, lock_ms: int
 ) -> bytes:
-    """The whole answer: frame length, header, body."""
+    """The whole response: frame length, header, body."""
     parts = [_ANSWER.pack(0, 0, 0, lock_ms), pack_compact_count(len(topics))]
     for topic_id, partitions in topics.items():
         parts += (topic_id, pack_compact_count(len(partitions)))

@@ -1,13 +1,12 @@
-"""Mansio's own APIs in Kafka's framing: what can be done with leases and Kafka's protocol has no words for.
+"""Schemas of Mansio's own APIs in Kafka's framing, for operations on leases that Kafka's protocol lacks.
 
-`AcknowledgeRecords` says of leased records what ShareAcknowledge says, and by when to try again, why they are
-rejected, and which delivery is meant; it needs no session. `DescribeLeases` shows who has what of the share
-partitions that a broker leads. `RedriveRecords` offers dead records to their group again. All three go to the
-leader of the partition, and are announced like every other API: clients skip keys they do not know (KIP-35).
+`AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
+reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
+partitions that a broker leads. `RedriveRecords` offers dead records to their group again. All three go to the leader of
+the partition and are announced in ApiVersions: clients skip unknown keys (KIP-35).
 
-The schemas are written down as kio writes Kafka's, so that `messages` makes readers and writers of both.
-
-Always true: constant; every message is flexible (KIP-482), so fields can be added as tagged ones.
+The schemas have the form of kio's, so that `messages` compiles codecs for both. Every message is flexible (KIP-482), so
+that fields can be added as tagged ones.
 """
 
 # No postponed annotations: `schemas.fields_of` needs the types themselves.
@@ -37,8 +36,8 @@ class _Flexible:
 class AcknowledgeBatch(_Flexible):
     """Offsets `first_offset` to `last_offset`: `types` has one type of acknowledgement for all, or one for each.
 
-    `delay_ms`: of a release, -1 for the group's backoff; `reason`: of a rejection; `delivery_count`: only this
-    delivery, -1 for whichever."""
+    `delay_ms`: of a release, -1 for the group's backoff; `reason`: of a rejection; `delivery_count`: of the
+    delivery that is meant, -1 for any."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
@@ -69,7 +68,7 @@ class AcknowledgeRecordsRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgedPartition(_Flexible):
-    """All of its batches hold, or none of them."""
+    """Result of one partition: all of its batches are applied, or none."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -84,7 +83,7 @@ class AcknowledgedTopic(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeRecordsResponse(_Flexible):
-    """`acquisition_lock_timeout_ms`: how long a lease that was renewed lasts; 0 where that is not known."""
+    """`acquisition_lock_timeout_ms`: duration of a renewed lease; 0 if unknown."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -111,7 +110,7 @@ class DescribeLeasesRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder(_Flexible):
-    """What a member has; `oldest_ms`: since its longest lease was given or renewed."""
+    """Leases of one member; `oldest_ms`: time since its oldest lease was granted or renewed."""
 
     member_id: str = field(metadata=_TEXT)
     leased: int = field(metadata=_INT64)
@@ -120,7 +119,7 @@ class Holder(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedRange(_Flexible):
-    """Offsets one member has, in one delivery of theirs."""
+    """Offsets leased to one member, with one delivery count."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
@@ -131,8 +130,8 @@ class LeasedRange(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedPartition(_Flexible):
-    """In records but for `start_offset` and `end_offset`, between which is what the group is at. `lag`: not settled
-    yet; `trouble`: why dead letters wait, "" where nothing failed."""
+    """Numbers of records, apart from `start_offset` and `end_offset`, which bound the records in flight. `lag`: not
+    done yet; `trouble`: the last error of dead letters, "" for none."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -172,8 +171,8 @@ class OffsetRange(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveRecordsRequest(_Flexible):
-    """`offsets` null: all that are dead; `most`: no more than so many of them. Under one id an offset is offered once,
-    also when it died again since."""
+    """`offsets` null: all dead ones; `most`: maximum number of records. Under one id an offset is offered once, even
+    if it died again since."""
 
     redrive_id: str = field(metadata=_TEXT)
     group_id: str = field(metadata=_TEXT)
@@ -185,7 +184,7 @@ class RedriveRecordsRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveRecordsResponse(_Flexible):
-    """`offered` now, `done_before` under this id, `gone` from the log; `dead`: that could be offered after this."""
+    """`offered` now, `done_before` under this id, `gone`: deleted from the log; `dead`: records that remain dead."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -204,12 +203,12 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
 
 
 def is_mansio_api(api_key: int) -> bool:
-    """Is this one of ours, which kio does not know?"""
+    """Whether this is an API of Mansio, which kio does not have."""
     return api_key in _MESSAGES
 
 
 def schema(api_key: int, version: int, direction: str) -> Any:
-    """The schema of a message. Raises `ValueError` for a version that there is not."""
+    """The schema of a message. Raises `ValueError` for an unknown version."""
     if version != 0:
         raise ValueError(f"there is no {direction} {api_key} in version {version}")
     request, response = _MESSAGES[api_key]

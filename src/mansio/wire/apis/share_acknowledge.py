@@ -1,10 +1,10 @@
-"""ShareAcknowledge, by hand: what a member of a share group says of the records it has leased (KIP-932).
+"""ShareAcknowledge (API 79): hand-written codec, versions 1 and 2 (KIP-932).
 
-Versions 1 and 2, both flexible (KIP-482); 2 brings renewals (KIP-1222). ShareFetch carries acknowledgements in the same
-layout, so what reads and writes them is here, and the errors, leaders and endpoints that both answers name.
+Both versions are flexible (KIP-482); 2 adds renewals (KIP-1222). ShareFetch has acknowledgements in the same layout and
+shares their codec, as well as that of errors, leaders and endpoints of both responses.
 
-Always true: bytes that are not the message raise `WireError` and nothing else; a message names at most `MAX_ENTRIES`
-topics, partitions and batches. Tagged fields are left out and skipped.
+Invariants: malformed bytes raise `WireError` and nothing else. A message has at most `MAX_ENTRIES` topics,
+partitions and batches. Tagged fields are omitted and skipped.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class AckBatch(NamedTuple):
 
 
 class AckPartition(NamedTuple):
-    """What is said of one partition, by its index."""
+    """Acknowledgements of one partition."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     batches: list[AckBatch]
 
 
 class ShareAcknowledgeRequest(NamedTuple):
-    """`topics` are (id, [AckPartition]); `is_renew_ack`: there are renewals among them."""
+    """`topics` are (id, [AckPartition]); `is_renew_ack`: the request may contain renewals."""
 
     group_id: str | None
     member_id: str | None
@@ -68,7 +68,7 @@ class ShareAcknowledgeRequest(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where clients reach a broker that leads what this one does not."""
+    """Endpoint of the current leader of a partition."""
 
     node_id: int
     host: str
@@ -77,7 +77,7 @@ class Endpoint(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """How one partition's acknowledgements ended. Leader and epoch are -1 where they are of no interest."""
+    """Result of one partition. Leader and epoch are -1 if they do not matter."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     error_code: int = 0
@@ -87,7 +87,7 @@ class AckResult(NamedTuple):
 
 
 class ShareAcknowledgeResponse(NamedTuple):
-    """The answer: [(topic id, [AckResult])]. `lock_ms`: how long renewed leases last, 0 in version 1."""
+    """The response: [(topic id, [AckResult])]. `lock_ms`: duration of renewed leases, 0 in version 1."""
 
     throttle_ms: int
     error_code: int
@@ -211,7 +211,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
-    """Position after tagged fields, of which there are none nearly always."""
+    """Position after tagged fields; usually there are none."""
     return position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
 
 
@@ -224,7 +224,7 @@ def read_topic_id(frame: memoryview, position: int) -> tuple[bytes, int]:
 
 
 def read_topics(frame: memoryview, position: int) -> tuple[list[Topic], int, int]:
-    """(topics with partitions and what is acknowledged of each, position after them, entries there may still be)."""
+    """(topics with partitions and what is acknowledged of each, position after them, entries still allowed)."""
     topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
     room = MAX_ENTRIES - topic_count
     topics: list[Topic] = []

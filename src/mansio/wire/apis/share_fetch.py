@@ -1,13 +1,11 @@
-"""ShareFetch: the request that leases records to members of share groups. Written by hand, because all of them pass
-here.
+"""ShareFetch (API 78): hand-written codec, versions 1 and 2, because all records of share groups pass through it.
 
-Versions 1 and 2, both flexible (KIP-482), topics by id (KIP-932). 2 brings the acquire mode (KIP-1206) and renewals
-(KIP-1222). The response is laid out rather than built, as that of Fetch is: the pieces of bytes between the caller's
-slices of the log, which may be several for one partition.
+Both versions are flexible (KIP-482), with topics by id (KIP-932); 2 adds the acquire mode (KIP-1206) and renewals
+(KIP-1222). Like that of Fetch, the response is a list of byte pieces around the caller's slices of the log, of
+which one partition may have several.
 
-Always true: records are never touched, only their length matters; bytes that are not a ShareFetch response raise
-`WireError` and nothing else; a response names at most `MAX_ENTRIES` topics, partitions, ranges and endpoints. Tagged
-fields are left out and skipped.
+Invariants: records are never read, only their length matters. Malformed bytes raise `WireError` and nothing else. A
+message has at most `MAX_ENTRIES` topics, partitions, ranges and endpoints. Tagged fields are omitted and skipped.
 """
 
 from __future__ import annotations
@@ -80,10 +78,10 @@ _RANGE_READ: Final = Struct(">qqh")
 
 
 class SharePartitionData(NamedTuple):
-    """One partition's part of the answer. `acquired` are (first, last, delivery count), both offsets included.
+    """Response data of one partition. `acquired` are (first, last, delivery count), both offsets included.
 
-    `records`: when encoding, anything the caller can send, `records_bytes` long in all; when decoded, one view of the
-    response, or none. Leader and epoch are -1 where they are of no interest.
+    `records`: when encoding, anything the caller can send, `records_bytes` long in total; when decoded, one view of the
+    response, or none. Leader and epoch are -1 if they do not matter.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -99,7 +97,7 @@ class SharePartitionData(NamedTuple):
 
 
 class ShareFetchResponse(NamedTuple):
-    """The answer: [(topic id, [SharePartitionData])]. `lock_ms`: how long what was acquired is locked."""
+    """The response: [(topic id, [SharePartitionData])]. `lock_ms`: duration of the leases."""
 
     throttle_ms: int
     error_code: int
@@ -255,8 +253,8 @@ _WANTS_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
 
 
 class ShareFetchRequest(NamedTuple):
-    """`topics` are (id, [AckPartition]): partitions for the session, and what is acknowledged of each; `forgotten` are
-    (id, [partition]) that leave the session. Times in ms. `batch_size`: how many records a batch had best have."""
+    """`topics` are (id, [AckPartition]): partitions for the session with their acknowledgements; `forgotten` are
+    (id, [partition]) that leave the session. Times in ms. `batch_size`: preferred number of records per batch."""
 
     group_id: str | None
     member_id: str | None

@@ -1,6 +1,6 @@
-"""Membership of share groups (KIP-932) over the Kafka protocol: ShareGroupHeartbeat and ShareGroupDescribe.
+"""ShareGroupHeartbeat and ShareGroupDescribe (KIP-932).
 
-Translates only: requests into calls on `service.groups`, its answers and errors into response fields.
+Translates requests into calls of the group services, and results and errors into response fields.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASSIGNOR: Final = "simple"
 
 
 async def share_group_heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """A member joins, is alive, or leaves; it is told its epoch, and its partitions when they are others."""
+    """A member joins, stays, or leaves; returns its epoch, and its partitions if they changed."""
     try:
         answer = await service.groups.share_heartbeat(request.group_id, _asked(request, context))
     except MansioError as error:
@@ -35,7 +35,7 @@ async def share_group_heartbeat(service: BrokerServices, request: Struct, contex
 
 
 def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
-    """The request, checked as far as that needs no group."""
+    """The request, after checks that need no group."""
     if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
         raise InvalidRequest(f"a member's id has at most {MEMBER_BYTES_MAX} bytes")
     if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
@@ -54,7 +54,7 @@ def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
 
 
 async def share_group_describe(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """Each group with its members and what they fetch; once, however often it is named."""
+    """Groups with members and assignments; duplicates in the request are answered once."""
     return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 

@@ -1,11 +1,11 @@
-"""Where share groups are in their topics: DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets.
+"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets.
 
-Asked of the group's coordinator, which asks whoever keeps the state. Altering begins a share partition's state anew, in
-a higher state epoch, so that its leader finds itself fenced with the next thing it writes; the one on this broker is
-told at once.
+Handled by the group coordinator, which calls the broker that keeps the state. Altering replaces the state of a share
+partition in a higher state epoch, so that its leader is fenced with its next write; a leader on this broker ends
+at once.
 
-Always true: a group with members is not altered; a group's topics are altered or deleted one at a time, and what could
-not be is said of each.
+Invariants: a group with members is not altered. Topics of a group are altered or deleted one at a time; errors are
+reported per partition or topic.
 
 Source: KIP-932, KIP-1226 (lag).
 """
@@ -44,7 +44,7 @@ NO_ERROR: Final[tuple[int, str | None]] = (0, None)
 async def describe_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """For each group the start of what is open in each partition, and how much is."""
+    """Start offset and lag of each partition of the groups."""
     named = Counter(each.group_id for each in request.groups)
     return {
         "groups": [await _described(service, each, once=named[each.group_id] == 1) for each in request.groups]
@@ -54,12 +54,12 @@ async def describe_share_group_offsets(
 async def _described(service: BrokerServices, asked: Struct, *, once: bool) -> Fields:
     try:
         check_group_id(asked.group_id)
-        if not once:  # a few bytes ask for all that a group reads
+        if not once:  # a short request would cause a large response
             raise InvalidRequest(f"group {asked.group_id!r} is in the request more than once")
         _, group = service.groups.share_groups.find(asked.group_id)
         topics = [await _described_topic(service, group, *each) for each in _wanted(service, group, asked)]
     except MansioError as error:
-        code, message = _told(error)
+        code, message = _error_for_client(error)
         failed = {"error_code": code, "error_message": message}
         return {"group_id": asked.group_id, "topics": [], **failed}
     return {"group_id": asked.group_id, "topics": topics, "error_code": 0, "error_message": None}
@@ -117,7 +117,7 @@ async def _described_partition(service: BrokerServices, name: str, key: ShareKey
 
 
 def _lag(service: BrokerServices, name: str, key: ShareKey, summary: ShareSummary) -> int:
-    """Unknown (-1) where this broker has no copy of the partition. A copy's end may be a little behind its leader's."""
+    """Lag of a share partition; -1 without a local replica. The end of a replica may lag behind its leader."""
     partition = service.partitions.get(name, key.partition)
     if partition is None:
         return UNKNOWN
@@ -125,8 +125,8 @@ def _lag(service: BrokerServices, name: str, key: ShareKey, summary: ShareSummar
     return max(partition.high_watermark - start - summary.done_count, 0)
 
 
-def _told(error: MansioError) -> tuple[int, str]:
-    """Code and message; of the log behind a group's records what members are told, too."""
+def _error_for_client(error: MansioError) -> tuple[int, str]:
+    """Code and message; errors of the group's log are mapped to those of a coordinator."""
     if not isinstance(error, UnknownTopicOrPartition):
         error = as_coordinator_error(error)
     return error.kafka_code, error.message
@@ -146,7 +146,7 @@ def _empty(service: BrokerServices, group_id: str) -> tuple[GroupEntry, ShareGro
 async def alter_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Begin elsewhere: all that is leased, parked or done in these partitions is forgotten."""
+    """Set new start offsets; leases and delivery state of these partitions are dropped."""
     try:
         entry, group = _empty(service, request.group_id)
     except MansioError as error:
@@ -168,7 +168,7 @@ async def alter_share_group_offsets(
                 )
                 altered.append(each.partition_index)
             except MansioError as error:
-                error_code, message = _told(error)
+                error_code, message = _error_for_client(error)
             results.append(
                 {
                     "partition_index": each.partition_index,
@@ -176,9 +176,9 @@ async def alter_share_group_offsets(
                     "error_message": message,
                 }
             )
-        if altered and topic is not None:  # the others are no new ones from then on
+        if altered and topic is not None:  # from then on the other partitions do not count as added
             every = range(len(topic.partitions))
-            await _noted(service, entry, group, topic_id, asked.topic_name, every)
+            await _record_state(service, entry, group, topic_id, asked.topic_name, every)
         responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results})
     return {"error_code": 0, "error_message": None, "responses": responses}
 
@@ -193,7 +193,7 @@ async def _altered(service: BrokerServices, key: ShareKey, start_offset: int) ->
     shares.forget(key)
 
 
-async def _noted(
+async def _record_state(
     service: BrokerServices,
     entry: GroupEntry,
     group: ShareGroup,
@@ -201,7 +201,7 @@ async def _noted(
     name: str,
     indexes: Sequence[int],
 ) -> None:
-    """The group's records are to name what has state, so that it is deleted with the group."""
+    """Record partitions with state in the group, so that the state is deleted with the group."""
     if not entry.is_unloaded and entry.group is group:
         await service.groups.share_groups.initialized(entry, group, topic_id, name, indexes)
 
@@ -209,7 +209,7 @@ async def _noted(
 async def delete_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Forget topics: a group that reads one of them again begins where a new one would."""
+    """Delete the state of topics; the group starts in them like a new one."""
     try:
         entry, group = _empty(service, request.group_id)
     except MansioError as error:
@@ -224,7 +224,7 @@ async def delete_share_group_offsets(
                 raise UnknownTopicOrPartition(f"there is no topic {asked.topic_name!r}")
             await service.groups.share_groups.delete_topics(entry, group, [topic_id])
         except MansioError as error:
-            error_code, message = _told(error)
+            error_code, message = _error_for_client(error)
         responses.append(
             {
                 "topic_name": asked.topic_name,

@@ -1,7 +1,7 @@
-"""The state of share partitions, asked for and written by the brokers that lead them (APIs 83 to 87, KIP-932).
+"""APIs 83 to 87 (KIP-932): state of share partitions, read and written by the brokers that lead them.
 
-Behaviour: brokers of the same cluster only, in the session they have now; on a single node nobody. A request is
-answered when all of it is: what is to be committed is appended first, so that it shares one sync.
+Behavior: only brokers of the same cluster in their current epoch may send these requests; a single node accepts none. A
+request is answered when all entries are done. Entries to be committed are appended first, so that they share one flush.
 """
 
 from __future__ import annotations
@@ -89,16 +89,17 @@ async def _answer(
 
 
 def _refusal(service: BrokerServices, sender: RequestSender | None) -> StateResult | None:
-    """What is told to whoever is no broker of the cluster, in its session of now."""
+    """The error for a sender that is not a broker of the cluster in its current epoch; None if it is."""
     if service.cluster is None or sender is None:
         return StateResult(
-            CLUSTER_AUTHORIZATION_FAILED, "only brokers of the same cluster ask for the state of share groups"
+            CLUSTER_AUTHORIZATION_FAILED,
+            "only brokers of the same cluster may access the state of share groups",
         )
     known_epoch = service.cluster.broker_epoch_of(sender.node_id)
     if not known_epoch or sender.broker_epoch < known_epoch:
         return StateResult(
             StaleBrokerEpoch.kafka_code,
-            f"broker {sender.node_id} has another session, or none that is known here",
+            f"broker {sender.node_id} has another epoch, or none known here",
         )
     return None
 
@@ -109,7 +110,7 @@ async def _each(
     state_requests: list[StateRequest],
     one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
 ) -> list[StateResult]:
-    """All at once: each begins before any waits."""
+    """Process all entries concurrently; each starts before any waits."""
     answers = [StateResult()] * len(state_requests)
 
     async def work(number: int, state_request: StateRequest) -> None:
