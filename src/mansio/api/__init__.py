@@ -1,1 +1,1 @@
-"""The other doors: everything that is not the Kafka protocol. The broker's service does the work."""
+"""Protocols that a broker serves: decode a request, call a service, encode the result."""

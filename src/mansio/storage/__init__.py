@@ -1,1 +1,1 @@
-"""One log on disk, through `mansio.ports`: segments, indexes, epochs, recovery, and who is durable up to where."""
+"""One log on disk: segments, indexes, leader epochs, flush, recovery."""

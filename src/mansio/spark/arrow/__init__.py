@@ -1,1 +1,1 @@
-"""Record batches and Arrow columns: the one to the other, no object per record. Pure: bytes in, bytes out; no Spark."""
+"""Conversion between record batches and Arrow columns, without I/O and without an object per record."""

@@ -1,4 +1,4 @@
-"""The archive's table: Iceberg through pyiceberg, Parquet through pyarrow. Nothing here knows Spark or a broker.
+"""The archive: an Iceberg table through pyiceberg, Parquet files through pyarrow; independent of Spark.
 
 >>> from mansio.spark.iceberg.catalog import open_table
 >>> table = open_table(None, "/data/warehouse", "flights")

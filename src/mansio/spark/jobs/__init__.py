@@ -1,1 +1,1 @@
-"""The jobs of `mansio pipeline`, one file each, each also a function."""
+"""Jobs of `mansio pipeline`, one module and one function each."""

@@ -1,4 +1,4 @@
-"""A Spark session that is ready for Mansio: one call, on a laptop or on a cluster.
+"""Spark session configured for Mansio, local or on a cluster.
 
 Owns the choice of settings. Some are what the source, the sink and the jobs rely on, wherever Spark runs (UTC, the
 size of Arrow batches, state in RocksDB). The others make Spark modest and quiet on the user's own machine; they are
