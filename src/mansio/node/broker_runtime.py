@@ -26,7 +26,6 @@ from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterRes
 from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
 from mansio.broker.coordinator.share.share_partition_manager import share_partitions
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
-from mansio.broker.coordinator.share.state_lookup import ClusterStateLookup
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.maintenance.log_cleaner import LogCleaner
 from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
@@ -237,7 +236,9 @@ class BrokerRuntime:
             create_topic=partial(self._made, SHARE_STATE_TOPIC, partitions),
             lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
             boot_id_file=boot_id_file,
-            lookup=None if cluster_member is None else ClusterStateLookup(self.state),
+            lookup=None
+            if cluster_member is None
+            else ClusterCoordinatorLookup(self.state, SHARE_STATE_TOPIC),
             remote=remote,
         )
 

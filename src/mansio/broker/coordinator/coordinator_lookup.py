@@ -1,4 +1,4 @@
-"""Lookup of group coordinators: the leader of the partition of `__consumer_offsets` that stores the group.
+"""Lookup of coordinators: the leader of the partition of an internal topic that stores a group or a share partition.
 
 Reads only the metadata image, so every broker answers for every group, whether or not it has a replica of the topic.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mansio.metadata.model import BrokerState
 
 
-class OffsetsTopicPartition(CoordinatorPartition, Protocol):
-    """A partition of the topic with its role; implemented by `mansio.broker.partition.partition.Partition`."""
+class RolePartition(CoordinatorPartition, Protocol):
+    """A partition of an internal topic with its role; implemented by `mansio.broker.partition.partition.Partition`."""
 
     @property
     def index(self) -> int: ...
@@ -35,7 +35,7 @@ class CoordinatorLookup(Protocol):
     """Metadata that a coordinator needs in a cluster."""
 
     def partition_count(self) -> int:
-        """Number of partitions of `__consumer_offsets`; 0 while it does not exist."""
+        """Number of partitions of the internal topic; 0 while it does not exist."""
 
     def leader(self, index: int) -> BrokerState | None:
         """The leader of one of its partitions, if it is online."""
@@ -52,17 +52,18 @@ class CoordinatorLookup(Protocol):
 
 
 class ClusterCoordinatorLookup:
-    """`CoordinatorLookup` by the metadata image."""
+    """`CoordinatorLookup` by the metadata image, for one internal topic."""
 
-    def __init__(self, state: MetadataImage) -> None:
+    def __init__(self, state: MetadataImage, topic: str = OFFSETS_TOPIC) -> None:
         self._state = state
+        self._topic = topic
 
     def partition_count(self) -> int:
-        topic = self._state.topics.get(OFFSETS_TOPIC)
+        topic = self._state.topics.get(self._topic)
         return 0 if topic is None else len(topic.partitions)
 
     def leader(self, index: int) -> BrokerState | None:
-        topic = self._state.topics.get(OFFSETS_TOPIC)
+        topic = self._state.topics.get(self._topic)
         if topic is None or index >= len(topic.partitions):
             return None
         partition = topic.partitions[index]
@@ -70,7 +71,7 @@ class ClusterCoordinatorLookup:
         return broker if broker is not None and partition.led_by(broker.node_id, broker.epoch) else None
 
     def leader_id(self, index: int) -> int:
-        topic = self._state.topics.get(OFFSETS_TOPIC)
+        topic = self._state.topics.get(self._topic)
         return -1 if topic is None or index >= len(topic.partitions) else topic.partitions[index].leader
 
     def has_topic(self, topic: str) -> bool:

@@ -171,7 +171,7 @@ class GroupActions:
         try:
             response, committed = handle(entry)
         finally:
-            self._store.drop_if_unused(entry)
+            self._store.remove_if_empty(entry)
         if committed is not None:
             await committed
         elif response.assignment is not None:
@@ -281,7 +281,7 @@ class GroupActions:
             self.perform(entry, entry.group.tick(now_ms))
         else:
             self._expire_members(entry)
-        self._store.drop_if_unused(entry)
+        self._store.remove_if_empty(entry)
 
 
 def _complete(promise: Any, value: Any) -> None:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, OffsetsTopicPartition
+    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, RolePartition
     from mansio.broker.coordinator.group.group_store import OffsetListener
     from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorView
     from mansio.ports import Clock, Random, Scheduler
@@ -181,7 +181,7 @@ class GroupCoordinator:
         self.share_groups.resume(list(self.store.entries.values()))
         self.offset_expiration.start()
 
-    def role_changed(self, partition: OffsetsTopicPartition) -> None:
+    def role_changed(self, partition: RolePartition) -> None:
         """In a cluster: load or unload a partition of `__consumer_offsets` according to its role. To be called after
         each change of its role, and before it is closed; idempotent."""
         index, leader_epoch = partition.index, partition.leader_epoch
@@ -267,7 +267,7 @@ class GroupCoordinator:
         try:
             effects = _classic(entry).join(request, promise, new_member_id, self.store.monotonic_ms())
         finally:
-            self.store.drop_if_unused(entry)
+            self.store.remove_if_empty(entry)
         response: JoinResponse = await self.actions.perform_and_wait(entry, effects, promise)
         return response
 

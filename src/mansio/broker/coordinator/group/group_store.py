@@ -183,7 +183,7 @@ class GroupStore:
             entry = self._create(group_id, self.index_of(group_id))
         return entry
 
-    def drop_if_unused(self, entry: GroupEntry) -> None:
+    def remove_if_empty(self, entry: GroupEntry) -> None:
         if entry.is_empty and self.entries.get(entry.group.group_id) is entry:
             self.remove(entry)
 
@@ -313,7 +313,7 @@ class GroupStore:
         for entry in self.of_partition(index):
             if entry.classic_record is not None or entry.group_records:
                 self.rebuild(entry)
-            self.drop_if_unused(entry)
+            self.remove_if_empty(entry)
         self._on_loaded(index)
 
     def unload(self, index: int) -> None:

@@ -117,7 +117,7 @@ class OffsetManager:
             ]
             durable = self._store.append(group_id, records) if records else None
         finally:
-            self._store.drop_if_unused(entry)
+            self._store.remove_if_empty(entry)
         if durable is not None:
             await durable
         return results
@@ -174,7 +174,7 @@ class OffsetManager:
                     deletions.append((topic, partition))
         if deletions:
             promise = self._store.append(group_id, tombstones(entry, only=deletions))
-            self._store.drop_if_unused(entry)
+            self._store.remove_if_empty(entry)
             await promise
         return results
 

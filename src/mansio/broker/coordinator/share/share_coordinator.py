@@ -9,13 +9,12 @@ truncated (`BootIdFile`). In a cluster this is never certain: the current leader
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.coordinator.share.state_client import LocalStateClient, RoutingPersister
 from mansio.broker.coordinator.share.state_lookup import index_of
 from mansio.broker.coordinator.share.state_store import ShareStateSettings, ShareStateStore
-from mansio.broker.coordinator.view import CoordinatorPartition
 from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
@@ -24,8 +23,10 @@ from mansio.state.share_partition.state_records import TOPIC
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from mansio.broker.coordinator.coordinator_lookup import RolePartition
     from mansio.broker.coordinator.share.state_client import StateClient
     from mansio.broker.coordinator.share.state_lookup import StateLookup
+    from mansio.broker.coordinator.view import CoordinatorPartition
     from mansio.errors import StorageError
     from mansio.metadata.model import BrokerState
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
@@ -36,22 +37,6 @@ logger = logging.getLogger(__name__)
 
 DEAD_LETTER_CHECK_MS: Final = 3_000
 """Interval of the check for waiting dead letters in a cluster."""
-
-
-class StatePartition(CoordinatorPartition, Protocol):
-    """A partition of the topic with its role, as `mansio.broker.partition.partition.Partition`."""
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def is_leader(self) -> bool: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def leader_epoch(self) -> int: ...
 
 
 class ShareCoordinator:
@@ -120,7 +105,7 @@ class ShareCoordinator:
             # Possibly leased records are withheld until then; after an earlier restart they have to be withheld again.
             self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._write_boot_id))
 
-    def role_changed(self, partition: StatePartition) -> None:
+    def role_changed(self, partition: RolePartition) -> None:
         """In a cluster: apply the role of a partition of the topic. Called after each change of its role, and
         before it is closed; idempotent."""
         index, leader_epoch = partition.index, partition.leader_epoch

@@ -10,10 +10,8 @@ from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mansio.broker.coordinator.group.group_store import java_string_hash
-from mansio.state.share_partition.state_records import TOPIC
 
 if TYPE_CHECKING:
-    from mansio.metadata.image import MetadataImage
     from mansio.metadata.model import BrokerState
     from mansio.state.share_partition.types import ShareKey
 
@@ -39,22 +37,3 @@ class StateLookup(Protocol):
 
     def leader(self, index: int) -> BrokerState | None:
         """The leader of a partition, if that broker is available."""
-
-
-class ClusterStateLookup:
-    """`StateLookup` of the metadata image."""
-
-    def __init__(self, state: MetadataImage) -> None:
-        self._state = state
-
-    def partition_count(self) -> int:
-        topic = self._state.topics.get(TOPIC)
-        return 0 if topic is None else len(topic.partitions)
-
-    def leader(self, index: int) -> BrokerState | None:
-        topic = self._state.topics.get(TOPIC)
-        if topic is None or index >= len(topic.partitions):
-            return None
-        partition = topic.partitions[index]
-        broker = self._state.brokers.get(partition.leader)
-        return broker if broker is not None and partition.led_by(broker.node_id, broker.epoch) else None
