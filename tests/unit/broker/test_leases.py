@@ -324,7 +324,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         await eventually(lambda: list(metrics_broker.dead_letter_warnings(broker)), DEADLINE_S)
         (warning,) = metrics_broker.dead_letter_warnings(broker)
         assert warning.reason == "dead_letters_pending"
-        assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not take" in warning.detail
+        assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not accept" in warning.detail
         error_for_client = {one.name: one.value for one in metrics_broker._shares(broker)}
         assert error_for_client["dead_letters_pending"] == 1
         assert error_for_client["dead_letters_written"] == 2

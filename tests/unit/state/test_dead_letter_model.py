@@ -56,7 +56,7 @@ class Target:
 
 
 def offsets_of(batch: Batch) -> list[int]:
-    return [o for each in batch.letters for o in range(each.first, each.last + 1)]
+    return [o for each in batch.ranges for o in range(each.first, each.last + 1)]
 
 
 class DeadLetterModel(RuleBasedStateMachine):

@@ -1,18 +1,18 @@
-"""Share sessions: what each member of a share group fetches from this broker, request by request.
+"""Share sessions (KIP-932): the partitions that each member of a share group fetches from this broker.
 
-A member has one session on each broker it fetches from. Its requests count: epoch 0 opens a session, each further one
-carries the epoch the broker expects, -1 ends it. So a request that comes twice, late, or from another life of the
-member is recognised.
+A member has one session on each broker it fetches from. Epoch 0 opens a session, each further request has the
+epoch that the broker expects, -1 ends it. Repeated and late requests, and requests of an earlier incarnation of
+the member, are detected by their epoch.
 
-    no session ──── 0 ───► open, next 1 ──── 1, 2, ... ───► open, next one more (after 2**31 - 1 comes 1)
+    no session ──── 0 ───► open, next 1 ──── 1, 2, ... ───► open, next one more (after 2**31 - 1 follows 1)
          ▲                      │  0: the old one is replaced
          └── -1, connection lost┘
 
-Always true: a group's member has at most one session; there are at most `sessions_max`, of `partitions_max` partitions
-each and `all_partitions_max` together; a request that is refused has changed nothing. Whoever ends a session releases
-what its member has leased.
+Invariants: a member of a group has at most one session. There are at most `sessions_max` sessions, with at most
+`partitions_max` partitions each and `all_partitions_max` in total. A refused request changes nothing. The caller
+that ends a session releases the leases of its member.
 
-Source: KIP-932, as Apache Kafka's SharePartitionManager has it.
+Source: KIP-932, as Apache Kafka's SharePartitionManager.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ OPEN_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 PARTITIONS_MAX: Final = 20_000
 ALL_PARTITIONS_MAX: Final = 1_000_000
-"""Of all sessions: nobody looks whether a partition exists before it is fetched."""
+"""Of all sessions: the existence of partitions is not checked before they are fetched."""
 
 _EPOCH_MAX: Final = 2**31 - 1
 
 
 class Session:
-    """One member's. `replaced`: opening it ended an older one, whose leases are to be released."""
+    """Session of one member. `replaced`: it replaced an older one, whose leases are to be released."""
 
     __slots__ = ("_partitions", "_turn", "connection", "epoch", "group", "member", "replaced")
 
@@ -50,7 +50,7 @@ class Session:
         self.member = member
         self.connection = connection
         self.epoch = 1
-        """What the next request has to carry."""
+        """Epoch expected in the next request."""
         self.replaced = replaced
         self._partitions: dict[TopicPartition, None] = {}
         self._turn = 0
@@ -59,7 +59,7 @@ class Session:
         return len(self._partitions)
 
     def partitions(self) -> list[TopicPartition]:
-        """All it fetches, each time from another one on, so that none is always the last to be looked at."""
+        """The partitions, rotated with each call, so that none is always served last."""
         found = list(self._partitions)
         if not found:
             return found
@@ -73,7 +73,7 @@ class Session:
 
 
 class Sessions:
-    """Those of one broker. A `connection` is any object that is the same for the requests that come over it."""
+    """Sessions of one broker (Kafka's ShareSessionCache). A `connection` is any object that identifies it."""
 
     __slots__ = ("_partitions", "_sessions", "all_partitions_max", "partitions_max", "sessions_max")
 
@@ -104,7 +104,7 @@ class Sessions:
         has_acks: bool,
         connection: Any,
     ) -> Session:
-        """A ShareFetch in this epoch; an epoch of -1 ends the session, and its partitions are of no interest.
+        """A ShareFetch in this epoch; an epoch of -1 ends the session, and its partitions are ignored.
 
         Raises `InvalidRequest` (a new session has nothing to acknowledge or forget), `ShareSessionNotFound`,
         `InvalidShareSessionEpoch`, `ShareSessionLimitReached`.
@@ -115,7 +115,7 @@ class Sessions:
         if epoch != OPEN_EPOCH:
             session = self._checked(group, member, epoch)
             if add or forget:
-                self._check_room(session, add)
+                self._check_limits(session, add)
                 self._change(session, add, forget)
             self._next(session, connection)
             return session
@@ -123,12 +123,10 @@ class Sessions:
             raise InvalidRequest("a new share session has nothing to acknowledge, and nothing to forget")
         replaced = (group, member) in self._sessions
         if not replaced and len(self._sessions) >= self.sessions_max:
-            raise ShareSessionLimitReached(
-                f"there are {len(self._sessions)} share sessions, and no more may be"
-            )
+            raise ShareSessionLimitReached(f"the limit of {len(self._sessions)} share sessions is reached")
         session = Session(group, member, connection, replaced=replaced)
         before = self._sessions.get((group, member))
-        self._check_room(session, add, leaving=0 if before is None else len(before))
+        self._check_limits(session, add, leaving=0 if before is None else len(before))
         if before is not None:
             self._drop(before)
         self._change(session, add, ())
@@ -138,18 +136,18 @@ class Sessions:
     def acknowledge(self, group: str, member: str, epoch: int, *, connection: Any) -> Session:
         """A ShareAcknowledge in this epoch; an epoch of -1 ends the session.
 
-        Raises `ShareSessionNotFound`, `InvalidShareSessionEpoch` (also for 0: there is nothing to acknowledge yet).
+        Raises `ShareSessionNotFound`, `InvalidShareSessionEpoch` (also for 0).
         """
         if epoch == FINAL_EPOCH:
             return self.final(group, member)
         if epoch == OPEN_EPOCH:
-            raise InvalidShareSessionEpoch("a share session begins with a fetch")
+            raise InvalidShareSessionEpoch("a share session starts with a ShareFetch")
         session = self._checked(group, member, epoch)
         self._next(session, connection)
         return session
 
     def final(self, group: str, member: str) -> Session:
-        """The session ends; its member's leases are to be released. Raises `ShareSessionNotFound`."""
+        """End a session; the leases of its member are to be released. Raises `ShareSessionNotFound`."""
         session = self._sessions.get((group, member))
         if session is None:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
@@ -157,11 +155,11 @@ class Sessions:
         return session
 
     def holds(self, group: str, member: str) -> bool:
-        """Has the member a session here?"""
+        """Whether the member has a session here."""
         return (group, member) in self._sessions
 
     def lost(self, connection: Any) -> list[Session]:
-        """The connection ended, and with it these; their members' leases are to be released."""
+        """The sessions that ended with a connection; the leases of their members are to be released."""
         ended = [session for session in self._sessions.values() if session.connection is connection]
         for session in ended:
             self._drop(session)
@@ -181,10 +179,10 @@ class Sessions:
         if session is None:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
         if epoch != session.epoch:
-            raise InvalidShareSessionEpoch(f"share session epoch {epoch} came, expected {session.epoch}")
+            raise InvalidShareSessionEpoch(f"share session epoch {epoch}, expected {session.epoch}")
         return session
 
-    def _check_room(self, session: Session, add: list[TopicPartition], *, leaving: int = 0) -> None:
+    def _check_limits(self, session: Session, add: list[TopicPartition], *, leaving: int = 0) -> None:
         if len(session) + len(add) > self.partitions_max:
             raise InvalidRequest(f"a share session has at most {self.partitions_max} partitions")
         if self._partitions - leaving + len(add) > self.all_partitions_max:

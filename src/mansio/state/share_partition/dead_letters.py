@@ -1,19 +1,28 @@
-"""The way of one share partition's given-up records to the dead-letter topic: one batch at a time, each exactly once.
+"""Dead ranges of one share partition: the queue that writes them exactly once, and the record of what is dead.
+
+`DeadLetterQueue` writes the copies of records that were given up, one batch at a time:
 
     OPEN ──reserve──► RESERVING ──reserved──► READY ──next_batch──► SENDING ──written──► WRITTEN ──finished──► OPEN
                           ▲                     ▲                    │  │
                           │                     └───── failed ───────┘  │
                           └──────────────────────── fenced, moved ──────┘
 
-A batch is what was reserved together: producer id, epoch, first sequence and target are stored with its records before
-it is sent, and it is sent whole and alike however often. So the target recognises a repeat. After a load the records
-with a place come first, as that one batch; those without one follow.
+A batch is a set of records reserved together: producer id, epoch, first sequence and target are stored with the records
+before it is sent, and every attempt sends the same whole batch, so that the target recognises a repeat. After a load,
+reserved records come first, as that one batch; those without a reservation follow.
 
-Always true: at most one batch has a place; nothing is sent before its place is stored; the next one gets a place only
-when the copies of the last are known to be there and that is stored; sequences are contiguous for each producer epoch
-and target partition. When a target does not know the producer's past any more, a higher epoch is stored first.
+`DeadRanges` has the offsets whose copies are in the dead-letter topic, and those offered again by each redrive.
 
-Pure: the caller stores, sends, and says what came of it. Source: KIP-1191, KIP-98.
+Invariants:
+* At most one batch is reserved. Nothing is sent before its reservation is stored. The next batch is reserved when the
+  copies of the last one are known to be committed and that is stored.
+* Sequences are contiguous per producer epoch and target partition. If a target lost the state of the producer, a higher
+  epoch is stored first.
+* An offset is dead from the time its copy is known to be committed until it is offered again; so no acknowledged record
+  is ever delivered again. Under one redrive id each offset is offered once, even if the record died again since.
+* Dead ranges and redrives are bounded; the oldest are dropped first.
+
+Pure: the caller stores, sends, and reports the result. Source: KIP-1191, KIP-98.
 """
 
 from __future__ import annotations
@@ -42,7 +51,7 @@ if TYPE_CHECKING:
 RETRY_MS: Final = 1_000
 RETRY_MAX_MS: Final = 60_000
 UNKNOWN_AFTER_MS: Final = 12 * 60 * 60 * 1000
-"""A repeat of a batch older than that may be unknown to its target, which remembers producers for twice as long."""
+"""Age of a batch from which its target may not recognise a repeat; targets keep producer state for twice as long."""
 
 TARGETS_MAX: Final = 8
 EPOCH_MAX: Final = 32_767
@@ -50,11 +59,11 @@ _SEQUENCE_MASK: Final = 2**31 - 1
 
 
 Reservations = list[tuple[int, int, DeadLetterReservation]]
-"""Ranges of offsets with the ticket of their first record: what `SharePartition.reserve` and `archived` take."""
+"""Offset ranges with the reservation of their first record, as for `SharePartition.reserve` and `archived`."""
 
 
 class Phase(Enum):
-    """Where the batch in hand is; OPEN: there is none."""
+    """Phase of the current batch; OPEN: there is none."""
 
     OPEN = auto()
     RESERVING = auto()
@@ -64,75 +73,73 @@ class Phase(Enum):
 
 
 class Batch(NamedTuple):
-    """What to append, in this order, as one batch. `repeated`: it may be there already; `oldest_ms`: wall clock, when
-    the first of its records was given up."""
+    """Records to append in this order as one batch. `repeated`: it may be in the log already; `oldest_ms`: wall clock,
+    when its first record was given up."""
 
     topic_id: bytes
     partition: int
     producer_id: int
     epoch: int
     base_sequence: int
-    letters: tuple[ArchivingRange, ...]
+    ranges: tuple[ArchivingRange, ...]
     repeated: bool
     oldest_ms: int
 
     @property
     def records(self) -> int:
-        return sum(each.last - each.first + 1 for each in self.letters)
+        return sum(each.last - each.first + 1 for each in self.ranges)
 
     def may_be_unknown(self, wall_ms: int) -> bool:
-        """Is it to be looked for in the target before it is sent again?"""
+        """Whether the target has to be searched for it before it is sent again."""
         return self.repeated and wall_ms - self.oldest_ms > UNKNOWN_AFTER_MS
 
 
 class DeadLetterQueue:
-    """See the module."""
+    """Queue of one share partition; see the module."""
 
     def __init__(self, producer: Producer | None) -> None:
-        """`producer`: as it is stored; None when none was made yet."""
+        """`producer`: as stored; None if there is none yet."""
         self.producer = producer
         self.phase = Phase.OPEN
         self.retry_at_ms = -math.inf
         self._open: deque[ArchivingRange] = deque()
-        self._placed: list[ArchivingRange] = []
+        self._reserved: list[ArchivingRange] = []
         self._repeated = False
         self._rest_ms = RETRY_MS
 
     @property
     def waiting(self) -> int:
-        """Records that have no copy yet, as far as is known."""
-        return sum(each.last - each.first + 1 for each in (*self._open, *self._placed))
+        """Number of records without a copy, as far as known."""
+        return sum(each.last - each.first + 1 for each in (*self._open, *self._reserved))
 
     @property
     def needs_reservation(self) -> bool:
-        """Is `reserve` the next thing to do?"""
+        """Whether `reserve` is the next step."""
         return self.phase is Phase.OPEN and bool(self._open)
 
     def add(self, archiving_range: ArchivingRange) -> None:
-        """One more. What has a place is of the batch that was in hand when its broker stopped: it comes by a load."""
+        """Add a range. Reserved ranges come from a load, of the batch that was current when the broker stopped."""
         if archiving_range.reservation.producer_id < 0:
             self._open.append(archiving_range)
             return
         if self.phase is not Phase.OPEN and not self._repeated:
-            raise AssertionError(
-                "a record with a place in the dead-letter topic came while a batch is in hand"
-            )
-        self._placed.append(archiving_range)
+            raise AssertionError("a reserved record was added during a batch")
+        self._reserved.append(archiving_range)
         self.phase, self._repeated = Phase.READY, True
 
-    # Places
+    # ------------------------------------------------------------------ reservation
 
     def set_producer(self, producer_id: int) -> None:
-        """A new producer, of epoch 0, which `reserve` stores."""
+        """Use a new producer with epoch 0, which `reserve` stores."""
         self.producer = Producer(producer_id, 0, ())
 
     @property
     def needs_producer(self) -> bool:
-        """Is a new producer id to be had before places can be reserved, or a higher epoch be taken?"""
+        """Whether a new producer id is needed before the next reservation or epoch."""
         return self.producer is None or self.producer.epoch >= EPOCH_MAX
 
     def head(self, records_max: int) -> list[ArchivingRange]:
-        """The next ones that need a place, to see how many make a batch."""
+        """The next ranges without reservation, to determine the size of a batch."""
         found: list[ArchivingRange] = []
         for each in self._open:
             if records_max <= 0:
@@ -143,26 +150,26 @@ class DeadLetterQueue:
         return found
 
     def reserve(self, topic_id: bytes, partition: int, records: int) -> tuple[Producer, Reservations]:
-        """Places for the next so many records, which will be one batch. To be stored; then `reserved`."""
+        """Reserve the next `records` records as one batch. The result is to be stored; then `reserved` is called."""
         self._expect(Phase.OPEN)
         taken = self.head(records)
         for each in taken:
             whole = self._open.popleft()
             if whole.last > each.last:
                 self._open.appendleft(whole._replace(first=each.last + 1))
-        return self._place(taken, topic_id, partition, repeated=False)
+        return self._reserve(taken, topic_id, partition, repeated=False)
 
-    def _place(
-        self, letters: Iterable[ArchivingRange], topic_id: bytes, partition: int, *, repeated: bool
+    def _reserve(
+        self, ranges: Iterable[ArchivingRange], topic_id: bytes, partition: int, *, repeated: bool
     ) -> tuple[Producer, Reservations]:
         producer = self.producer
         if producer is None:
-            raise AssertionError("there is no producer for dead letters yet")
+            raise AssertionError("there is no producer for dead ranges yet")
         sequence = first = next(
             (next_ for *target, next_ in producer.sequences if target == [topic_id, partition]), 0
         )
-        self._placed = []
-        for each in letters:
+        self._reserved = []
+        for each in ranges:
             reservation = each.reservation._replace(
                 topic_id=topic_id,
                 partition=partition,
@@ -170,30 +177,30 @@ class DeadLetterQueue:
                 epoch=producer.epoch,
                 sequence=sequence,
             )
-            self._placed.append(each._replace(reservation=reservation))
+            self._reserved.append(each._replace(reservation=reservation))
             sequence = (sequence + each.last - each.first + 1) & _SEQUENCE_MASK
-        if not self._placed or sequence == first:
-            raise AssertionError("there is nothing to reserve a place for")
+        if not self._reserved or sequence == first:
+            raise AssertionError("nothing to reserve")
         others = [each for each in producer.sequences if each[:2] != (topic_id, partition)]
         self.producer = producer._replace(
             sequences=(*others[1 - TARGETS_MAX :], (topic_id, partition, sequence))
         )
         self.phase, self._repeated = Phase.RESERVING, repeated
-        return self.producer, self._places()
+        return self.producer, self._reservations()
 
     def reserved(self) -> None:
-        """The places are stored."""
+        """The reservation is stored."""
         self._expect(Phase.RESERVING)
         self.phase = Phase.READY
 
-    # Sending
+    # ------------------------------------------------------------------ sending
 
     def next_batch(self, now_ms: float) -> Batch | None:
-        """What to send now; then one of `written`, `failed`, `fenced` and `moved` is to be said."""
+        """The batch to send now; then one of `written`, `failed`, `fenced` and `moved` is called."""
         if self.phase is not Phase.READY or now_ms < self.retry_at_ms:
             return None
-        letters = self._placed = self._in_order()
-        reservation = letters[0].reservation
+        ranges = self._reserved = self._in_order()
+        reservation = ranges[0].reservation
         self.phase = Phase.SENDING
         return Batch(
             reservation.topic_id,
@@ -201,36 +208,36 @@ class DeadLetterQueue:
             reservation.producer_id,
             reservation.epoch,
             reservation.sequence,
-            tuple(letters),
+            tuple(ranges),
             self._repeated,
-            min(each.reservation.first_ms for each in letters),
+            min(each.reservation.first_ms for each in ranges),
         )
 
     def _in_order(self) -> list[ArchivingRange]:
-        """By sequence, which may go round from 2**31 - 1 to 0 in between."""
-        base = self._placed[0].reservation.sequence
-        letters = sorted(self._placed, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
-        for at in range(1, len(letters)):
-            before = letters[at - 1]
+        """Ascending by sequence, which wraps from 2**31 - 1 to 0."""
+        base = self._reserved[0].reservation.sequence
+        ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
+        for at in range(1, len(ranges)):
+            before = ranges[at - 1]
             after = (before.reservation.sequence + before.last - before.first + 1) & _SEQUENCE_MASK
-            if after != letters[at].reservation.sequence:
-                return letters[at:] + letters[:at]
-        return letters
+            if after != ranges[at].reservation.sequence:
+                return ranges[at:] + ranges[:at]
+        return ranges
 
     def written(self) -> Reservations:
-        """The copies are in the target, committed. To be stored; then `finished`."""
+        """The copies are committed in the target. The result is to be stored; then `finished` is called."""
         self._expect(Phase.SENDING)
         self.phase = Phase.WRITTEN
         self.retry_at_ms, self._rest_ms = -math.inf, RETRY_MS
-        return self._places()
+        return self._reservations()
 
     def finished(self) -> None:
-        """That they are there is stored."""
+        """The commit of the copies is stored."""
         self._expect(Phase.WRITTEN)
-        self.phase, self._placed = Phase.OPEN, []
+        self.phase, self._reserved = Phase.OPEN, []
 
     def failed(self, now_ms: float) -> float:
-        """The append failed, or nobody knows. Says when it is to be tried again."""
+        """The append failed, or its outcome is unknown. Returns the time of the next attempt."""
         self._expect(Phase.SENDING)
         self.phase, self._repeated = Phase.READY, True
         self.retry_at_ms = now_ms + self._rest_ms
@@ -238,32 +245,32 @@ class DeadLetterQueue:
         return self.retry_at_ms
 
     def retry_now(self) -> None:
-        """What was in the way may be gone: the next try may be now."""
+        """Allow the next attempt at once: the cause of the failure may be gone."""
         self.retry_at_ms, self._rest_ms = -math.inf, RETRY_MS
 
     def fenced(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
-        """The target does not have the batch, and would not take it in this epoch: it has lost what it knew of the
-        producer. A higher epoch (or another producer, if its epochs are used up) is to be stored; then `reserved`."""
+        """The target lost the state of the producer: it does not have the batch, and would refuse it in this epoch. A
+        higher epoch, or another producer if its epochs are used up, is to be stored; then `reserved` is called."""
         self._expect(Phase.SENDING)
         producer = self.producer
         if producer is None or (producer_id < 0 and self.needs_producer):
-            raise AssertionError("the producer for dead letters has no epoch left")
+            raise AssertionError("the producer for dead ranges has no epoch left")
         epoch = producer.epoch + 1 if producer_id < 0 else 0
         self.producer = Producer(producer.producer_id if producer_id < 0 else producer_id, epoch, ())
-        target = self._placed[0].reservation
-        return self._place(self._placed, target.topic_id, target.partition, repeated=True)
+        target = self._reserved[0].reservation
+        return self._reserve(self._reserved, target.topic_id, target.partition, repeated=True)
 
     def moved(self, topic_id: bytes, partition: int) -> tuple[Producer, Reservations]:
-        """The target is gone, and the copies in it, if there were any: another one is to be stored; then `reserved`."""
+        """The target was deleted with any copies in it: another one is to be stored; then `reserved` is called."""
         self._expect(Phase.SENDING)
-        return self._place(self._placed, topic_id, partition, repeated=False)
+        return self._reserve(self._reserved, topic_id, partition, repeated=False)
 
-    def _places(self) -> Reservations:
-        return [(each.first, each.last, each.reservation) for each in self._placed]
+    def _reservations(self) -> Reservations:
+        return [(each.first, each.last, each.reservation) for each in self._reserved]
 
     def _expect(self, phase: Phase) -> None:
         if self.phase is not phase:
-            message = f"dead letters are {self.phase.name}, not {phase.name}"
+            message = f"dead ranges are {self.phase.name}, not {phase.name}"
             raise AssertionError(message)
 
 
@@ -273,15 +280,15 @@ REDRIVE_RANGES_MAX: Final = 20_000
 
 
 Intervals = list[tuple[int, int]]
-"""Offsets, first and last of each: ascending, disjoint, not side by side."""
+"""Offset ranges (first, last): ascending, disjoint, not adjacent."""
 
 
 def normalized(pieces: Iterable[tuple[int, int]]) -> Intervals:
-    """In order and joined. Raises `InvalidRequest` for one that ends before it begins."""
+    """Sorted and merged. Raises `InvalidRequest` for a range whose end is below its start."""
     joined: Intervals = []
     for first, last in sorted(pieces):
         if last < first:
-            raise InvalidRequest(f"offsets {first} to {last} are no range")
+            raise InvalidRequest(f"offsets {first} to {last} are not a range")
         if joined and first <= joined[-1][1] + 1:
             joined[-1] = (joined[-1][0], max(joined[-1][1], last))
         else:
@@ -294,7 +301,7 @@ def size(pieces: Iterable[tuple[int, int]]) -> int:
 
 
 def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Intervals:
-    """What is in both."""
+    """The offsets in both."""
     found: Intervals = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -309,7 +316,7 @@ def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
 
 
 def difference(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Intervals:
-    """What of the first is not in the second."""
+    """The offsets of the first that are not in the second."""
     left: Intervals = []
     for first, last in one:
         begin = first
@@ -328,7 +335,7 @@ def difference(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]])
 
 
 def insert(ranges: list[DeadRange], added: DeadRange) -> int:
-    """These are dead, too. Gives how many offsets had to be forgotten for them, the lowest ones."""
+    """Add a dead range. Returns the number of offsets dropped for it, the lowest ones."""
     first, last = added.first, added.last
     at = bisect_left(ranges, added)
     before = ranges[at - 1] if at else None
@@ -339,15 +346,15 @@ def insert(ranges: list[DeadRange], added: DeadRange) -> int:
         at += 1
     if at < len(ranges) and last + 1 == ranges[at].first and ranges[at][2:] == added[2:]:
         ranges[at - 1 : at + 1] = [added._replace(last=ranges[at].last)]
-    forgotten = 0
+    dropped = 0
     while len(ranges) > DEAD_RANGES_MAX:
         lowest = ranges.pop(0)
-        forgotten += lowest.last - lowest.first + 1
-    return forgotten
+        dropped += lowest.last - lowest.first + 1
+    return dropped
 
 
 class DeadRanges:
-    """See the module."""
+    """Dead offsets and redrives of one share partition; see the module."""
 
     __slots__ = ("_ranges", "_redrives", "offsets")
 
@@ -355,7 +362,7 @@ class DeadRanges:
         self._ranges = sorted(state.dead)
         self._redrives = {each.redrive_id: list(each.ranges) for each in state.redrives}
         self.offsets = size((each.first, each.last) for each in self._ranges)
-        """How many offsets are dead."""
+        """Number of dead offsets."""
 
     def ranges(self) -> tuple[DeadRange, ...]:
         return tuple(self._ranges)
@@ -364,11 +371,11 @@ class DeadRanges:
         return tuple(Redrive(name, tuple(ranges)) for name, ranges in self._redrives.items())
 
     def add(self, added: DeadRange) -> None:
-        """These are dead from now on."""
+        """Add a dead range."""
         self.offsets += added.last - added.first + 1 - insert(self._ranges, added)
 
     def intersect(self, wanted: Sequence[tuple[int, int]]) -> list[DeadRange]:
-        """What of these is dead."""
+        """The dead parts of these ranges."""
         found = []
         for first, last in wanted:
             at = max(bisect_right(self._ranges, first, key=lambda each: each.first) - 1, 0)
@@ -380,7 +387,7 @@ class DeadRanges:
         return found
 
     def remove(self, gone: Sequence[tuple[int, int]]) -> bool:
-        """These are dead no more. Says whether any was."""
+        """Remove offsets. Returns whether any was dead."""
         before = self.offsets
         kept: list[DeadRange] = []
         for each in self._ranges:
@@ -393,16 +400,14 @@ class DeadRanges:
         return self.offsets != before
 
     def offered(self, redrive_id: str) -> Intervals:
-        """What this redrive has offered before."""
+        """Offsets offered before under this id."""
         return self._redrives.get(redrive_id, [])
 
     def remember(self, redrive_id: str, offered: Iterable[tuple[int, int]]) -> None:
-        """Raises `InvalidRequest` when one redrive has offered so many ranges that they cannot be remembered."""
+        """Record offered offsets. Raises `InvalidRequest` if the redrive has more ranges than can be recorded."""
         joined = normalized([*self.offered(redrive_id), *offered])
         if len(joined) > REDRIVE_RANGES_MAX:
-            raise InvalidRequest(
-                f"redrive {redrive_id} has too many ranges of offsets: go on under another id"
-            )
+            raise InvalidRequest(f"redrive {redrive_id} has too many offset ranges: continue with another id")
         self._redrives.pop(redrive_id, None)
         self._redrives[redrive_id] = joined
         with_known_state = sum(len(each) for each in self._redrives.values())

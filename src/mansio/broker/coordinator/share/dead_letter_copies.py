@@ -167,7 +167,7 @@ def batch_bytes(
 
 def _ranges_of(batch: Batch) -> list[ArchivingRange]:
     """For each record of the batch its archiving range."""
-    return [each for each in batch.letters for _ in range(each.first, each.last + 1)]
+    return [each for each in batch.ranges for _ in range(each.first, each.last + 1)]
 
 
 def _encode(

@@ -246,7 +246,7 @@ class DeadLetterWriter:
 
     async def _append(self, share: DeadLetterTask, batch: Batch, copies: list[DeadLetterCopy] | None) -> None:
         target = self._targets.by_id(batch.topic_id, batch.partition)
-        copies = copies or self._read(share, batch.letters)
+        copies = copies or self._read(share, batch.ranges)
         data, omitted = copying.batch_bytes(
             batch, copies, share.topic, self._clock.wall_ms(), target.bytes_max
         )
