@@ -1,7 +1,7 @@
-"""Power fails anywhere in a compaction: the latest of each key is there, at its offset; nothing rises from the dead.
+"""Crash test of compaction: the latest record of each key is kept at its offset; no deleted record reappears.
 
-A log of keyed records is written, synced, trimmed, cut back and compacted on the simulated disk. After every change of
-the disk crash images are taken, opened, checked in full, crashed again while they recover, and opened once more.
+A log of keyed records is written, synced, trimmed, truncated and compacted on the simulated disk. After every disk
+change crash images are taken, opened, checked in full, crashed again while they recover, and opened once more.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ SLICES_PER_STEP = 4
 
 
 class Workload:
-    """Random writes, syncs, housekeeping, trims, truncations, restarts and compactions of one log.
+    """Random writes, syncs, maintenance, trims, truncations, restarts and compactions of one log.
 
-    `written` is every record ever written and not taken back, by offset. `promised` is the highest end anybody was told
-    is durable, `committed` an end that no truncation goes below.
+    `written` is every record ever written and not truncated, by offset. `promised` is the highest end that was reported
+    as durable, `committed` an end that no truncation goes below.
     """
 
     def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
@@ -63,7 +63,7 @@ class Workload:
             self.disk,
             self.background,
             ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
             sync_all_files_min=self.chance.choice([1, 99]),
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
@@ -102,7 +102,7 @@ class Workload:
         self.clock.seconds += 0.7
 
     def compact(self) -> None:
-        """Some slices of a compaction, begun when none is under way."""
+        """Some slices of a compaction, started if none is running."""
         if self.run is None:
             self.sync()
             larger = replace(
@@ -165,7 +165,7 @@ class Workload:
 
 
 def check_log(log: Log, workload: Workload) -> None:
-    """It holds nothing that was not written, all that matters of what was, and no key whose tombstone went."""
+    """Check that it contains only written records, the latest of each key, and no key whose tombstone was removed."""
     log.verify()
     seen = records_of(log)
     sparse_end = log.compaction.state.sparse_end_offset
@@ -207,7 +207,7 @@ def check_image(image: SimulatedDisk, workload: Workload) -> Log:
 
 
 def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) -> int:
-    """One crash image, and a crash in its recovery. The number of states seen."""
+    """Check one crash image, and a crash in its recovery. Returns the number of states."""
     image = disk.crash(chance)
     again: list[SimulatedDisk] = []
     image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.3 else None
@@ -222,7 +222,7 @@ def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) 
 
 
 def crash_states(states_wanted: int, first_seed: int) -> tuple[int, int]:
-    """Crash after any change of the disk until so many states were seen; (states, swaps)."""
+    """Crash after any disk change until enough states were checked; returns (states, swaps)."""
     states = swaps = 0
     seed = first_seed
     while states < states_wanted:
@@ -260,7 +260,7 @@ def test_compacted_records_survive_a_crash_after_any_change_of_the_disk() -> Non
 
 
 def run_with_failing_call(number: int, code: int, seed: int) -> int:
-    """The same workload with one failing call; the calls it made in all."""
+    """Run the same workload with one failing call; returns the number of calls."""
     chance = random.Random(seed)
     disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
     disk.fail_call(number, code)

@@ -1,8 +1,7 @@
-"""Power fails while many logs are written, made and opened together: each still holds what was called durable of it.
+"""Crash test of many logs that share syncs: each keeps its durable records.
 
-The counterpart of `test_crash_states` (one log, every feature) for what logs share: one sync for all of them, at work
-and at a start. An image of the disk is taken after changes, opened, crashed again while it is being opened, and opened
-once more.
+The counterpart of `test_crash_states` (one log, every feature) for shared syncs, during writes and during recovery. An
+image of the disk is taken after changes, opened, crashed again while it is being opened, and opened once more.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STEPS = 30
 
 
 class ManyLogs:
-    """Random appends, syncs, housekeeping, new logs and restarts. `promised[n]` of log n was called durable."""
+    """Random appends, syncs, maintenance, new logs and restarts. `promised[n]` of log n was reported as durable."""
 
     def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
         self.disk = disk
@@ -55,7 +54,7 @@ class ManyLogs:
         self.close()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the methods that GroupCommit uses
         self.logs = opened(self.disk, self.clock, len(self.written))
         for number, log in enumerate(self.logs):
             log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type
@@ -98,7 +97,7 @@ def opened(disk: SimulatedDisk, clock: ManualClock, count: int) -> list[Log]:
 
 
 def check_image(image: SimulatedDisk, world: ManyLogs) -> list[int]:
-    """Open a crash image: every log holds a beginning of what was written, at least what was promised."""
+    """Open a crash image: every log contains a prefix of what was written, at least up to the promised end."""
     logs = opened(image, world.clock, len(world.promised))
     for log, written, promised in zip(logs, world.written, world.promised, strict=False):
         assert log.end_offset >= promised, (log.directory, log.end_offset, promised)
@@ -107,7 +106,7 @@ def check_image(image: SimulatedDisk, world: ManyLogs) -> list[int]:
 
 
 def check_crash(disk: SimulatedDisk, world: ManyLogs, chance: random.Random) -> int:
-    """One crash image, a crash in its opening, and one right after it. The number of images seen."""
+    """Check one crash image, a crash in its recovery, and one right after it. Returns the number of images."""
     image = disk.crash(chance)
     again: list[SimulatedDisk] = []
     image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.1 else None

@@ -1,4 +1,4 @@
-"""Power fails between any two changes of the disk: what was called durable is still there, and nothing is wrong.
+"""Crash test: a power failure between any two disk changes loses no durable record and leaves no inconsistency.
 
 A workload runs on the simulated disk. After every write, truncation, creation, rename, removal and sync, crash images
 are taken (any subset of what was not synced survives, whole or in sectors). Each image is opened, checked in full,
@@ -42,10 +42,10 @@ STEPS = 24
 
 
 class Workload:
-    """Random appends, syncs, housekeeping, trims, truncations, new leaders and reopenings of one log.
+    """Random appends, syncs, maintenance, trims, truncations, new leaders and recoveries of one log.
 
-    `promised` is the highest end anybody was told is durable; `written` all batches, in order; `also` those that a
-    truncation is taking back just now: until it returns, both pasts are right.
+    `promised` is the highest end that was reported as durable; `written` all batches, in order; `also` those that a
+    running truncation removes: until it returns, both states are correct.
     """
 
     def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
@@ -68,7 +68,7 @@ class Workload:
             self.disk,
             self.background,
             ROOT,
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+            scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
             sync_all_files_min=self.chance.choice([1, 3, 99]),
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
@@ -149,7 +149,7 @@ def _stored_ahead(batch: bytes, base_offset: int, epoch: int) -> bytes:
 
 
 def check_image(image: SimulatedDisk, workload: Workload, *, thorough: bool) -> Log:
-    """Open a crash image: it holds one of the right pasts, at least as far as was promised."""
+    """Open a crash image: it contains one of the correct states, at least up to the promised end."""
     log = Log.open(image, workload.clock, DIRECTORY, workload.settings)
     assert log.end_offset >= workload.promised, (log.end_offset, workload.promised, log.recovery)
     assert log.start_offset <= max(workload.start_asked, 0)
@@ -164,7 +164,7 @@ def check_image(image: SimulatedDisk, workload: Workload, *, thorough: bool) -> 
 
 
 def check_nothing_whole_is_gone(before: dict[str, bytes], image: SimulatedDisk, log: Log) -> None:
-    """Every whole batch in the segments before the opening is in one, or in a file beside them, after it."""
+    """Check that every complete batch in the segments before recovery is in a segment or a quarantine file after it."""
     after = [data for path, data in image.files().items() if path.endswith(".log") or ".cut-" in path]
     for path, data in before.items():
         if not path.endswith(".log"):
@@ -180,7 +180,7 @@ def check_nothing_whole_is_gone(before: dict[str, bytes], image: SimulatedDisk, 
 
 
 def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) -> int:
-    """One crash image, and a crash in its recovery. The number of states seen."""
+    """Check one crash image, and a crash in its recovery. Returns the number of states."""
     image = disk.crash(chance)
     again: list[SimulatedDisk] = []
     image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.3 else None
@@ -230,7 +230,7 @@ def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
 
 
 def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> None:
-    """Room for records there is; checkpoints, indexes, epochs and removals find none every third time."""
+    """There is space for records; checkpoints, indexes, epochs and removals find the disk full every third time."""
     retry_sync = 0
     for seed in range(60):
         chance = random.Random(seed)
@@ -276,7 +276,7 @@ def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> Non
 
 
 def run_with_failing_call(number: int, code: int, seed: int) -> int:
-    """The same workload with one failing call; the calls it made in all."""
+    """Run the same workload with one failing call; returns the number of calls."""
     chance = random.Random(seed)
     disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
     disk.fail_call(number, code)
@@ -357,7 +357,7 @@ def _durable_files(disk: SimulatedDisk) -> dict[str, bytes]:
 
 
 def test_new_records_after_a_torn_tail_are_not_mixed_with_the_old_ones() -> None:
-    """Recovery cuts the tail for good: its bytes never come back, neither in the segment nor through an old index."""
+    """The truncated tail never reappears, neither in the segment nor through an old index."""
     for seed in range(200):
         chance = random.Random(seed)
         settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
@@ -402,7 +402,7 @@ def test_truncated_tail_does_not_reappear_through_an_old_index() -> None:
 
 
 def test_index_of_lost_records_is_not_used() -> None:
-    """Neither at the next opening, nor later when its removal might be undone by another crash."""
+    """Neither at the next recovery, nor later when another crash may undo its removal."""
     disk, clock = SimulatedDisk(), ManualClock()
     log = Log.open(disk, clock, DIRECTORY, LARGE_SEGMENTS)
     stored = [append(log, make_batch([1000 + tag], 200, tag))[1] for tag in range(3)]

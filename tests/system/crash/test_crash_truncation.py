@@ -1,8 +1,8 @@
-"""Power fails, or a call of the disk does, while an opening cuts a damaged log: no whole batch is ever lost by it.
+"""Crash test of truncation: a power failure or a failing call while recovery truncates a damaged log loses no batch.
 
-A log is killed a while after its last checkpoint, and one or two places behind that are damaged. What the disk then
-holds in whole batches is what it holds in the end, in the log or in the files that a cut sets aside. Nor is it
-forgotten that the next records need a leader epoch of their own.
+A log is killed some time after its last checkpoint, and one or two positions above it are damaged. All complete
+batches on the disk are in the log or in quarantine files at the end, and a new leader epoch stays due until it is
+started.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ STATES = 1_200
 
 
 class Torn(NamedTuple):
-    """A damaged disk. `stored`: every batch written; `whole`: those that are whole on it; `durable`: how many count."""
+    """A damaged disk. `stored`: every batch written; `whole`: the complete ones on it; `durable`: the number of durable
+    ones.
+    """
 
     disk: SimulatedDisk
     settings: LogSettings
@@ -66,7 +68,7 @@ def torn(seed: int) -> Torn:
 
 
 def check(case: Torn, disk: SimulatedDisk) -> Log:
-    """Open; then the log holds what was durable, and everything whole is in it or in a file beside it."""
+    """Open and check that the log contains the durable batches, and every complete batch is in it or in quarantine."""
     log = Log.open(disk, ManualClock(), DIRECTORY, case.settings)
     durable_end = read_header(case.stored[case.durable]).base_offset
     assert log.end_offset >= durable_end
@@ -94,7 +96,7 @@ def _counts(path: str) -> bool:
 
 
 def images_of(disk: SimulatedDisk, chance: random.Random) -> list[SimulatedDisk]:
-    """Filled from now on with what a power loss after each change of the disk leaves."""
+    """A list that receives a crash image after each disk change from now on."""
     images: list[SimulatedDisk] = []
     disk.on_change = lambda: images.append(disk.crash(chance))
     return images

@@ -1,7 +1,7 @@
-"""A broker that was killed starts on a disk without a free byte, and the end of a log is torn or damaged.
+"""A killed broker starts on a full disk, with a torn or damaged end of a log.
 
-Either the partition is served with everything that was acknowledged, or it is refused by name until there is room;
-nothing is destroyed for want of it.
+Either the partition is served with all acknowledged records, or it is refused with the error until there is space;
+nothing is destroyed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The n-th call of the disk fails, for every n, in each thing that is done to a log: nothing durable is lost by it.
+"""The n-th disk call fails, for every n, in each operation of a log: no durable record is lost.
 
-A call may be any write, sync, open, removal or rename. Whatever fails says so as a `StorageError`; afterwards the log
-is opened from crash images, and takes new records.
+A call may be any write, sync, open, removal or rename. A failing operation raises `StorageError`; afterwards the log
+is opened from crash images, and accepts new records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PAIR_DISTANCE_MAX = 12
 
 
 class Bench:
-    """One log under a syncer, and what was promised of it."""
+    """One log with a `GroupCommit`, and the results that it reported."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
@@ -109,7 +109,7 @@ def restart(bench: Bench) -> None:
 
 
 def recover(bench: Bench) -> None:
-    """A start after a crash, with a tail to be checked and one to be cut."""
+    """A recovery after a crash, with a tail to be checked and one to be truncated."""
     roll(bench)
     bench.write(2, epoch=3)
     assert bench.log is not None
@@ -143,7 +143,7 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
 
 
 def run(workload: Callable[[Bench], None], failing: dict[int, int], seed: int) -> int:
-    """Do it with those calls failing, then judge; the number of calls it made."""
+    """Run it with those calls failing, then check; returns the number of calls."""
     disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
     for number, code in failing.items():
         disk.fail_call(number, code)

@@ -1,8 +1,8 @@
-"""Any one place of any file of a log is damaged: every record is answered as it was written, or as corruption.
+"""Damage at any position of any file of a log: every read returns the written record or reports corruption.
 
 A log of several segments, all codecs and several leader epochs, with its index, epoch, times, checkpoint and producer
-files, is written once. Each case damages one place of one file: a flipped bit, a zeroed or foreign block, a cut, a
-missing file. Then it is opened, and read as a reader does: batch by batch, in long slices, by time.
+files, is written once. Each case damages one position of one file: a flipped bit, a zeroed or foreign block, a
+truncation, a missing file. Then it is opened and read: batch by batch, in long slices, by timestamp.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OUTPUT_BYTES_MAX = 1 << 20
 
 
 class Built(NamedTuple):
-    """A log as it lies on the disk, and what was written to it. `places`: (segment path, position) of each batch."""
+    """The files of a log, and what was written to it. `places`: (segment path, position) of each batch."""
 
     files: dict[str, bytes]
     settings: LogSettings
@@ -102,7 +102,7 @@ def _places(files: dict[str, bytes], stored: list[bytes]) -> list[tuple[str, int
 
 
 class Damage(NamedTuple):
-    """What is wrong: `path` holds `data` (None: is missing) and differs in [begin, end) from what it was."""
+    """One damage: `path` has the content `data` (None: it is missing) and differs in [begin, end) from the original."""
 
     path: str
     data: bytes | None
@@ -112,7 +112,7 @@ class Damage(NamedTuple):
 
 
 def damage(files: dict[str, bytes], chance: random.Random) -> Damage:
-    """One damaged place in one file. Segments come three times as often as the other kinds of file."""
+    """One damaged position in one file. Segments are chosen three times as often as other files."""
     kinds = sorted({path.rpartition("/")[2].rpartition(".")[2] for path in files})
     while True:
         suffix = chance.choice([*kinds, "log", "log"])
@@ -152,7 +152,7 @@ def damaged_disk(built: Built, harm: Damage) -> SimulatedDisk:
 
 
 def opened(data: bytes) -> list[Record]:
-    """What a client does with the bytes of a fetch: frames, checksums, records."""
+    """Decode fetched bytes as a client does: batches, checksums, records."""
     found = []
     for position, header in iterate_batches(data):
         batch = data[position : position + header.size]
@@ -162,7 +162,7 @@ def opened(data: bytes) -> list[Record]:
 
 
 class Case:
-    """One damaged log, and what its readers got."""
+    """One damaged log, and the results of its readers."""
 
     def __init__(self, built: Built, harm: Damage) -> None:
         self.built = built
@@ -222,7 +222,9 @@ class Case:
 
     @property
     def may_keep_the_log_closed(self) -> bool:
-        """Damage to the newest segment, or a first one that is missing; no other costs the whole partition."""
+        """Damage to the active segment, or a missing first one; no other damage makes the whole partition
+        unavailable.
+        """
         segments = sorted(path for path in self.built.files if path.endswith(".log"))
         return self.harm.path == segments[-1] or (self.harm.path == segments[0] and self.harm.data is None)
 
@@ -238,7 +240,7 @@ class Case:
         self._look_up_times(log, may_fail=False)
 
     def _read_each_batch(self, log: Log) -> None:
-        """Every batch that was not touched is there; one that was is right or fails."""
+        """Every undamaged batch is readable; a damaged one is correct or fails."""
         for number, batch in enumerate(self.built.stored):
             offset = max(read_header(batch).base_offset, log.start_offset)
             if last_offset(batch) < offset:
@@ -255,7 +257,7 @@ class Case:
             self._right_or_relabelled(records)
 
     def _read_slices(self, log: Log) -> None:
-        """A reader of long slices, who goes on one offset later wherever something is wrong."""
+        """A reader of long slices that continues one offset later after an error."""
         offset, seen = log.start_offset, []
         while offset < log.end_offset:
             try:
@@ -288,7 +290,7 @@ class Case:
 
     @property
     def harm_reaches_times(self) -> bool:
-        """A header's largest timestamp is used without a look at the CRC, and the records answer for what it led to."""
+        """A header's largest timestamp is used without checking the CRC; the records decide the result."""
         return any(self.touched)
 
     def _right_or_relabelled(self, records: list[Record]) -> None:

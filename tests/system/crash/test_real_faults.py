@@ -1,8 +1,8 @@
-"""A broker process on a disk that is full, or fails: who is concerned is told by name, all others notice nothing, and
-nothing that was acknowledged is gone afterwards.
+"""A broker process on a full or failing disk: affected requests get the error, others are not affected, and no
+acknowledged record is lost.
 
-The full disk is a real file system. Failing reads, writes and syncs are made by the process itself, in the one class
-that calls the system.
+The full disk is a real file system. Failing reads, writes and syncs are injected into the class that makes the
+system calls.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def test_real_full_disk_refuses_with_its_error_and_recovers_with_space(tmp_path:
 @pytest.mark.full
 @pytest.mark.row("L5", "L10")
 def test_disk_that_fills_during_writes_loses_no_acknowledged_record(tmp_path: Path) -> None:
-    """The write that meets the end is cut short by the system; it is taken back, and the next starts are clean."""
+    """The write that fills the disk is short; it is undone, and the next starts find no torn tail."""
     with (
         SmallDisk(tmp_path / "disk", DISK_BYTES) as disk,
         served(disk.path / "data", command=disk.command, http=False) as broker,

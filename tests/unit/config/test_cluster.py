@@ -1,4 +1,4 @@
-"""Settings of a cluster: what is understood, what is refused, and in which words."""
+"""Settings of a cluster: accepted values, refused values and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: who wins, where each value came from, and errors that are one clear line."""
+"""Settings: precedence of the sources, origins of the values, and errors of one line."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.Monke
 def test_variables_of_clients_and_kubernetes_services_are_ignored(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Kubernetes sets such variables in every container beside a service that is named mansio."""
+    """Kubernetes sets such variables in every container of a namespace with a service named mansio."""
     monkeypatch.setenv(name, "tcp://10.0.0.1:9092")
     assert load_settings() == Settings()
 

@@ -31,7 +31,7 @@ class Bench:
             "/data",
             scheduler=self.scheduler,
             log_flush_offset_checkpoint_interval_ms=1000,
-        )  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        )  # type: ignore[arg-type]  # the methods that GroupCommit uses
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", LogSettings()) for n in range(logs)]
         for log in self.logs:
             log.sync()
@@ -190,7 +190,7 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
     log.update_settings(LogSettings(segment_bytes=400, index_snapshot_bytes=1))
     bench.group_commit.request(bench.write())
     bench.background.run_all()
-    bench.scheduler.fire()  # the chores, with a snapshot of the open segment's index, are on their way
+    bench.scheduler.fire()  # maintenance, with a snapshot of the active segment's index, has started
     assert bench.background.jobs
     for _ in range(8):
         bench.write()
@@ -229,7 +229,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
     bench.scheduler.fire()
     bench.background.run_all()
     assert not any(log.needs_maintenance for log in bench.logs)
-    bench.group_commit.request(bench.write(2))  # the syncer goes on
+    bench.group_commit.request(bench.write(2))  # the group commit continues
     bench.background.run_all()
     assert bench.logs[2].durable_end_offset == 2
 
