@@ -162,7 +162,7 @@ def clustered_service(
     cluster = SimpleNamespace(
         controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
         isr_manager=SimpleNamespace(shrinks=3, expansions=4),
-        fetcher_manager=SimpleNamespace(troubles=lambda: iter(())),
+        fetcher_manager=SimpleNamespace(failed_replicas=lambda: iter(())),
         session=lambda: session,
         is_session_valid=lambda: session.is_valid(1000),
         sessions_lost=lambda: 1,
@@ -218,7 +218,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 client.admin.delete_topic("nothing")
         wait_until(lambda: broker.broker.server.connection_count == 0)
         disk = DiskMonitor("/", 1)
-        disk.look()
+        disk.query()
         alone = scrape(view_of(broker), disk)
         assert not {"mansio_leader_partitions", "mansio_session_held"} & alone.keys(), (
             "one broker has no replicas"
@@ -399,12 +399,14 @@ def test_a_leader_measures_how_far_its_followers_are_behind_by_what_they_have_on
     )
     replica.on_follower_fetch(2, 1, 60, 60, 4000.0)
     partition: Any = SimpleNamespace(leader_progress=replica, end_offset=75, now_ms=lambda: 9000.0)
-    led = metrics_cluster.led(partition)
+    led = metrics_cluster.leader_sample(partition)
     assert led == LeaderSample(True, True, (FollowerSample(2, 15, 5.0), FollowerSample(3, -1, 8.0)))
     replica.on_follower_fetch(2, 1, 75, 75, 5000.0)
-    assert metrics_cluster.led(partition).followers[0] == FollowerSample(2, 0, 0.0), "it has all there is"
+    assert metrics_cluster.leader_sample(partition).followers[0] == FollowerSample(2, 0, 0.0), (
+        "it has all there is"
+    )
     partition.leader_progress = None
-    assert metrics_cluster.led(partition) is None
+    assert metrics_cluster.leader_sample(partition) is None
 
 
 def test_numbers_of_a_session_of_etcd_and_of_the_whole_cluster() -> None:
@@ -502,13 +504,13 @@ def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.Lo
     space = Space(50 << 20, 1 << 30)
     disk = DiskMonitor("/data", 100 << 20, ask=lambda _: space)
     caplog.set_level("INFO")
-    disk.look()
-    disk.look()
+    disk.query()
+    disk.query()
     assert [reason for reason, _ in disk.warnings()] == ["disk_low"]
     assert value(scrape(View(), disk), "mansio_disk_low") == 1
     assert value(scrape(View(), disk), "mansio_disk_free_bytes") == 50 << 20
     space = Space(500 << 20, 1 << 30)
-    disk.look()
+    disk.query()
     assert disk.warnings() == []
     assert [record.message for record in caplog.records] == ["disk_space_low", "disk_space_recovered"]
 
@@ -518,7 +520,7 @@ def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     disk = DiskMonitor("/data", 100, ask=broken)
-    disk.look()
+    disk.query()
     assert [reason for reason, _ in disk.warnings()] == ["disk_unresponsive"]
     assert "mansio_disk_free_bytes" not in scrape(View(), disk)
 
@@ -526,7 +528,7 @@ def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
 def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
         disk = DiskMonitor("/data", 100 << 20, ask=lambda _: Space(50 << 20, 1 << 30))
-        disk.look()
+        disk.query()
         server = HttpServer(assemble(View(), EventLoopMonitor(Timers(), HostClock()), disk), "127.0.0.1", 0)
         host, port = await server.start()
         try:

@@ -134,7 +134,7 @@ class StateNode:
             share_state=self.state,
             scheduler=self.scheduler,
             cluster=SimpleNamespace(broker_epoch_of=lambda sender: cluster.epochs.get(sender, 0)),
-            statistics=SimpleNamespace(refused=lambda _, code: self.refused.append(code)),
+            statistics=SimpleNamespace(count_error=lambda _, code: self.refused.append(code)),
         )
 
     async def serve(self, request: bytes) -> bytes:

@@ -148,9 +148,10 @@ class Broker:
         )
         self._server = server
         if server.listener[0] in WILDCARD_HOSTS:
-            told = fields(told=Address(*server.listener))
+            details = fields(address=Address(*server.listener), remedy="set advertised_listeners")
             logger.warning(
-                "clients elsewhere are told an address that is not ours: set advertised_listeners", extra=told
+                "advertised_listener_is_wildcard",
+                extra=details,
             )
 
 

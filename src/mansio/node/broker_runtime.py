@@ -168,7 +168,9 @@ class BrokerRuntime:
         )
         self._connect_groups_to_shares()
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
-        self.partitions.holds.follow(lambda: cluster_member is not None or self.groups.runtime.is_loaded)
+        self.partitions.holds.set_loaded_check(
+            lambda: cluster_member is not None or self.groups.runtime.is_loaded
+        )
         self.service = self._build_services(group_configs)
 
     def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
@@ -185,13 +187,15 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             random=host_ports.random,
-            create_topic=partial(self._made, OFFSETS_TOPIC, settings.offsets_topic_num_partitions),
+            create_topic=partial(
+                self._create_internal_topic, OFFSETS_TOPIC, settings.offsets_topic_num_partitions
+            ),
             lookup=None if cluster_member is None else ClusterCoordinatorLookup(state),
             end_offset=self._high_watermark,
             checkpoints=CheckpointStorage(
                 host_ports.disk, host_ports.file_thread, f"{settings.data_dir}/views"
             ),
-            on_offset=self.partitions.holds.note if cluster_member is None else _ignore_offset,
+            on_offset=self.partitions.holds.record_commit if cluster_member is None else _ignore_offset,
             topic_resolver=topic_resolver,
             overrides=overrides,
             share_state=ShareStateOperations(
@@ -233,7 +237,7 @@ class BrokerRuntime:
             node_id=settings.node_id,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
-            create_topic=partial(self._made, SHARE_STATE_TOPIC, partitions),
+            create_topic=partial(self._create_internal_topic, SHARE_STATE_TOPIC, partitions),
             lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
             boot_id_file=boot_id_file,
             lookup=None
@@ -346,7 +350,7 @@ class BrokerRuntime:
             partitions.report_unknown_directories()
         else:
             await partitions.open_known(known, await self.cluster_member.new_partition_check())
-            await self.orphaned_directories.look(self.store, self.state)
+            await self.orphaned_directories.scan(self.store, self.state)
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(end_work)
@@ -360,7 +364,7 @@ class BrokerRuntime:
                 partitions,
                 remove=self._close_partitions_of,
                 on_role=self._role_changed,
-                on_made=self.orphaned_directories.note,
+                on_made=self.orphaned_directories.record_revision,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
             self.cluster_member.replication.on_leader_elected = self.service.fetch.answer_followers
@@ -414,7 +418,7 @@ class BrokerRuntime:
             self.share_state.role_changed(partition)
         self.shares.role_changed(partition)
 
-    async def _made(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
+    async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
         """The partitions of an internal topic, created when first needed. In a cluster they arrive one by one when this
         broker becomes their leader (`_role_changed`)."""
         with contextlib.suppress(TopicAlreadyExists):

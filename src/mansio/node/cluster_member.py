@@ -89,7 +89,7 @@ class ClusterMember:
         self._leases = leases
         self._state = state
         self._keep_alive = keep_alive
-        self._keeping: SessionKeepAlive | None = None
+        self._lease_keep_alive: SessionKeepAlive | None = None
         self._membership: BrokerLifecycle | None = None
         self._replica_manager: ReplicaManager | None = None
         self._partitions: PartitionSet | None = None
@@ -197,7 +197,7 @@ class ClusterMember:
             _check_identity(path, disk.read_file(path), self._identity)
             return True
         if await self._store.get(self._state.keys.registration(self._settings.node_id)) is None:
-            self._mark()
+            self._write_identity()
             return True
         logger.warning("data_directory_changed", extra=fields(path=path))
         return False
@@ -210,7 +210,7 @@ class ClusterMember:
     def _identity(self) -> dict[str, str | int]:
         return {"cluster_id": self._state.cluster_id, "node_id": self._settings.node_id}
 
-    def _mark(self) -> None:
+    def _write_identity(self) -> None:
         """Write the identity file. A directory that replaces a lost one belongs to the broker only after the broker has
         left all in-sync sets: its next start takes missing partitions for partitions that never existed."""
         if not self._host_ports.disk.exists(self._identity_path):
@@ -240,8 +240,8 @@ class ClusterMember:
             on_made=on_made,
         )
 
-    async def _give_up(self, places: list[tuple[UUID, int]]) -> int:
-        return 0 if self._membership is None else await self._membership.give_up(places)
+    async def _give_up(self, partitions: list[tuple[UUID, int]]) -> int:
+        return 0 if self._membership is None else await self._membership.give_up(partitions)
 
     # Join and leave
 
@@ -270,8 +270,8 @@ class ClusterMember:
         self._membership.on_session(lambda _: replica_manager.apply_all())
         self._state.on_broker_change(self.replication.broker_changed)
         self._state.on_failure(self._view_failed)
-        self._keeping = self._keep_alive(self._membership)
-        self._keeping.start()
+        self._lease_keep_alive = self._keep_alive(self._membership)
+        self._lease_keep_alive.start()
         self.replication.start()
         replica_manager.start()
         self.controller.start()
@@ -279,7 +279,7 @@ class ClusterMember:
             max(FOREIGN_SESSION_S_MIN, FOREIGN_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
         )
         await partitions.create_hosted_list()
-        self._mark()
+        self._write_identity()
 
     async def transfer_leaderships(self, within_ms: float) -> None:
         """Transfer the leaderships that other brokers can take, while this broker still serves."""
@@ -310,8 +310,8 @@ class ClusterMember:
             await membership.leave()
         except Unavailable as error:
             logger.warning("session_not_released", extra=fields(reason=error.message))
-        if self._keeping is not None:
-            self._keeping.stop()
+        if self._lease_keep_alive is not None:
+            self._lease_keep_alive.stop()
         self.replication.stop()
 
 

@@ -92,7 +92,7 @@ class LeaseKeepAlive:
     def _renew(self, session: Session) -> bool:
         sent_at = self._clock.monotonic()
         if not self._liveness.is_fresh(sent_at):
-            self._tell("lease not renewed: the main loop hangs")
+            self._tell("lease_not_renewed_loop_blocked")
             return False
         try:
             left_s = self._keep_alive_once(session.lease)
@@ -103,7 +103,7 @@ class LeaseKeepAlive:
             self._end(session)
             return True
         except Exception as error:  # noqa: BLE001  # whatever it was: without this thread there is no broker
-            self._tell("lease not renewed", error.message if isinstance(error, MansioError) else repr(error))
+            self._tell("lease_not_renewed", error.message if isinstance(error, MansioError) else repr(error))
             return False
         session.renewed(sent_at, left_s)
         self._told = None

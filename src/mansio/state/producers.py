@@ -178,14 +178,14 @@ class ProducerTable:
     def expire(self, now_ms: int) -> int:
         """Remove producers without a batch for `expiration_ms`; returns their number. To be called every few
         minutes."""
-        gone: list[int] = []
+        expired: list[int] = []
         for producer_id, producer in self._producers.items():
             if now_ms - producer.last_seen_ms < self.expiration_ms:
                 break
-            gone.append(producer_id)
-        for producer_id in gone:
+            expired.append(producer_id)
+        for producer_id in expired:
             del self._producers[producer_id]
-        return len(gone)
+        return len(expired)
 
     def to_bytes(self, end_offset: int) -> bytes:
         """A snapshot of the table as of all batches below `end_offset`."""

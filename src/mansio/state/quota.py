@@ -72,11 +72,11 @@ def rate_for(rates: Mapping[Entity, float], user: str, client_id: str) -> tuple[
     The most specific quota applies: a user's before the default, and of each first the one that also names the client
     id (KIP-55).
     """
-    for who in (user, Part.DEFAULT):
+    for user_part in (user, Part.DEFAULT):
         for client in (client_id, Part.DEFAULT):
-            if (rate := rates.get(Entity(who, client))) is not None:
+            if (rate := rates.get(Entity(user_part, client))) is not None:
                 return Scope(user, client_id), rate
-        if (rate := rates.get(Entity(who, Part.ABSENT))) is not None:
+        if (rate := rates.get(Entity(user_part, Part.ABSENT))) is not None:
             return Scope(user, None), rate
     for client in (client_id, Part.DEFAULT):
         if (rate := rates.get(Entity(Part.ABSENT, client))) is not None:

@@ -161,15 +161,15 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "a dead broker is kept in the set",
         "broker/replication/isr_manager.py",
-        "and (node in led.gone or node in lagging or not self._broker_epoch_of(node))",
+        "and (node in entry.ended_sessions or node in lagging or not self._broker_epoch_of(node))",
         "and node in lagging",
         found_by("test_a_member_whose_session_ended_is_not_waited_for"),
     ),
     Defect(
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._key(led), mod_revision=state.mod_revision),",
-        "Compare(self._key(led)),",
+        "Compare(self._key(entry), mod_revision=state.mod_revision),",
+        "Compare(self._key(entry)),",
         found_by("test_a_change_by_the_controller_is_not_overwritten"),
     ),
     Defect(

@@ -199,7 +199,7 @@ RARE = (
         0,
         "the dead are kept in the in-sync set",
         "broker/replication/isr_manager.py",
-        "return (replica.in_sync - gone) | joining",
+        "return (replica.in_sync - removed) | joining",
         "return replica.in_sync | joining",
     ),
     rule(
@@ -213,8 +213,8 @@ RARE = (
         0,
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._key(led), mod_revision=state.mod_revision),",
-        "Compare(self._key(led)),",
+        "Compare(self._key(entry), mod_revision=state.mod_revision),",
+        "Compare(self._key(entry)),",
     ),
     rule(
         0,

@@ -73,7 +73,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
 
             await eventually(healthy, WAIT_S)
             assert one.pid != first
-            ended = next(record for record in caplog.records if record.message == "etcd member ended")
+            ended = next(record for record in caplog.records if record.message == "etcd_member_exited")
             assert ended.mansio_fields["ended"] == "killed by SIGKILL"
             last = one.pid
         finally:
@@ -104,7 +104,7 @@ def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         one = member(tmp_path / "etcd", address())
-        with pytest.raises(ConfigError, match=r"ended at once: .*not a directory"):
+        with pytest.raises(ConfigError, match=r"exited at once: .*not a directory"):
             await one.start(scaled(WAIT_S))
 
     asyncio.run(scenario())

@@ -70,7 +70,7 @@ class Broker:
     def start(self, *topics: Topic) -> list[Any]:
         """What came of each topic's partition."""
         self.do(self.partitions.open_known(topics, self.is_new))
-        return [self.partitions.kept(one)[0] for one in topics]
+        return [self.partitions.opened_partitions(one)[0] for one in topics]
 
     def registered(self) -> Broker:
         self.do(self.partitions.create_hosted_list())
@@ -141,7 +141,7 @@ def test_directory_that_cannot_be_noted_is_not_open_and_is_noted_the_next_time()
     broker.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(FILE) else None
     with pytest.raises(StorageError):
         broker.do(broker.partitions.open_partitions(topic(1)))
-    assert broker.partitions.kept(topic(1)) == [None]
+    assert broker.partitions.opened_partitions(topic(1)) == [None]
     broker.disk.clear_failures()
     broker.do(broker.partitions.open_partitions(topic(1)))
     assert isinstance(broker.after_power_loss(topic(1)).start(topic(1))[0], CorruptLog)

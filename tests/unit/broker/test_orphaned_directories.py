@@ -74,10 +74,10 @@ class Room:
             orphaned_directories = OrphanedDirectories(
                 disk or HostDisk(), AtOnce(), scheduler, str(self.path)
             )
-            await orphaned_directories.look(metadata, metadata.state)
+            await orphaned_directories.scan(metadata, metadata.state)
             await orphaned_directories.remove()
             if until is not None:
-                await orphaned_directories.note(until)
+                await orphaned_directories.record_revision(until)
 
         asyncio.run(story())
 

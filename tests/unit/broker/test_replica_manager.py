@@ -53,7 +53,7 @@ class World:
     def on_change(self, tell: Any) -> None:
         self.tell = tell
 
-    def kept(self, _: Topic) -> list[None]:
+    def opened_partitions(self, _: Topic) -> list[None]:
         return [None]
 
     def served(self) -> list[Topic]:

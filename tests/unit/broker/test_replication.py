@@ -139,7 +139,9 @@ def test_a_follower_with_another_epoch_is_not_counted() -> None:
     cluster.run_for(1500)
     assert not ack.settled
     assert cluster[2].log.end_offset == 1, "nor given anything"
-    assert all(isinstance(one.error, FencedLeaderEpoch) for one in cluster[2].fetcher_manager.troubles())
+    assert all(
+        isinstance(one.error, FencedLeaderEpoch) for one in cluster[2].fetcher_manager.failed_replicas()
+    )
     cluster.tell()
     cluster.run_until(lambda: ack.acknowledged, 5000)
 
@@ -578,7 +580,7 @@ def test_a_follower_behind_the_leaders_start_begins_anew_there() -> None:
     node = cluster.restart(3)
     cluster.run_until(lambda: 3 in cluster.state().isr and cluster.settled() and node.log.start_offset == 8)
     assert node.values() == [b"y2", b"x3", b"y3", b"x4", b"y4"]
-    assert not list(node.fetcher_manager.troubles())
+    assert not list(node.fetcher_manager.failed_replicas())
     node.log.verify()
     cluster.kill(3, power=True)
     again = cluster.restart(3)
@@ -625,8 +627,8 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
     first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
     cluster.run_until(lambda: second.acknowledged, 2000)
     assert not first.settled
-    troubles = list(cluster[3].fetcher_manager.troubles())
-    assert [one.partition.index for one in troubles] == [0]
+    failed_replicas = list(cluster[3].fetcher_manager.failed_replicas())
+    assert [one.partition.index for one in failed_replicas] == [0]
     cluster.run_until(lambda: first.acknowledged, 2 * LAG_MS_MAX)
     assert (cluster.state(0).isr, cluster.state(1).isr) == ((1, 2), (1, 2, 3))
 
@@ -644,10 +646,10 @@ def test_a_defect_in_copying_one_partition_holds_up_no_other(monkeypatch: pytest
     first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
     cluster.run_until(lambda: second.acknowledged, 2000)
     assert not first.settled
-    assert [one.partition.index for one in cluster[3].fetcher_manager.troubles()] == [0]
+    assert [one.partition.index for one in cluster[3].fetcher_manager.failed_replicas()] == [0]
     failing.clear()
     cluster.run_until(lambda: first.acknowledged, 5000)
-    assert not list(cluster[3].fetcher_manager.troubles())
+    assert not list(cluster[3].fetcher_manager.failed_replicas())
 
 
 def test_a_replica_on_a_full_disk_catches_up_when_there_is_room() -> None:

@@ -45,17 +45,17 @@ class HeldWorld(World):
         )
         self.holds = RetentionHolds()
         self.loaded = True
-        self.holds.follow(lambda: self.loaded)
+        self.holds.set_loaded_check(lambda: self.loaded)
         self.hook = RetentionHoldHook(self.partition, self.holds, self.clock)
         self.partition.add_hook(self.hook, on_data_path=False)
 
     def commit(self, offset: int, *, pipeline: str = PIPELINE, metadata: str | None = None) -> None:
         marked = encode_hold_metadata("q") if metadata is None else metadata
         committed = CommittedOffset(offset, -1, marked, self.clock.wall_ms())
-        self.holds.note(pipeline_group(pipeline), "t", 0, committed)
+        self.holds.record_commit(pipeline_group(pipeline), "t", 0, committed)
 
     def release(self, pipeline: str = PIPELINE) -> None:
-        self.holds.note(pipeline_group(pipeline), "t", 0, None)
+        self.holds.record_commit(pipeline_group(pipeline), "t", 0, None)
 
     def start_after_check(self) -> int:
         self.pass_time(10)
@@ -104,7 +104,7 @@ def test_only_groups_with_the_prefix_hold() -> None:
     world = HeldWorld()
     world.fill(3)
     for group in ("mansio.pipeline.", "mansio.pipelin.x", "x"):
-        world.holds.note(
+        world.holds.record_commit(
             group, "t", 0, CommittedOffset(0, -1, encode_hold_metadata(""), world.clock.wall_ms())
         )
     assert world.start_after_check() == 3
@@ -124,14 +124,14 @@ def test_nothing_goes_before_the_holds_are_known(caplog: pytest.LogCaptureFixtur
     world.fill(4)
     with caplog.at_level(logging.ERROR):
         assert world.start_after_check() == world.start_after_check() == 0
-    assert world.holds.unknown
+    assert world.holds.has_unknown
     assert [one.message for one in caplog.records] == ["retention_blocked_offsets_not_loaded"]
     with pytest.raises(PolicyViolation, match="not known yet"):
         world.hook.check_deletion(2)
     world.commit(3)
     world.loaded = True
     assert world.start_after_check() == 3
-    assert not world.holds.unknown
+    assert not world.holds.has_unknown
 
 
 def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
@@ -150,13 +150,13 @@ def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
     assert (line["pipeline"], line["topic"], line["partition"]) == (PIPELINE, "t", 0)
     assert (line["offset"], line["start"], line["reason"]) == (1, 3, BYTES)
     assert world.holds.released_counts == {BYTES: 1, TIME: 0, DISK: 0}
-    (broken,) = world.holds.broken()
+    (broken,) = world.holds.released()
     assert (broken.offset, broken.start) == (1, 4)
     with caplog.at_level(logging.INFO):
         world.commit(3)
-        assert list(world.holds.broken()), "still behind the start of the log"
+        assert list(world.holds.released()), "still behind the start of the log"
         world.commit(4)
-        assert not list(world.holds.broken())
+        assert not list(world.holds.released())
     assert len(lines(caplog, "hold_restored")) == 1
 
 
@@ -336,7 +336,7 @@ class HoldModel(RuleBasedStateMachine):
     @invariant()
     def broken_means_behind_the_start(self) -> None:
         start = self.world.partition.start_offset
-        for one in self.world.holds.broken():
+        for one in self.world.holds.released():
             assert self.commits[one.pipeline][0] < one.start <= start
 
 

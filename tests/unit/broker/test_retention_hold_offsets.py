@@ -34,9 +34,9 @@ class Groups:
             random=None,  # type: ignore[arg-type]  # nobody joins
             create_topic=self._create,
             end_offset=lambda topic, partition: 100 if topic == "t" else None,
-            on_offset=self.holds.note,
+            on_offset=self.holds.record_commit,
         )
-        self.holds.follow(lambda: self.coordinator.runtime.is_loaded)
+        self.holds.set_loaded_check(lambda: self.coordinator.runtime.is_loaded)
 
     async def _create(self) -> list[MemoryPartition]:
         self.partitions = [MemoryPartition(self.scheduler) for _ in range(3)]
@@ -89,9 +89,9 @@ def test_a_restart_knows_nothing_until_it_is_loaded_and_then_the_same_holds(grou
     groups.commit(pipeline_group("a"), (0, 7))
     groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group("b"), [("t", 0)]))
     after = Groups(groups.partitions)
-    assert not after.holds.known
+    assert not after.holds.are_known
     after.start()
-    assert after.holds.known
+    assert after.holds.are_known
     assert after.held() == {0: {("a", 7)}, 1: {("a", 6)}}
 
 
@@ -100,7 +100,7 @@ def test_offsets_that_cannot_be_loaded_leave_the_holds_unknown(groups: Groups) -
     after = Groups(groups.partitions)
     after.partitions[1] = StorageError("no such disk")  # type: ignore[call-overload]  # as the partition set hands it on
     after.start()
-    assert not after.holds.known
+    assert not after.holds.are_known
 
 
 def test_what_holds_records_back_does_not_expire_like_other_offsets(groups: Groups) -> None:

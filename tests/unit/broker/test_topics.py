@@ -183,7 +183,7 @@ def test_topic_is_not_visible_before_its_partitions_are_open() -> None:
         await until(lambda: admin.state.unfinished)
         assert not admin.state.topics
         assert not seen
-        with pytest.raises(TopicAlreadyExists, match="being made"):
+        with pytest.raises(TopicAlreadyExists, match="being created"):
             await admin.topics.create(NewTopic("a"))
         admin.host.gate.set()
         await making
@@ -246,7 +246,7 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
         admin.host.fail = StorageError("no space")
         with pytest.raises(StorageError, match="no space"):
             await admin.topics.create(NewTopic("a"))
-        with pytest.raises(TopicAlreadyExists, match="being made"):
+        with pytest.raises(TopicAlreadyExists, match="being created"):
             await admin.topics.create(NewTopic("a"))
         await admin.scheduler.close()  # the next start, which a full disk does not keep from ending well
         async with topic_admin(admin.store, host=admin.host) as again:

@@ -97,7 +97,7 @@ def _holds(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "holds_behind_log_start",
         "Retention holds whose pipeline is behind the log start.",
-        sum(1 for _ in holds.broken()),
+        sum(1 for _ in holds.released()),
     )
     for reason, times in holds.released_counts.items():
         yield _counter(

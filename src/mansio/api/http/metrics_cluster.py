@@ -57,7 +57,7 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "quarantined_replicas",
         "Replicas on this broker whose last fetch failed.",
-        sum(1 for _ in cluster.fetcher_manager.troubles()),
+        sum(1 for _ in cluster.fetcher_manager.failed_replicas()),
     )
     yield _gauge(
         "session_held", "1 while this broker's session has certainly not expired.", cluster.is_session_valid()
@@ -89,7 +89,7 @@ def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("etcd_member_restarts", meaning, member.restarts)
 
 
-def led(partition: Partition) -> LeaderSample | None:
+def leader_sample(partition: Partition) -> LeaderSample | None:
     """Replication of a partition as known by its leader; None if this broker is not the leader."""
     replica = partition.leader_progress
     if replica is None:
@@ -143,23 +143,23 @@ def warnings(broker: RunningBroker) -> Iterator[Problem]:
 
 def _replicas(broker: RunningBroker) -> Iterator[Problem]:
     node_id = broker.services.settings.node_id
-    behind, alone = [], []
+    not_in_sync, under_min = [], []
     for topic in tuple(broker.services.topics.state.topics.values()):
         for index, one in enumerate(topic.partitions):
             if node_id in one.replicas and node_id not in one.isr:
-                behind.append(f"{topic.name}-{index}")
+                not_in_sync.append(f"{topic.name}-{index}")
             elif one.leader == node_id and len(one.isr) < min(
                 broker.services.topics.settings_of(topic).min_insync_replicas, len(one.replicas)
             ):
-                alone.append(f"{topic.name}-{index}")
-    if behind:
+                under_min.append(f"{topic.name}-{index}")
+    if not_in_sync:
         yield Problem(
-            "replicas_not_in_sync", f"replicas on this broker that are not in sync: {_named(behind)}"
+            "replicas_not_in_sync", f"replicas on this broker that are not in sync: {_named(not_in_sync)}"
         )
-    if alone:
+    if under_min:
         yield Problem(
             "under_min_isr",
-            f"led here, and acks=all is rejected because too few replicas are in sync: {_named(alone)}",
+            f"led here, and acks=all is rejected because too few replicas are in sync: {_named(under_min)}",
         )
 
 

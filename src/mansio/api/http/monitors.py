@@ -72,9 +72,9 @@ class DiskMonitor:
         self.space: Space | None = None
         """The last result; None before the first."""
         self._free_warn_bytes = free_warn_bytes
-        self._ask = ask
+        self._query_host = ask
         self._interval_s = interval_s
-        self._asked_at = time.monotonic()
+        self._queried_at = time.monotonic()
         self._error = ""
         self._low = False
         self._stop: threading.Event | None = None
@@ -117,29 +117,29 @@ class DiskMonitor:
             found.append(
                 (reason, f"{space.free_bytes:,} of {space.size_bytes:,} bytes are free for {self.path}")
             )
-        silent_s = time.monotonic() - self._asked_at
+        silent_s = time.monotonic() - self._queried_at
         if self._error:
             found.append(("disk_unresponsive", f"{self.path}: {self._error}"))
         elif self._stop is not None and silent_s > SILENCE_S_MAX:
             found.append(("disk_unresponsive", f"{self.path} has not answered for {silent_s:.0f} s"))
         return found
 
-    def look(self) -> None:
+    def query(self) -> None:
         """Query once, in the calling thread; may block."""
         try:
-            self.space = self._ask(self.path)
+            self.space = self._query_host(self.path)
         except FileNotFoundError:  # the broker has not created it yet
             pass
         except OSError as error:
             self._error = str(error)
             return
         self._error = ""
-        self._asked_at = time.monotonic()
+        self._queried_at = time.monotonic()
         if self.low != self._low:
             self._low = self.low
-            self._say()
+            self._log_change()
 
-    def _say(self) -> None:
+    def _log_change(self) -> None:
         assert self.space is not None
         known = fields(path=self.path, free_bytes=self.space.free_bytes, size_bytes=self.space.size_bytes)
         if self._low:
@@ -150,7 +150,7 @@ class DiskMonitor:
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
             self._wake.clear()
-            self.look()
+            self.query()
             soon = self.space is None or self.full
             self._wake.wait(min(FIRST_INTERVAL_S, self._interval_s) if soon else self._interval_s)
 

@@ -119,7 +119,7 @@ class ServiceStats:
                 high_watermark=partition.high_watermark,
                 size_bytes=partition.log.size_bytes,
                 failed=partition.log.failure is not None,
-                led=metrics_cluster.led(partition) if clustered else None,
+                led=metrics_cluster.leader_sample(partition) if clustered else None,
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
@@ -148,12 +148,12 @@ class ServiceStats:
 def _held_back(service: BrokerServices) -> Iterator[Problem]:
     """Warnings about retention holds."""
     holds = service.partitions.holds
-    if holds.unknown:
+    if holds.has_unknown:
         yield Problem(
             "holds_not_loaded",
             "nothing is deleted: offsets of groups, which may hold records, are not loaded",
         )
-    for one in holds.broken():
+    for one in holds.released():
         yield Problem(
             "hold_released",
             f"pipeline {one.pipeline!r} is at offset {one.offset} of {one.topic}-{one.partition}, and records below "

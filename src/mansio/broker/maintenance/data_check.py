@@ -23,7 +23,7 @@ from mansio.broker.coordinator.checkpoint import decode_checkpoint
 from mansio.broker.coordinator.share.share_coordinator import BOOT_ID_FILE
 from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.broker.maintenance.orphaned_directories import FILE as SEEN_NAME
-from mansio.broker.maintenance.orphaned_directories import REMOVED, SET_ASIDE
+from mansio.broker.maintenance.orphaned_directories import QUARANTINED, REMOVED
 from mansio.broker.partition.partition_files import topic_directory
 from mansio.config import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError
@@ -68,7 +68,7 @@ TOP_NAMES: Final = frozenset(
 )
 MOVED: Final = {
     REMOVED: ("directories of topics that were deleted", "the next start removes them"),
-    SET_ASIDE: ("directories of topics that the metadata did not know", "they are for you to look at"),
+    QUARANTINED: ("directories of topics that the metadata did not know", "an operator has to check them"),
 }
 PRODUCERS_SUFFIX: Final = ".producers"
 VIEW_SUFFIX: Final = ".checkpoint"
@@ -152,20 +152,20 @@ class _Examination:
         self.data_dir = data_dir
         self.repair = repair
         self.progress = progress
-        self.diagnosis = DataCheckReport(data_dir)
+        self.report = DataCheckReport(data_dir)
 
     def run(self) -> DataCheckReport:
         topics = self._metadata()
-        places = self._places(topics)
-        self.progress.total(sum(self._bytes(place) for place in places))
-        for place in places:
-            self._partition(place)
+        locations = self._locations(topics)
+        self.progress.total(sum(self._bytes(location) for location in locations))
+        for location in locations:
+            self._partition(location)
         self._views()
         self._unknown_files()
-        return self.diagnosis
+        return self.report
 
     def _add(self, severity: Severity, path: str, what: str, meaning: str, repaired: str = "") -> None:
-        self.diagnosis.findings.append(Finding(severity, path, what, meaning, repaired=repaired))
+        self.report.findings.append(Finding(severity, path, what, meaning, repaired=repaired))
 
     # Metadata
 
@@ -177,8 +177,8 @@ class _Examination:
             meaning = "topics are taken from the names of directories here"
             self._add(Severity.NOTE, mark, "one of a cluster, whose metadata are in etcd", meaning)
             return None
-        with tempfile.TemporaryDirectory(prefix="mansio-data-check-") as room:
-            copy = f"{room}/{METADATA_NAME}"
+        with tempfile.TemporaryDirectory(prefix="mansio-data-check-") as directory:
+            copy = f"{directory}/{METADATA_NAME}"
             for suffix in METADATA_SUFFIXES:
                 if suffix != "-shm" and os.path.exists(path + suffix):
                     shutil.copyfile(path + suffix, copy + suffix)
@@ -200,12 +200,12 @@ class _Examination:
 
     # Partitions
 
-    def _places(self, topics: list[Topic] | None) -> list[PartitionLocation]:
+    def _locations(self, topics: list[Topic] | None) -> list[PartitionLocation]:
         root = f"{self.data_dir}/topics"
         names = self.disk.list_directory(root) if self.disk.exists(root) else []
         if topics is None:
-            return [place for name in names for place in self._guessed(f"{root}/{name}", name)]
-        places = []
+            return [location for name in names for location in self._guessed(f"{root}/{name}", name)]
+        locations = []
         known = set()
         for topic in topics:
             directory = topic_directory(self.data_dir, topic)
@@ -219,7 +219,7 @@ class _Examination:
                     "the next start deletes it",
                 )
                 continue
-            places += [
+            locations += [
                 PartitionLocation(topic.name, index, f"{directory}/{index}", settings.index_interval_bytes)
                 for index in range(len(topic.partitions))
             ]
@@ -229,9 +229,9 @@ class _Examination:
                     Severity.NOTE,
                     f"{root}/{name}",
                     "belongs to no topic that the metadata knows",
-                    "the broker leaves it alone; it only takes room",
+                    "the broker ignores it; it only uses space",
                 )
-        return places
+        return locations
 
     def _guessed(self, directory: str, name: str) -> list[PartitionLocation]:
         topic = name.rpartition(".")[0] or name
@@ -241,40 +241,40 @@ class _Examination:
             for index in sorted(indexes)
         ]
 
-    def _bytes(self, place: PartitionLocation) -> int:
+    def _bytes(self, location: PartitionLocation) -> int:
         try:
-            return log_bytes(self.disk, place.directory)
+            return log_bytes(self.disk, location.directory)
         except OSError:  # reported when the partition is checked
             return 0
 
-    def _partition(self, place: PartitionLocation) -> None:
-        if not self.disk.exists(place.directory):
+    def _partition(self, location: PartitionLocation) -> None:
+        if not self.disk.exists(location.directory):
             self._add(
                 Severity.DAMAGE,
-                place.directory,
-                f"partition {place.topic}-{place.partition} has no directory",
-                "all its records are gone, and it is not opened",
+                location.directory,
+                f"partition {location.topic}-{location.partition} has no directory",
+                "all its records are lost, and it is not opened",
             )
             return
         try:
             report = inspect_log(
                 self.disk,
-                place.directory,
+                location.directory,
                 repair=self.repair,
-                index_interval_bytes=place.index_interval_bytes,
+                index_interval_bytes=location.index_interval_bytes,
                 on_bytes=self.progress.read,
             )
         except OSError as error:
             self._add(
                 Severity.DAMAGE,
-                place.directory,
+                location.directory,
                 f"cannot be read: {error}",
                 "the partition fails when it is read",
             )
             return
         for name in report.other_names:
             self._other_file(report, name)
-        self.diagnosis.partitions.append(PartitionReport(place.topic, place.partition, report))
+        self.report.partitions.append(PartitionReport(location.topic, location.partition, report))
 
     def _other_file(self, report: LogReport, name: str) -> None:
         """Check a file in a partition's directory that is not part of the log."""
@@ -293,7 +293,7 @@ class _Examination:
                     )
                 )
         elif name.endswith(TEMPORARY_SUFFIX):
-            report.add(Finding(Severity.NOTE, path, "a file that was never finished", "nobody reads it"))
+            report.add(Finding(Severity.NOTE, path, "an unfinished temporary file", "it is not read"))
         else:
             report.add(Finding(Severity.NOTE, path, "no file of the broker's", "it is left alone"))
 
@@ -320,7 +320,7 @@ class _Examination:
                         Severity.REBUILD, path, str(error), "the next start reads the log instead", repaired
                     )
             elif name.endswith(TEMPORARY_SUFFIX):
-                self._add(Severity.NOTE, path, "a file that was never finished", "nobody reads it")
+                self._add(Severity.NOTE, path, "an unfinished temporary file", "it is not read")
             else:
                 self._add(Severity.NOTE, path, "no file of the broker's", "it is left alone")
 

@@ -354,7 +354,7 @@ class LogCleaner:
                 bytes_after=partition.log.size_bytes,
                 seconds=round(seconds, 3),
                 **(
-                    {"reason": "no room on the disk, or no descriptor"}
+                    {"reason": "disk full, or no file descriptor"}
                     if run.end is CompactionOutcome.DISK_FULL
                     else {}
                 ),

@@ -44,7 +44,7 @@ MAGIC: Final = b"MANSSEEN"
 VERSION: Final = 1
 REMOVED: Final = "removed"
 """Directories that wait for their removal; a start continues with it."""
-SET_ASIDE: Final = "set-aside"
+QUARANTINED: Final = "set-aside"
 """Directories whose topic may have existed under other metadata."""
 ID_BYTES: Final = 16
 
@@ -57,7 +57,7 @@ class SeenMetadata(NamedTuple):
 
 
 class OrphanedDirectories:
-    """Call `look` once, before any topic can be created or deleted; then `note` and `remove`."""
+    """Call `scan` once, before any topic can be created or deleted; then `record_revision` and `remove`."""
 
     def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
         self._disk = disk
@@ -66,7 +66,7 @@ class OrphanedDirectories:
         self._data_dir = data_dir
         self._format = ""
 
-    async def look(self, store: MetadataStore, state: MetadataImage) -> None:
+    async def scan(self, store: MetadataStore, state: MetadataImage) -> None:
         """Move the directories that belong to no topic of `state`, which was just loaded from `store`. Raises
         `Unavailable`; a disk error is logged, and all directories stay unchanged."""
         entry = await store.get(state.keys.format)
@@ -78,7 +78,7 @@ class OrphanedDirectories:
         except StorageError as error:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
 
-    async def note(self, revision: int) -> None:
+    async def record_revision(self, revision: int) -> None:
         """Record the revision under which directories were created. Raises `StorageError`."""
         if self._format:
             await self._run_in_thread(partial(self._write, SeenMetadata(self._format, revision)))
@@ -98,14 +98,14 @@ class OrphanedDirectories:
         for name in [name for name in unknown if not _is_topic_directory(name)]:
             logger.warning("unknown_directory_kept", extra=fields(directory=f"{root}/{name}"))
         unknown = [name for name in unknown if _is_topic_directory(name)]
-        doubt = _doubt(self._read(), now)
+        mismatch = _mismatch(self._read(), now)
         for name in unknown:
-            self._move_one(name, SET_ASIDE if doubt else REMOVED, doubt)
+            self._move_one(name, QUARANTINED if mismatch else REMOVED, mismatch)
         if unknown:
             self._disk.sync_directory(root)
         self._write(now)
 
-    def _move_one(self, name: str, where: str, doubt: str) -> None:
+    def _move_one(self, name: str, where: str, mismatch: str) -> None:
         aside = f"{self._data_dir}/{where}"
         self._disk.make_directory(aside)
         target, number = f"{aside}/{name}", 0
@@ -114,8 +114,8 @@ class OrphanedDirectories:
             target = f"{aside}/{name}.{number}"
         self._disk.rename(f"{self._data_dir}/topics/{name}", target)
         self._disk.sync_directory(aside)
-        if doubt:
-            known = fields(directory=target, reason=doubt)
+        if mismatch:
+            known = fields(directory=target, reason=mismatch)
             logger.warning("unknown_directory_quarantined", extra=known)
 
     def _names(self, root: str) -> list[str]:
@@ -138,7 +138,7 @@ class OrphanedDirectories:
         return await run_in_thread(self._scheduler, self._thread, work)
 
 
-def _doubt(seen: SeenMetadata | None, now: SeenMetadata) -> str:
+def _mismatch(seen: SeenMetadata | None, now: SeenMetadata) -> str:
     """Why the metadata may not be the one that was seen; empty if it is."""
     if seen is None:
         return "this broker has not noted under which metadata it was made"

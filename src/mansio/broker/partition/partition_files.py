@@ -71,7 +71,7 @@ class PartitionFiles:
         self._root = f"{settings.data_dir}/topics"
         """Group commit flushes many logs through this directory. It uses the directory above itself, so that each of
         the two descriptors reports every error of the file system."""
-        self.made = HostedPartitions(disk, settings.data_dir) if settings.clustered else None
+        self.hosted = HostedPartitions(disk, settings.data_dir) if settings.clustered else None
 
     def directory(self, topic: Topic) -> str:
         """The directory of all partitions of a topic."""
@@ -86,45 +86,45 @@ class PartitionFiles:
         """Create the logs that are missing and recover the others. At start (`is_new`), a missing directory of a
         partition that is not new is a loss. Raises `OSError` if the disk has no space."""
         self._disk.make_directory(self._root)
-        made: dict[int, Opened | StorageError] = {}
+        results: dict[int, Opened | StorageError] = {}
         requests: dict[int, OpenRequest] = {}
         for number, (topic, index) in enumerate(wanted):
             directory = f"{self.directory(topic)}/{index}"
             try:
                 is_lost = is_new is not None and self._is_lost(topic, index, is_new)
             except OSError as error:
-                made[number] = StorageError(f"cannot look into {directory}: {error}")
+                results[number] = StorageError(f"cannot look into {directory}: {error}")
                 continue
             if is_lost:
-                made[number] = CorruptLog(f"{directory} is missing, or empty")
+                results[number] = CorruptLog(f"{directory} is missing, or empty")
             else:
                 requests[number] = OpenRequest(directory, settings[topic.topic_id])
         logs = open_logs(self._disk, self._clock, self._root, list(requests.values()), self._files)
         for number, log in zip(requests, logs, strict=True):
-            made[number] = self._with_producers(log) if isinstance(log, Log) else log
-        self._note(wanted, made)
-        return [made[number] for number in range(len(wanted))]
+            results[number] = self._with_producers(log) if isinstance(log, Log) else log
+        self._record(wanted, results)
+        return [results[number] for number in range(len(wanted))]
 
     def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
         """A log that existed is missing, and its records may be needed. An empty directory is not a log."""
         if contains_log(self._disk, f"{self.directory(topic)}/{index}"):
             return False
         state = topic.partitions[index]
-        if self.made is None or not self.made.begun:
+        if self.hosted is None or not self.hosted.exists:
             return not is_new(state)
-        return self._settings.node_id in state.isr and self.made.has(topic.topic_id, index)
+        return self._settings.node_id in state.isr and self.hosted.has(topic.topic_id, index)
 
-    def _note(self, wanted: Sequence[Wanted], made: dict[int, Opened | StorageError]) -> None:
+    def _record(self, wanted: Sequence[Wanted], results: dict[int, Opened | StorageError]) -> None:
         """Record the partitions before they are reported as open. If that fails they are not open."""
-        opened = {number: one[0] for number, one in made.items() if isinstance(one, tuple)}
-        if self.made is None or not opened:
+        opened = {number: one[0] for number, one in results.items() if isinstance(one, tuple)}
+        if self.hosted is None or not opened:
             return
         try:
-            self.made.add((wanted[number][0].topic_id, wanted[number][1]) for number in opened)
+            self.hosted.add((wanted[number][0].topic_id, wanted[number][1]) for number in opened)
         except OSError as error:
             for number, log in opened.items():
                 log.close(save=False)
-                made[number] = StorageError(f"{log.directory} cannot be noted: {error}")
+                results[number] = StorageError(f"{log.directory} cannot be recorded: {error}")
 
     def _with_producers(self, log: Log) -> Opened | StorageError:
         try:
@@ -146,15 +146,15 @@ class PartitionFiles:
         if self._disk.exists(directory):
             self._disk.remove_tree(directory)
 
-    def set_aside(self, topic: Topic, index: int) -> None:
+    def quarantine(self, topic: Topic, index: int) -> None:
         """Move a directory away to replace it; the quarantined data is kept until the next quarantine."""
         directory = f"{self.directory(topic)}/{index}"
         if not self._disk.exists(directory):
             return
-        aside = f"{directory}.damaged"
-        if self._disk.exists(aside):
-            self._disk.remove_tree(aside)
-        self._disk.rename(directory, aside)
+        quarantined = f"{directory}.damaged"
+        if self._disk.exists(quarantined):
+            self._disk.remove_tree(quarantined)
+        self._disk.rename(directory, quarantined)
         self._disk.sync_directory(directory.rpartition("/")[0])
 
     def unknown(self, topics: Sequence[Topic]) -> list[str]:
@@ -173,7 +173,7 @@ class PartitionFiles:
 logger = logging.getLogger(__name__)
 
 FILE: Final = "partitions-made"
-_PLACE: Final = struct.Struct(">16sI")
+_KEY: Final = struct.Struct(">16sI")
 _ENTRY: Final = struct.Struct(">16sII")  # and the checksum of both
 
 
@@ -185,8 +185,8 @@ class HostedPartitions:
         self._data_dir = data_dir
         self._path = f"{data_dir}/{FILE}"
         self._size = 0
-        self._places: set[PartitionKey] = set()
-        self.begun = False
+        self._entries: set[PartitionKey] = set()
+        self.exists = False
         """Whether the list exists; without it, it is unknown which partitions were created."""
 
     def load(self, known: Iterable[UUID]) -> None:
@@ -196,10 +196,10 @@ class HostedPartitions:
             return
         data = self._disk.read_file(self._path)
         topics = {*known}
-        self._places = {place for place in _places(data) if place[0] in topics}
+        self._entries = {partition for partition in _entries(data) if partition[0] in topics}
         self._size = len(data) // _ENTRY.size * _ENTRY.size
-        self.begun = True
-        if 2 * len(self._places) * _ENTRY.size < self._size:
+        self.exists = True
+        if 2 * len(self._entries) * _ENTRY.size < self._size:
             try:
                 self._write()
             except OSError as error:  # on a full disk the old file is sufficient
@@ -207,17 +207,17 @@ class HostedPartitions:
 
     def begin(self) -> None:
         """Create the list."""
-        if not self.begun:
+        if not self.exists:
             self._write()
 
     def has(self, topic_id: UUID, index: int) -> bool:
         """Whether this partition's directory was ever created here. Only valid while the list exists."""
-        return (topic_id, index) in self._places
+        return (topic_id, index) in self._entries
 
-    def add(self, places: Iterable[PartitionKey]) -> None:
+    def add(self, partitions: Iterable[PartitionKey]) -> None:
         """Record directories that exist durably. On return they are recorded durably, if the list exists."""
-        new = [place for place in places if place not in self._places]
-        if self.begun and new:
+        new = [partition for partition in partitions if partition not in self._entries]
+        if self.exists and new:
             data = b"".join(map(_entry, new))
             file = self._disk.open(self._path)
             try:
@@ -226,28 +226,28 @@ class HostedPartitions:
             finally:
                 file.close()
             self._size += len(data)
-        self._places.update(new)
+        self._entries.update(new)
 
     def _write(self) -> None:
         """Replace the file atomically and durably."""
-        data = b"".join(_entry(place) for place in sorted(self._places, key=_in_order))
+        data = b"".join(_entry(partition) for partition in sorted(self._entries, key=_sort_key))
         write_file_atomically(self._disk, self._path, data)
         self._size = len(data)
-        self.begun = True
+        self.exists = True
 
 
-def _in_order(place: PartitionKey) -> tuple[bytes, int]:
-    return place[0].bytes, place[1]
+def _sort_key(partition: PartitionKey) -> tuple[bytes, int]:
+    return partition[0].bytes, partition[1]
 
 
-def _entry(place: PartitionKey) -> bytes:
-    body = _PLACE.pack(place[0].bytes, place[1])
+def _entry(partition: PartitionKey) -> bytes:
+    body = _KEY.pack(partition[0].bytes, partition[1])
     return body + crc32c(body).to_bytes(4, "big")
 
 
-def _places(data: bytes) -> Iterable[PartitionKey]:
+def _entries(data: bytes) -> Iterable[PartitionKey]:
     """The valid entries. A torn entry was never relied on."""
     for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
         topic_id, index, checksum = _ENTRY.unpack_from(data, at)
-        if crc32c(data[at : at + _PLACE.size]) == checksum:
+        if crc32c(data[at : at + _KEY.size]) == checksum:
             yield UUID(bytes=topic_id), index

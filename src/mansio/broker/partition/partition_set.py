@@ -101,7 +101,7 @@ class PartitionSet:
         self._by_id: dict[bytes, _IndexedTopic] = {}
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
-    def kept(self, topic: Topic) -> list[Partition | StorageError | None]:
+    def opened_partitions(self, topic: Topic) -> list[Partition | StorageError | None]:
         """The open partitions of a topic by index, whether or not they are served, or the errors for which they are not
         open."""
         opened = self._opened.get(topic.topic_id, {})
@@ -115,16 +115,16 @@ class PartitionSet:
         if topic is not None:
             found = self._by_name.get(topic)
             if found is None:
-                raise UnknownTopicOrPartition(f"there is no topic {topic!r} here")
+                raise UnknownTopicOrPartition(f"there is no topic {topic!r}")
         else:
             found = self._by_id.get(topic_id or b"")
             if found is None:
-                raise UnknownTopicId(f"no topic here has the id {(topic_id or b'').hex()}")
+                raise UnknownTopicId(f"no topic has the id {(topic_id or b'').hex()}")
         if not 0 <= index < len(found.partitions):
             raise UnknownTopicOrPartition(f"topic {found.topic.name!r} has no partition {index}")
         partition = found.partitions[index]
         if partition is None:
-            raise NotLeaderOrFollower(f"this broker keeps no copy of {found.topic.name}-{index}")
+            raise NotLeaderOrFollower(f"this broker has no replica of {found.topic.name}-{index}")
         if isinstance(partition, StorageError):  # a new error, without old tracebacks
             kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
             raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
@@ -190,9 +190,9 @@ class PartitionSet:
         """At start: open and serve the live topics. A log that cannot be opened makes only its own partition
         unavailable. `is_new`: whether a partition without a directory may never have had one; only used while there
         is no list of created partitions (`HostedPartitions`)."""
-        if (made := self._files.made) is not None:
-            await self._on_disk(partial(made.load, [topic.topic_id for topic in topics]))
-        for topic, index, error in await self._open(self._kept_here(topics), is_new):
+        if (hosted := self._files.hosted) is not None:
+            await self._on_disk(partial(hosted.load, [topic.topic_id for topic in topics]))
+        for topic, index, error in await self._open(self._local_replicas(topics), is_new):
             logger.error(
                 "partition_not_served", extra=fields(topic=topic.name, partition=index, reason=error)
             )
@@ -204,11 +204,11 @@ class PartitionSet:
     async def create_hosted_list(self) -> None:
         """Record from now on which partitions are opened. For a broker that has left all in-sync sets that a lost
         disk was in."""
-        made = self._files.made
-        if made is None or made.begun:
+        hosted = self._files.hosted
+        if hosted is None or hosted.exists:
             return
         try:
-            await self._on_disk(made.begin)
+            await self._on_disk(hosted.begin)
         except StorageError as error:
             logger.warning("hosted_partitions_not_created", extra=fields(reason=error.message))
 
@@ -217,15 +217,15 @@ class PartitionSet:
 
         Raises the first `StorageError`; partitions opened before it stay open.
         """
-        for _, _, error in await self._open(self._kept_here([topic])):
+        for _, _, error in await self._open(self._local_replicas([topic])):
             raise error
 
-    async def renew(self, topic: Topic, index: int) -> None:
+    async def recreate(self, topic: Topic, index: int) -> None:
         """Recreate a partition whose log could not be opened: its directory is quarantined, replacing an earlier
         quarantined one. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
-            await self._on_disk(partial(self._files.set_aside, topic, index))
+            await self._on_disk(partial(self._files.quarantine, topic, index))
             opened.pop(index, None)
         for _, _, error in await self._open([(topic, index)]):
             opened[index] = error
@@ -255,8 +255,8 @@ class PartitionSet:
             failed = []
             for first in range(0, len(wanted), OPEN_BATCH_MAX):
                 part = wanted[first : first + OPEN_BATCH_MAX]
-                made = await self._on_disk(partial(self._files.open, part, log_settings, is_new))
-                for (topic, index), result in zip(part, made, strict=True):
+                hosted = await self._on_disk(partial(self._files.open, part, log_settings, is_new))
+                for (topic, index), result in zip(part, hosted, strict=True):
                     if isinstance(result, StorageError):
                         failed.append((topic, index, result))
                         continue
@@ -269,7 +269,7 @@ class PartitionSet:
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): serve its partitions with the effective settings."""
-        served = _IndexedTopic(topic, self.kept(topic))
+        served = _IndexedTopic(topic, self.opened_partitions(topic))
         settings = self._settings_of(topic)
         rules, log_settings = _append_rules(settings), _log_settings(settings)
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
@@ -290,7 +290,9 @@ class PartitionSet:
         if after is None:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
-            self._put(_IndexedTopic(after, self.kept(after)))  # roles are applied by the replica manager
+            self._put(
+                _IndexedTopic(after, self.opened_partitions(after))
+            )  # roles are applied by the replica manager
         else:
             self.serve(after)
 
@@ -329,7 +331,7 @@ class PartitionSet:
             self._group_commit.request(log, urgent=True)
         return partition
 
-    def _kept_here(self, topics: Iterable[Topic]) -> list[Wanted]:
+    def _local_replicas(self, topics: Iterable[Topic]) -> list[Wanted]:
         """The replicas of this broker; on a single node all partitions."""
         node_id = self._settings.node_id
         return [

@@ -91,11 +91,13 @@ class RetentionHolds:
 
     # Holds
 
-    def follow(self, is_loaded: Callable[[], bool]) -> None:
+    def set_loaded_check(self, is_loaded: Callable[[], bool]) -> None:
         """Set the function that returns whether the offsets of all groups are loaded."""
         self._is_loaded = is_loaded
 
-    def note(self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
+    def record_commit(
+        self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None
+    ) -> None:
         """A committed offset of any group was stored, or deleted (None)."""
         pipeline = pipeline_of(group_id)
         if pipeline is None:
@@ -123,7 +125,7 @@ class RetentionHolds:
         return () if place is None else place.values()
 
     @property
-    def known(self) -> bool:
+    def are_known(self) -> bool:
         """Whether all holds are known. Logged the first time that a caller has to wait for it."""
         known = self._is_loaded()
         if not known and not self._unknown_logged:
@@ -132,7 +134,7 @@ class RetentionHolds:
         return known
 
     @property
-    def unknown(self) -> bool:
+    def has_unknown(self) -> bool:
         """Whether records were kept because not all holds are known."""
         return self._unknown_logged and not self._is_loaded()
 
@@ -159,7 +161,7 @@ class RetentionHolds:
             )
         self._broken[key] = ReleasedHold(topic, partition, held.pipeline, held.offset, start, reason)
 
-    def broken(self) -> Iterator[ReleasedHold]:
+    def released(self) -> Iterator[ReleasedHold]:
         """The holds that are released now."""
         yield from tuple(self._broken.values())
 
@@ -220,7 +222,7 @@ class HoldDiskLimit:
         known = fields(free_bytes=free_bytes, least_bytes=self._free_bytes_min, holds=len(holds))
         if not low:
             logger.info("holds_enforced", extra=known)
-        elif len(holds) or holds.unknown:
+        elif len(holds) or holds.has_unknown:
             logger.error("holds_ignored_disk_full", extra=known)
             self._on_low()
 
@@ -280,7 +282,7 @@ class RetentionHoldHook:
         if self._holds.disk_low:
             self._limited = {one.pipeline: DISK for one in self._held()}
             return None
-        if not self._holds.known:
+        if not self._holds.are_known:
             return self._partition.start_offset
         self._limited.clear()
         return min((self._floor(one) for one in self._held()), default=None)
@@ -302,7 +304,7 @@ class RetentionHoldHook:
         wanted = partition.high_watermark if before_offset == HIGH_WATERMARK else before_offset
         if floor is None or wanted <= floor:
             return
-        if not self._holds.known:
+        if not self._holds.are_known:
             raise PolicyViolation(
                 f"{partition.name}: it is not known yet which pipelines still need its records"
             )

@@ -50,14 +50,14 @@ RETRY_MS_MAX: Final = 2000
 class _LeaderPartition:
     """A partition led by this broker, and its state in the metadata store."""
 
-    __slots__ = ("changing", "gone", "partition", "replica", "state")
+    __slots__ = ("changing", "ended_sessions", "partition", "replica", "state")
 
     def __init__(self, partition: Partition, replica: ReplicationProgress, state: PartitionState) -> None:
         self.partition = partition
         self.replica = replica
         self.state = state
         self.changing = False
-        self.gone: set[int] = set()
+        self.ended_sessions: set[int] = set()
         """Members whose sessions ended since they were found to be in sync."""
 
     @property
@@ -123,97 +123,97 @@ class IsrManager:
         if known is not None and known.replica is replica:
             self.metadata_changed(partition, state)
             return
-        led = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
+        entry = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
         partition.on_isr_candidate = self._isr_candidate
-        self._decide(led)
+        self._decide(entry)
 
     def leave(self, partition: Partition) -> None:
         """This broker no longer leads the partition."""
-        led = self._leader_partitions.pop(partition, None)
+        entry = self._leader_partitions.pop(partition, None)
         partition.on_isr_candidate = None
-        if led is not None:
-            self._waiting.pop(led, None)
+        if entry is not None:
+            self._waiting.pop(entry, None)
 
     def metadata_changed(self, partition: Partition, state: PartitionState) -> None:
         """Apply the partition's state in the metadata; a known or older one changes nothing."""
-        led = self._leader_partitions.get(partition)
-        if led is None or state.leader_epoch != led.state.leader_epoch or state.leader != self._node_id:
+        entry = self._leader_partitions.get(partition)
+        if entry is None or state.leader_epoch != entry.state.leader_epoch or state.leader != self._node_id:
             return
-        if state.mod_revision > led.state.mod_revision:
-            self._adopt(led, state)
+        if state.mod_revision > entry.state.mod_revision:
+            self._adopt(entry, state)
 
     def session_ended(self, node_id: int) -> None:
         """A broker's session ended, whether or not it has a new one: commits no longer wait for it."""
-        for led in list(self._leader_partitions.values()):
-            if node_id in led.state.isr and node_id != self._node_id:
-                led.gone.add(node_id)
-                self._decide(led)
+        for entry in list(self._leader_partitions.values()):
+            if node_id in entry.state.isr and node_id != self._node_id:
+                entry.ended_sessions.add(node_id)
+                self._decide(entry)
 
     def _isr_candidate(self, partition: Partition, node_id: int) -> None:
         del node_id
-        led = self._leader_partitions.get(partition)
-        if led is not None:
-            self._decide(led)
+        entry = self._leader_partitions.get(partition)
+        if entry is not None:
+            self._decide(entry)
 
     def _check(self) -> None:
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
-        for led in list(self._leader_partitions.values()):
-            if not led.current:
-                self.leave(led.partition)
+        for entry in list(self._leader_partitions.values()):
+            if not entry.current:
+                self.leave(entry.partition)
                 continue
-            led.partition.check_session()
-            self._decide(led)
+            entry.partition.check_session()
+            self._decide(entry)
 
     # Decide
 
-    def _decide(self, led: _LeaderPartition) -> None:
+    def _decide(self, entry: _LeaderPartition) -> None:
         """Start a change if one is due and none is in flight."""
-        if led.changing or self._stopped or not led.current or not self._is_session_valid():
+        if entry.changing or self._stopped or not entry.current or not self._is_session_valid():
             return
-        if self._target(led) == led.replica.in_sync:
+        if self._target(entry) == entry.replica.in_sync:
             return
-        self._waiting[led] = None
+        self._waiting[entry] = None
         self._begin()
 
-    def _target(self, led: _LeaderPartition) -> frozenset[int]:
+    def _target(self, entry: _LeaderPartition) -> frozenset[int]:
         """The in-sync set that should be, as far as this broker knows."""
-        replica, partition = led.replica, led.partition
+        replica, partition = entry.replica, entry.partition
         lagging = replica.lagging(partition.now_ms(), self._lag_ms_max, partition.end_offset)
-        gone = {
+        removed = {
             node
             for node in replica.in_sync
             if node != self._node_id
-            and (node in led.gone or node in lagging or not self._broker_epoch_of(node))
+            and (node in entry.ended_sessions or node in lagging or not self._broker_epoch_of(node))
         }
         joining = {
             node
-            for node, copy in replica.followers().items()
-            if node in led.state.replicas
+            for node, follower in replica.followers().items()
+            if node in entry.state.replicas
             and replica.can_join_isr(node)
-            and copy.broker_epoch == self._broker_epoch_of(node) > 0
+            and follower.broker_epoch == self._broker_epoch_of(node) > 0
             and self._may_join(node)
         }
-        return (replica.in_sync - gone) | joining
+        return (replica.in_sync - removed) | joining
 
     def _begin(self) -> None:
         while self._waiting and self._under_way < CHANGES_MAX:
-            led = next(iter(self._waiting))
-            del self._waiting[led]
-            target = self._target(led) if led.current and not led.changing else led.replica.in_sync
-            if target == led.replica.in_sync:
+            entry = next(iter(self._waiting))
+            del self._waiting[entry]
+            target = self._target(entry) if entry.current and not entry.changing else entry.replica.in_sync
+            if target == entry.replica.in_sync:
                 continue
-            led.changing = True
-            copies = led.replica.followers()
-            sessions = {node: copies[node].broker_epoch for node in sorted(target - {*led.state.isr})}
-            led.replica.propose(target)
+            entry.changing = True
+            followers = entry.replica.followers()
+            sessions = {node: followers[node].broker_epoch for node in sorted(target - {*entry.state.isr})}
+            entry.replica.propose(target)
             self._under_way += 1
-            name = f"in-sync set of {led.partition.name}"
-            self._scheduler.spawn(self._change(led, led.state, target, sessions), name=name)
+            name = f"in-sync set of {entry.partition.name}"
+            self._scheduler.spawn(self._change(entry, entry.state, target, sessions), name=name)
 
     # Change
 
     async def _change(
-        self, led: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
+        self, entry: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
     ) -> None:
         """Change `state` to `target`, or find that it is no longer possible. `sessions` are the broker epochs in
         which the added brokers met the conditions, as of the time when `target` was proposed."""
@@ -221,28 +221,28 @@ class IsrManager:
             isr = (*(node for node in state.isr if node in target), *sessions)
             wanted = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
             compares = [
-                Compare(self._key(led), mod_revision=state.mod_revision),
+                Compare(self._key(entry), mod_revision=state.mod_revision),
                 Compare(self._keys.session(self._node_id), create_revision=state.leader_broker_epoch),
             ]
             for node, epoch in sessions.items():
                 compares.append(Compare(self._keys.session(node), create_revision=epoch))
-            await self._commit(led, state, wanted, compares)
+            await self._commit(entry, state, wanted, compares)
         finally:
-            led.changing = False
+            entry.changing = False
             self._under_way -= 1
-        if led.current:
-            self._decide(led)
+        if entry.current:
+            self._decide(entry)
         self._begin()
 
     async def _commit(
-        self, led: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
+        self, entry: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
     ) -> None:
         """Retry until the transaction is known to be committed, or known to be impossible."""
         writer = new_writer_id(self._random)
-        put = Put(self._key(led), encode(partition_document(wanted), writer))
+        put = Put(self._key(entry), encode(partition_document(wanted), writer))
         wait_ms = RETRY_MS
         while True:
-            if not led.current or led.state.mod_revision != before.mod_revision or self._stopped:
+            if not entry.current or entry.state.mod_revision != before.mod_revision or self._stopped:
                 return
             try:
                 done = await transact_resolving_ambiguity(self._store, compares, [put], writer)
@@ -252,37 +252,37 @@ class IsrManager:
                 logger.warning(
                     "isr_change_failed",
                     extra=fields(
-                        topic=led.partition.topic, partition=led.partition.index, reason=error.message
+                        topic=entry.partition.topic, partition=entry.partition.index, reason=error.message
                     ),
                 )
                 await self._scheduler.sleep(wait_ms)
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
                 continue
             if done.succeeded:
-                self._committed(led, before, wanted._replace(mod_revision=done.revision))
+                self._committed(entry, before, wanted._replace(mod_revision=done.revision))
                 return
             break
-        await self._read_with_retries(led)
+        await self._read_with_retries(entry)
         await self._scheduler.sleep(RETRY_MS)  # whatever the reason, the metadata image has to catch up first
 
-    async def _read_with_retries(self, led: _LeaderPartition) -> None:
+    async def _read_with_retries(self, entry: _LeaderPartition) -> None:
         wait_ms = RETRY_MS
-        while led.current and not self._stopped:
+        while entry.current and not self._stopped:
             try:
-                await self._read_again(led)
+                await self._read_again(entry)
             except MansioError:
                 await self._scheduler.sleep(wait_ms)
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
             else:
                 return
 
-    async def _read_again(self, led: _LeaderPartition) -> None:
+    async def _read_again(self, entry: _LeaderPartition) -> None:
         """A change was not committed and will not be: read the current state."""
-        entry = await self._store.get(self._key(led))
-        if entry is None or not led.current or entry.mod_revision < led.state.mod_revision:
+        stored = await self._store.get(self._key(entry))
+        if stored is None or not entry.current or stored.mod_revision < entry.state.mod_revision:
             return
-        document = decode(entry.key, entry.value)
-        state = led.state
+        document = decode(stored.key, stored.value)
+        state = entry.state
         if (document["leader"], document["leader_epoch"]) != (state.leader, state.leader_epoch):
             return  # nothing is committed here any more; the metadata will name the leader
         found = state._replace(
@@ -291,11 +291,11 @@ class IsrManager:
             partition_epoch=document["part_epoch"],
             adding=tuple(document["adding"]),
             removing=tuple(document["removing"]),
-            mod_revision=entry.mod_revision,
+            mod_revision=stored.mod_revision,
         )
-        self._adopt(led, found)
+        self._adopt(entry, found)
 
-    def _committed(self, led: _LeaderPartition, old: PartitionState, state: PartitionState) -> None:
+    def _committed(self, entry: _LeaderPartition, old: PartitionState, state: PartitionState) -> None:
         """A change was committed. Reported here, because the image may have had it before the response arrived."""
         before, after = frozenset(old.isr), frozenset(state.isr)
         self.expansions += bool(after - before)
@@ -303,24 +303,24 @@ class IsrManager:
         logger.info(
             "isr_changed",
             extra=fields(
-                topic=led.partition.topic,
-                partition=led.partition.index,
+                topic=entry.partition.topic,
+                partition=entry.partition.index,
                 before=old.isr,
                 after=state.isr,
             ),
         )
-        if led.current and state.mod_revision > led.state.mod_revision:
-            self._adopt(led, state)
+        if entry.current and state.mod_revision > entry.state.mod_revision:
+            self._adopt(entry, state)
 
-    def _adopt(self, led: _LeaderPartition, state: PartitionState) -> None:
+    def _adopt(self, entry: _LeaderPartition, state: PartitionState) -> None:
         """The metadata store has this state."""
-        if not led.current:
+        if not entry.current:
             return
-        led.state = state
-        led.gone &= {*state.isr}
-        led.replica.assigned(state.replicas, led.partition.now_ms())
-        led.partition.isr_committed(frozenset(state.isr))
-        self._decide(led)
+        entry.state = state
+        entry.ended_sessions &= {*state.isr}
+        entry.replica.assigned(state.replicas, entry.partition.now_ms())
+        entry.partition.isr_committed(frozenset(state.isr))
+        self._decide(entry)
 
-    def _key(self, led: _LeaderPartition) -> str:
-        return self._keys.partition(led.partition.topic_id, led.partition.index)
+    def _key(self, entry: _LeaderPartition) -> str:
+        return self._keys.partition(entry.partition.topic_id, entry.partition.index)

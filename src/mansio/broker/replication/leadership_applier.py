@@ -79,9 +79,9 @@ class LeadershipApplier:
                 self.fetcher_manager.leave(partition)
                 self.isr_manager.become_leader(partition, state)
                 return
-            copies = self._node_id in state.replicas and state.leader != self._node_id
+            is_follower = self._node_id in state.replicas and state.leader != self._node_id
             self.isr_manager.leave(partition)
-            partition.become_follower(state.leader if copies else NO_LEADER, state.leader_epoch)
+            partition.become_follower(state.leader if is_follower else NO_LEADER, state.leader_epoch)
         except MansioError as error:
             known = fields(topic=partition.topic, partition=partition.index, reason=error.message)
             logger.error("partition_role_rejected", extra=known)

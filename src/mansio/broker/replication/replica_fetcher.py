@@ -91,11 +91,11 @@ class _FetchedReplica:
     __slots__ = (
         "active_until_s",
         "attempts",
-        "behind",
         "error",
+        "is_behind",
+        "key",
         "logged_error",
         "partition",
-        "place",
         "replica",
         "retry_at_s",
         "topic_id",
@@ -104,12 +104,12 @@ class _FetchedReplica:
     def __init__(self, partition: Partition, replica: FollowerReplica) -> None:
         self.partition = partition
         self.topic_id = partition.topic_id.bytes
-        self.place = (self.topic_id, partition.index)
+        self.key = (self.topic_id, partition.index)
         self.replica = replica
         self.attempts = 0
         self.retry_at_s = 0.0
         self.active_until_s = 0.0
-        self.behind = False
+        self.is_behind = False
         self.error: MansioError | None = None
         self.logged_error = ""
 
@@ -130,7 +130,7 @@ class ReplicationThrottle:
         self._bucket = TokenBucket(bytes_per_second, CATCH_UP_BURST_MS, now) if bytes_per_second else None
         self._free_at_s = now
 
-    def took(self, size_bytes: int) -> None:
+    def record(self, size_bytes: int) -> None:
         """Record replicated bytes."""
         if self._bucket is not None and size_bytes:
             now = self._clock.monotonic()
@@ -161,21 +161,21 @@ class ReplicaFetcher:
     def __init__(self, context: FetcherContext, leader: int) -> None:
         self._context = context
         self._leader = leader
-        self.copies: dict[Partition, _FetchedReplica] = {}
+        self.partitions: dict[Partition, _FetchedReplica] = {}
         self._work: Timer | None = None
         self._pause: Promise[None] | None = None
         self._attempts = 0
         self._logged_error: str | None = None
         self._all_due_s = 0.0
 
-    def copy(self, partition: Partition, replica: FollowerReplica) -> None:
+    def add(self, partition: Partition, replica: FollowerReplica) -> None:
         """Include the partition from the next request on."""
-        known = self.copies.get(partition)
+        known = self.partitions.get(partition)
         if known is not None and known.replica is replica:
             self._attempts = 0  # a repeated call means news of a session or of the leader
             self._poke()
             return
-        self.copies[partition] = _FetchedReplica(partition, replica)
+        self.partitions[partition] = _FetchedReplica(partition, replica)
         self._poke()
         if self._work is None:
             name = f"follow broker {self._leader}"
@@ -183,10 +183,10 @@ class ReplicaFetcher:
 
     def leave(self, partition: Partition) -> None:
         """Stop replicating the partition; a response in flight no longer changes it."""
-        self.copies.pop(partition, None)
+        self.partitions.pop(partition, None)
 
     def stop(self) -> None:
-        self.copies.clear()
+        self.partitions.clear()
         if self._work is not None:
             self._work.cancel()
             self._work = None
@@ -197,7 +197,7 @@ class ReplicaFetcher:
         context = self._context
         settings = context.settings
         while True:
-            asked, wait_ms = self._turn(self._due())
+            asked, wait_ms = self._select(self._due())
             if not asked:
                 await self._sleep(self._wait_ms())
                 continue
@@ -209,29 +209,29 @@ class ReplicaFetcher:
                 )
                 response = fetch.decode_replica_response(frame) or decode_response(VERSION, frame)
                 if response.error_code:
-                    raise error_for_code(response.error_code, "the leader refused the request")
+                    raise error_for_code(response.error_code, "the leader rejected the request")
             except MansioError as error:
                 self._attempts += 1
                 if self._attempts >= LOG_FROM_ATTEMPT:
-                    self._tell(error)
+                    self._log_error(error)
                 await self._sleep(self._backoff_ms(self._attempts))
                 continue
             self._attempts = 0
             self._logged_error = None
-            await self._synced(self._take(asked, response))
+            await self._synced(self._apply_response(asked, response))
 
     def _due(self) -> list[_FetchedReplica]:
         """The partitions to fetch now, those first that got nothing for the longest time."""
         now = self._context.clock.monotonic()
         throttled = now < self._context.throttle.free_at_s
         due = []
-        for one in tuple(self.copies.values()):
+        for one in tuple(self.partitions.values()):
             partition = one.partition
             log = partition.log
             if partition.replica is not one.replica or partition.closed:
-                del self.copies[partition]
+                del self.partitions[partition]
                 continue
-            if one.retry_at_s > now or (throttled and one.behind):
+            if one.retry_at_s > now or (throttled and one.is_behind):
                 continue
             if (failure := partition.failure) is not None:
                 self._delay_retry(one, failure)
@@ -243,7 +243,7 @@ class ReplicaFetcher:
                 due.append(one)
         return due
 
-    def _turn(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
+    def _select(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
         """Select the partitions of the next request, and how long the leader may wait for records.
 
         A request costs both brokers time for each partition. Of many partitions most are idle while some are active:
@@ -264,8 +264,8 @@ class ReplicaFetcher:
         """Time until a delayed or throttled partition is due, in ms."""
         now = self._context.clock.monotonic()
         due = [
-            max(one.retry_at_s, self._context.throttle.free_at_s if one.behind else 0.0)
-            for one in self.copies.values()
+            max(one.retry_at_s, self._context.throttle.free_at_s if one.is_behind else 0.0)
+            for one in self.partitions.values()
         ]
         at = min(due, default=now + self._context.settings.backoff_ms_max / 1000)
         return max(1.0, (at - now) * 1000)
@@ -273,14 +273,14 @@ class ReplicaFetcher:
     def _request(self, asked: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
         settings = self._context.settings
         topics: dict[bytes, list[FetchPartition]] = {}
-        for copied in asked:
-            partition = copied.partition
+        for fetched in asked:
+            partition = fetched.partition
             log = partition.log
             offset = log.durable_end_offset
-            topics.setdefault(copied.topic_id, []).append(
+            topics.setdefault(fetched.topic_id, []).append(
                 FetchPartition(
                     partition.index,
-                    copied.replica.leader_epoch,
+                    fetched.replica.leader_epoch,
                     offset,
                     log.leader_epochs.epoch_at(offset - 1),
                     log.durable_start_offset,
@@ -310,27 +310,29 @@ class ReplicaFetcher:
 
     # Responses
 
-    def _take(self, asked: Sequence[_FetchedReplica], response: FetchResponse) -> list[_FetchedReplica]:
+    def _apply_response(
+        self, asked: Sequence[_FetchedReplica], response: FetchResponse
+    ) -> list[_FetchedReplica]:
         """Apply a response; returns the partitions that have something to flush now."""
-        by_place = {one.place: one for one in asked}
+        by_key = {one.key: one for one in asked}
         grown = []
         for _, topic_id, answers in response.topics:
             for answer in answers:
-                copied = by_place.pop((topic_id or b"", answer.index), None)
-                if copied is None or not copied.current:
+                fetched = by_key.pop((topic_id or b"", answer.index), None)
+                if fetched is None or not fetched.current:
                     continue
                 try:
-                    if self._take_one(copied, answer):
-                        grown.append(copied)
+                    if self._apply(fetched, answer):
+                        grown.append(fetched)
                 except MansioError as error:
-                    self._delay_retry(copied, error)
+                    self._delay_retry(fetched, error)
                 except Exception as error:  # noqa: BLE001 - a defect costs its own partition, not all of this leader's
-                    self._defect(copied, error)
+                    self._on_defect(fetched, error)
                 else:
-                    copied.attempts, copied.error, copied.logged_error = 0, None, ""
-        for copied in by_place.values():
-            if copied.current:
-                self._delay_retry(copied, UnknownTopicId("the leader left the partition out of its answer"))
+                    fetched.attempts, fetched.error, fetched.logged_error = 0, None, ""
+        for fetched in by_key.values():
+            if fetched.current:
+                self._delay_retry(fetched, UnknownTopicId("the leader left the partition out of its answer"))
         unsynced = [
             log
             for one in asked
@@ -338,17 +340,17 @@ class ReplicaFetcher:
         ]
         if unsynced:
             asked[0].partition.group_commit.request_all(unsynced)  # one group commit per broker
-        for copied in grown:  # the others come first in the next request
-            if self.copies.pop(copied.partition, None) is copied:
-                self.copies[copied.partition] = copied
+        for fetched in grown:  # the others come first in the next request
+            if self.partitions.pop(fetched.partition, None) is fetched:
+                self.partitions[fetched.partition] = fetched
         return grown
 
-    def _take_one(self, copied: _FetchedReplica, answer: FetchedPartition) -> bool:
+    def _apply(self, fetched: _FetchedReplica, answer: FetchedPartition) -> bool:
         """Apply one partition's result. Returns True if the log has something to flush."""
-        partition = copied.partition
+        partition = fetched.partition
         log = partition.log
         if answer.error_code:
-            error = error_for_code(answer.error_code, f"{partition.name}: its leader refused to be copied")
+            error = error_for_code(answer.error_code, f"{partition.name}: its leader rejected the fetch")
             if isinstance(error, OffsetOutOfRange) and (
                 log.end_offset < answer.log_start_offset
                 or (answer.log_start_offset >= 0 and log.start_offset == log.end_offset)
@@ -362,43 +364,43 @@ class ReplicaFetcher:
         appended = 0
         if answer.records_bytes:
             appended = partition.append_from_leader(answer.records, answer.high_watermark)
-            copied.active_until_s = self._context.clock.monotonic() + ACTIVE_S
-        copied.behind = log.end_offset < answer.high_watermark
-        if copied.behind:
-            self._context.throttle.took(appended)
+            fetched.active_until_s = self._context.clock.monotonic() + ACTIVE_S
+        fetched.is_behind = log.end_offset < answer.high_watermark
+        if fetched.is_behind:
+            self._context.throttle.record(appended)
         partition.update_from_leader(answer.high_watermark, answer.log_start_offset)
         return log.end_offset > log.durable_end_offset
 
-    def _delay_retry(self, copied: _FetchedReplica, error: MansioError) -> None:
+    def _delay_retry(self, fetched: _FetchedReplica, error: MansioError) -> None:
         """Retry a failed partition after a delay; never, if its log has failed."""
-        partition = copied.partition
+        partition = fetched.partition
         now = self._context.clock.monotonic()
         if isinstance(error, ConcurrentChange):  # its log is being flushed
-            copied.retry_at_s = now + BUSY_WAIT_MS / 1000
+            fetched.retry_at_s = now + BUSY_WAIT_MS / 1000
             return
-        copied.attempts += 1
-        lasts = copied.attempts >= LOG_FROM_ATTEMPT or isinstance(error, StorageError)
-        if lasts and copied.logged_error != str(error):
-            copied.logged_error = str(error)
+        fetched.attempts += 1
+        lasts = fetched.attempts >= LOG_FROM_ATTEMPT or isinstance(error, StorageError)
+        if lasts and fetched.logged_error != str(error):
+            fetched.logged_error = str(error)
             known = fields(
                 topic=partition.topic, partition=partition.index, leader=self._leader, reason=error.message
             )
             logger.warning("replica_fetch_failed", extra=known)
-        copied.error = error
+        fetched.error = error
         if partition.failure is not None:
-            copied.retry_at_s = float("inf")
+            fetched.retry_at_s = float("inf")
         elif isinstance(error, StorageError):
-            copied.retry_at_s = now + self._context.settings.backoff_ms_max / 1000
+            fetched.retry_at_s = now + self._context.settings.backoff_ms_max / 1000
         else:
-            copied.retry_at_s = now + self._backoff_ms(copied.attempts) / 1000
+            fetched.retry_at_s = now + self._backoff_ms(fetched.attempts) / 1000
 
-    def _defect(self, copied: _FetchedReplica, error: Exception) -> None:
+    def _on_defect(self, fetched: _FetchedReplica, error: Exception) -> None:
         """An unexpected exception: logged once per series, with its traceback, and retried."""
-        name = copied.partition.name
-        if not copied.attempts:
+        name = fetched.partition.name
+        if not fetched.attempts:
             known = fields(work=f"copy {name}", reason=repr(error))
             logger.error("background_task_failed", exc_info=error, extra=known)
-        self._delay_retry(copied, MansioError(f"{name} cannot be copied: {error!r}"))
+        self._delay_retry(fetched, MansioError(f"{name} cannot be copied: {error!r}"))
 
     async def _synced(self, grown: Iterable[_FetchedReplica]) -> None:
         """Wait until what was appended is flushed; a partition that fails or changes its role meanwhile is not
@@ -406,20 +408,22 @@ class ReplicaFetcher:
         left = 0
         promise: Promise[None] = self._context.scheduler.promise()
 
-        def one_less() -> None:
+        def one_flushed() -> None:
             nonlocal left
             left -= 1
             if left == 0 and not promise.done():
                 promise.set_result(None)
 
-        for copied in grown:
-            if copied.current and not copied.partition.when_flushed(copied.partition.end_offset, one_less):
+        for fetched in grown:
+            if fetched.current and not fetched.partition.when_flushed(
+                fetched.partition.end_offset, one_flushed
+            ):
                 left += 1
         if left:
             await promise
-        for copied in grown:
-            if copied.current and (failure := copied.partition.failure) is not None:
-                self._delay_retry(copied, failure)
+        for fetched in grown:
+            if fetched.current and (failure := fetched.partition.failure) is not None:
+                self._delay_retry(fetched, failure)
 
     # Waiting
 
@@ -442,7 +446,7 @@ class ReplicaFetcher:
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
 
-    def _tell(self, error: MansioError) -> None:
+    def _log_error(self, error: MansioError) -> None:
         """Log once per series of the same error."""
         logged_error = type(error).__name__
         if logged_error != self._logged_error:
@@ -491,7 +495,7 @@ class ReplicaFetcherManager:
         for node_id, fetcher in list(self._fetchers.items()):
             if node_id != leader:
                 fetcher.leave(partition)
-                if not fetcher.copies:
+                if not fetcher.partitions:
                     fetcher.stop()
                     del self._fetchers[node_id]
         if leader == NO_LEADER or self._stopped:
@@ -500,22 +504,22 @@ class ReplicaFetcherManager:
         found = self._fetchers.get(leader)
         if found is None:
             found = self._fetchers[leader] = ReplicaFetcher(self._context, leader)
-        found.copy(partition, replica)
+        found.add(partition, replica)
 
     def leave(self, partition: Partition) -> None:
         """The partition is closed, or is about to be."""
         for node_id, fetcher in list(self._fetchers.items()):
             fetcher.leave(partition)
-            if not fetcher.copies:
+            if not fetcher.partitions:
                 fetcher.stop()
                 del self._fetchers[node_id]
 
-    def troubles(self) -> Iterator[FailedReplica]:
+    def failed_replicas(self) -> Iterator[FailedReplica]:
         """Every partition that is delayed by an error now, with the error."""
         for fetcher in self._fetchers.values():
-            for copied in fetcher.copies.values():
-                if copied.error is not None:
-                    yield FailedReplica(copied.partition, copied.error)
+            for fetched in fetcher.partitions.values():
+                if fetched.error is not None:
+                    yield FailedReplica(fetched.partition, fetched.error)
 
     def stop(self) -> None:
         """Stop all fetchers."""

@@ -106,12 +106,12 @@ class ReplicaManager:
         """Replicas of this broker whose log cannot confirm what the broker once acknowledged. Where no other replica
         can either, a disk that only does not respond is waited for: it may have the only copy."""
         for topic in self._state.topics.values():
-            for index, kept in enumerate(self._partitions.kept(topic)):
-                if isinstance(kept, StorageError) and not self._is_awaited(topic, index, kept):
+            for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+                if isinstance(opened, StorageError) and not self._is_awaited(topic, index, opened):
                     yield topic.topic_id, index
 
-    def _is_awaited(self, topic: Topic, index: int, kept: object) -> bool:
-        unread = isinstance(kept, StorageError) and not isinstance(kept, CorruptLog)
+    def _is_awaited(self, topic: Topic, index: int, opened: object) -> bool:
+        unread = isinstance(opened, StorageError) and not isinstance(opened, CorruptLog)
         return unread and topic.partitions[index].isr == (self._node_id,)
 
     def apply_all(self) -> None:
@@ -135,7 +135,7 @@ class ReplicaManager:
 
     def _leave(self, topic: Topic) -> None:
         """The topic is deleted: its partitions have no role here any more, and its data is removed."""
-        for partition in self._partitions.kept(topic):
+        for partition in self._partitions.opened_partitions(topic):
             if isinstance(partition, Partition):
                 self._leadership_applier.leave(partition)
                 partition.resign()
@@ -152,8 +152,8 @@ class ReplicaManager:
     def _apply(self, topic: Topic, known: Sequence[PartitionState]) -> None:
         """Apply the roles of partitions that differ from `known`: a failed broker changes thousands, one by one."""
         can_open = False
-        kept = self._partitions.kept(topic)
-        for index, (partition, state) in enumerate(zip(kept, topic.partitions, strict=True)):
+        opened_partitions = self._partitions.opened_partitions(topic)
+        for index, (partition, state) in enumerate(zip(opened_partitions, topic.partitions, strict=True)):
             if index < len(known) and known[index] is state:
                 continue
             if isinstance(partition, Partition):
@@ -165,11 +165,11 @@ class ReplicaManager:
             self._waiting[topic.topic_id] = topic
             self._woken()
 
-    def _can_open(self, topic: Topic, index: int, kept: Partition | StorageError | None) -> bool:
+    def _can_open(self, topic: Topic, index: int, opened: Partition | StorageError | None) -> bool:
         state = topic.partitions[index]
-        if self._node_id not in state.replicas or isinstance(kept, Partition):
+        if self._node_id not in state.replicas or isinstance(opened, Partition):
             return False
-        return kept is None or self._node_id not in state.isr or self._is_awaited(topic, index, kept)
+        return opened is None or self._node_id not in state.isr or self._is_awaited(topic, index, opened)
 
     # The task
 
@@ -214,15 +214,15 @@ class ReplicaManager:
     async def _open_one(self, topic_id: UUID, _: Topic) -> None:
         topic = self._state.topics_by_id.get(topic_id)
         if topic is not None:
-            for index, kept in enumerate(self._partitions.kept(topic)):
-                if not isinstance(kept, StorageError) or not self._can_open(topic, index, kept):
+            for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+                if not isinstance(opened, StorageError) or not self._can_open(topic, index, opened):
                     continue
                 if self._node_id in topic.partitions[index].isr:
                     await self._partitions.reopen(topic, index)
                 else:
-                    known = fields(topic=topic.name, partition=index, reason=kept.message)
+                    known = fields(topic=topic.name, partition=index, reason=opened.message)
                     logger.warning("partition_recreated", extra=known)
-                    await self._partitions.renew(topic, index)
+                    await self._partitions.recreate(topic, index)
             await self._partitions.open_partitions(topic)
         self._waiting.pop(topic_id, None)
         if (newest := self._state.topics_by_id.get(topic_id)) is not None:
@@ -263,8 +263,8 @@ class ReplicaManager:
         disk."""
         for topic_id in self._failed:
             if (topic := self._state.topics_by_id.get(topic_id)) is not None:
-                for index, kept in enumerate(self._partitions.kept(topic)):
-                    if kept is None and self._is_needed(topic_id, index):
+                for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+                    if opened is None and self._is_needed(topic_id, index):
                         yield topic_id, index
 
     def _is_needed(self, topic_id: UUID, index: int) -> bool:

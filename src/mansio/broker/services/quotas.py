@@ -43,8 +43,8 @@ CONFLICT_ATTEMPTS_MAX: Final = 5
 
 KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 NOT_OFFERED: Final = {
-    "request_percentage": "one loop serves all requests: there are no shares of threads to give out",
-    "controller_mutation_rate": "changes of topics are not limited by rate",
+    "request_percentage": "all requests are served by one event loop, so there is no thread time to divide",
+    "controller_mutation_rate": "topic changes are not limited by rate",
     "connection_creation_rate": "connections are limited by number (max_connections), not by rate",
 }
 
@@ -178,14 +178,14 @@ class QuotaService:
             before = {} if known is None else known.document["values"]
             values = {name: value for name, value in {**before, **changes}.items() if value is not None}
             if known is None and len(self._state.quotas) >= ENTITIES_MAX:
-                raise PolicyViolation(f"there are {ENTITIES_MAX} entities with quotas, and no more are kept")
+                raise PolicyViolation(f"there are {ENTITIES_MAX} entities with quotas, which is the limit")
             if validate_only or values == before:
                 return
             revision = 0 if known is None else known.mod_revision
             if await self._write(key, revision, entity, values):
-                logger.info("quota_changed", extra=fields(entity=_key(entity), values=_told(values)))
+                logger.info("quota_changed", extra=fields(entity=_key(entity), values=_described(values)))
                 return
-        raise ConcurrentChange("these quotas are being changed by others")
+        raise ConcurrentChange("these quotas are being changed concurrently")
 
     async def _write(self, key: str, revision: int, entity: Entity, values: Mapping[str, float]) -> bool:
         guard = [Compare(key, mod_revision=revision)]
@@ -233,7 +233,7 @@ def _check_value(name: str, value: float) -> None:
         raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
 
 
-def _told(values: Mapping[str, float]) -> str:
+def _described(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
 
 

@@ -85,19 +85,19 @@ class Statistics:
         """Start to measure a duration."""
         return Stopwatch(self._clock, into)
 
-    def refused(self, api_key: int, error_code: int) -> None:
+    def count_error(self, api_key: int, error_code: int) -> None:
         """A request, or an item of one, is answered with an error."""
         key = (api_key, error_code)
         self.errors[key] = self.errors.get(key, 0) + 1
 
-    def answered(self, api_key: int, fields: Mapping[str, Any]) -> None:
+    def count_errors(self, api_key: int, fields: Mapping[str, Any]) -> None:
         """Count the errors in the fields of a response; of a very long one, those of its first items."""
-        self._look(api_key, fields, ANSWER_DEPTH_MAX)
+        self._count(api_key, fields, ANSWER_DEPTH_MAX)
 
-    def _look(self, api_key: int, fields: Mapping[str, Any], depth: int) -> None:
+    def _count(self, api_key: int, fields: Mapping[str, Any], depth: int) -> None:
         code = fields.get("error_code", 0)
         if code:
-            self.refused(api_key, int(code))
+            self.count_error(api_key, int(code))
         if not depth:
             return
         for value in fields.values():
@@ -105,4 +105,4 @@ class Statistics:
                 for item in value[:ANSWER_ITEMS_MAX]:
                     if not isinstance(item, Mapping):
                         break
-                    self._look(api_key, item, depth - 1)
+                    self._count(api_key, item, depth - 1)

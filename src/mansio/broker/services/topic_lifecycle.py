@@ -99,11 +99,11 @@ class TopicLifecycle:
         if self._broker_epoch is not None:
             self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
-        made = await self.write(
+        created = await self.write(
             dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision, created_by=None)
         )
-        if not made:
-            raise ConcurrentChange(f"topic {topic.name} was changed while it was made")
+        if not created:
+            raise ConcurrentChange(f"topic {topic.name} was changed while it was created")
         self._opened.pop(topic.topic_id, None)
 
     async def delete(self, topic: Topic) -> None:
@@ -119,7 +119,7 @@ class TopicLifecycle:
             if found is None:
                 raise UnknownTopicId(f"there is no topic with id {topic.topic_id}")
             topic = found
-        raise ConcurrentChange(f"topic {topic.name} is being changed by others")
+        raise ConcurrentChange(f"topic {topic.name} is being changed concurrently")
 
     def _unfinished(self, topic: Topic) -> Topic:
         """The topic as this broker has just written it."""
@@ -139,7 +139,7 @@ class TopicLifecycle:
             first = max(0, len(puts) - self._bytes_beside_topic)
             await self._put_partitions(topic, puts[:first])
             if not await self.write(grown, with_puts=puts[first:]):
-                raise ConcurrentChange(f"topic {topic.name} was changed by another; look and try again")
+                raise ConcurrentChange(f"topic {topic.name} was changed concurrently; read it and retry")
         finally:
             self.opening -= len(added)
 
@@ -221,16 +221,16 @@ class TopicLifecycle:
             self._end_work(topic)
 
     async def _abandon_with_retries(self, topic: Topic, epoch: int) -> None:
-        is_told = False
+        is_reported = False
         while self.epoch() == epoch and (epoch != 0 or self._broker_epoch is None):
             try:
                 if await self._is_abandoned(topic):
                     return
             except (Unavailable, StorageError) as error:
-                if not is_told:
+                if not is_reported:
                     known = fields(topic=topic.name, reason=error.message)
                     logger.warning("unfinished_topic_deletion_failed", extra=known)
-                is_told = True
+                is_reported = True
             await self._scheduler.sleep(ABANDON_AGAIN_MS)
 
     async def _is_abandoned(self, topic: Topic) -> bool:

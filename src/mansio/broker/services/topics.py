@@ -171,13 +171,15 @@ class TopicService:
             return topic
         if (other := colliding(new.name, self.state.topics)) is not None:
             logger.warning(
-                "topics differ only in '.' and '_': metrics will collide",
+                "topic_metric_names_collide",
                 extra=fields(topic=new.name, other=other),
             )
-        made = await self._uninterrupted(self._create(topic), name=f"create topic {new.name}")
-        partitions = len(made.partitions)
-        logger.info("topic_created", extra=fields(topic=made.name, id=made.topic_id, partitions=partitions))
-        return made
+        created = await self._uninterrupted(self._create(topic), name=f"create topic {new.name}")
+        partitions = len(created.partitions)
+        logger.info(
+            "topic_created", extra=fields(topic=created.name, id=created.topic_id, partitions=partitions)
+        )
+        return created
 
     async def auto_create(self, name: str) -> Topic:
         """Create a topic on a client's request for metadata; a topic that was created concurrently is returned."""
@@ -214,7 +216,7 @@ class TopicService:
             assignments,
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
-            partitions_available=self._room,
+            partitions_available=self._partitions_available,
             hosts=self._hosts(start=topic.topic_id.int),
         )
         if validate_only:
@@ -246,11 +248,13 @@ class TopicService:
             if validate_only or configs == topic.configs:
                 return changed
             if await self._steps.write(changed):
-                logger.info("topic_settings_changed", extra=fields(topic=name, changed=_told(topic, changed)))
+                logger.info(
+                    "topic_settings_changed", extra=fields(topic=name, changed=_described(topic, changed))
+                )
                 return self.find(name)
-        raise ConcurrentChange(f"the settings of {name} are being changed by others")
+        raise ConcurrentChange(f"the settings of {name} are being changed concurrently")
 
-    async def begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
+    async def begin_leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> None:
         """Start a new leader epoch of these partitions (topic, index), led by this broker. One change for all of them:
         each change rebuilds the topic in every metadata image.
 
@@ -259,14 +263,14 @@ class TopicService:
         """
         if self._broker_epoch is not None:
             return
-        for chunk in chunks(places, self._store.operations_max):
+        for chunk in chunks(partitions, self._store.operations_max):
             await self._begin_leader_epochs(chunk)
 
-    async def _begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
+    async def _begin_leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             writer = new_writer_id(self._random)
             compares, puts = [], []
-            for name, index in places:
+            for name, index in partitions:
                 key = self.state.keys.partition(self.find(name).topic_id, index)
                 entry = await self._store.get(key)
                 if entry is None:
@@ -280,7 +284,9 @@ class TopicService:
             await self.state.wait_for_revision(done.revision, self._scheduler)
             if done.succeeded:
                 return
-        raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")
+        raise ConcurrentChange(
+            f"the leader epochs of {len(partitions)} partitions are being changed concurrently"
+        )
 
     async def recover(self) -> None:
         """At start: finish the deletion of unfinished topics, later if the disk is full, and bring internal topics
@@ -305,11 +311,15 @@ class TopicService:
         if new.name in self.state.topics:
             raise TopicAlreadyExists(f"topic {new.name!r} already exists")
         if (unfinished := self.state.unfinished.get(new.name)) is not None:
-            doing = "made" if unfinished.state == CREATING else "deleted"
-            raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")
+            action = "created" if unfinished.state == CREATING else "deleted"
+            raise TopicAlreadyExists(f"topic {new.name!r} is being {action}")
         start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
         partitions, replication_factor = plan_partitions(
-            new, self._settings.node_id, self._settings.num_partitions, self._room, self._hosts(start)
+            new,
+            self._settings.node_id,
+            self._settings.num_partitions,
+            self._partitions_available,
+            self._hosts(start),
         )
         configs = topic_config.checked(new.configs, replication_factor, self._settings.topic_defaults)
         return Topic(
@@ -324,7 +334,7 @@ class TopicService:
         )
 
     @property
-    def _room(self) -> int:
+    def _partitions_available(self) -> int:
         return self._settings.partitions_max - self.state.partition_count - self._steps.opening
 
     def _hosts(self, start: int) -> ClusterBrokers | None:
@@ -383,7 +393,7 @@ def _check_internal(name: str, changes: Sequence[Change]) -> None:
             )
 
 
-def _told(before: Topic, after: Topic) -> str:
+def _described(before: Topic, after: Topic) -> str:
     """The changes as `name=value` with commas; a setting that was reset to its default has no value."""
     names = sorted({*before.configs, *after.configs})
     return ",".join(

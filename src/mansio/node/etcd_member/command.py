@@ -71,7 +71,7 @@ def arguments(plan: MemberPlan) -> list[str]:
     """All arguments after the program's name."""
     own, scheme = plan.own, plan.scheme
     listen = f"{scheme}://{url_host(plan.listen_host)}"
-    everybody = ",".join(f"{member.name}={member.peer_url(scheme)}" for member in plan.members)
+    all_members = ",".join(f"{member.name}={member.peer_url(scheme)}" for member in plan.members)
     given = {
         "name": own.name,
         "data-dir": plan.data_directory,
@@ -79,7 +79,7 @@ def arguments(plan: MemberPlan) -> list[str]:
         "listen-client-urls": f"{listen}:{own.client_port}",
         "initial-advertise-peer-urls": own.peer_url(scheme),
         "advertise-client-urls": plan.client_url,
-        "initial-cluster": everybody,
+        "initial-cluster": all_members,
         "initial-cluster-state": plan.state,
         "initial-cluster-token": _token(plan.members),
         "pre-vote": "true",  # a member that was disconnected does not depose the leader when it returns

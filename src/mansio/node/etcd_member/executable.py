@@ -38,12 +38,12 @@ def find_program(setting: str = "") -> EtcdProgram:
     """
     path = _path(setting)
     text = _version_of(path)
-    judgement = versions.version_support(text)
-    if judgement is versions.VersionSupport.REFUSED:
+    support = versions.version_support(text)
+    if support is versions.VersionSupport.REFUSED:
         raise ConfigError(
             f"etcd_binary: {path} is etcd {text}, too old or known to lose data in a crash; take {_GOOD} or newer"
         )
-    if judgement is versions.VersionSupport.OLD:
+    if support is versions.VersionSupport.OLD:
         logger.warning("etcd_version_old", extra=fields(version=text, recommended=_GOOD, binary=path))
     return EtcdProgram(path, text)
 
@@ -75,11 +75,15 @@ def _version_of(path: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"etcd_binary: {path} did not tell its version in {VERSION_S_MAX:g} s") from None
+        raise ConfigError(
+            f"etcd_binary: {path} did not report its version within {VERSION_S_MAX:g} s"
+        ) from None
     except OSError as error:
         raise ConfigError(f"etcd_binary: {path}: {error.strerror or error}") from error
     found = re.search(rb"etcd Version: (\S+)", done.stdout)
     if done.returncode or found is None:
-        words = done.stdout.decode(errors="replace").strip().splitlines()
-        raise ConfigError(f"etcd_binary: {path} is no etcd: it says {words[-1] if words else 'nothing'!r}")
+        output = done.stdout.decode(errors="replace").strip().splitlines()
+        raise ConfigError(
+            f"etcd_binary: {path} is not etcd: its output is {output[-1] if output else 'nothing'!r}"
+        )
     return found[1].decode(errors="replace")

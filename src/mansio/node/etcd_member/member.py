@@ -80,7 +80,7 @@ class EtcdMember:
     async def start(self, wait_s: float) -> None:
         """Return when it is healthy. Raises `ConfigError` if it cannot run with this configuration, `Unavailable` after
         `wait_s`."""
-        self._make_room()
+        self._prepare_directory()
         logger.info(
             "etcd_member_starting",
             extra=fields(name=self.plan.own.name, url=self.client_url, version=self.program.version),
@@ -109,7 +109,7 @@ class EtcdMember:
         """Why it is not healthy; None if it is. Healthy means that a majority works."""
         if not self._child.running:
             return "it does not run"
-        return await unhealthy_reason_of(self._asked_url, self._tls, wait_s=wait_s)
+        return await unhealthy_reason_of(self._health_url, self._tls, wait_s=wait_s)
 
     def tail(self) -> list[str]:
         """The last lines of its output."""
@@ -118,7 +118,7 @@ class EtcdMember:
     # -- start --------
 
     @property
-    def _asked_url(self) -> str:
+    def _health_url(self) -> str:
         """URL of the health check. The member's certificate need not be valid for an address, so TLS uses the name that
         the others use."""
         if self._tls is not None:
@@ -126,7 +126,7 @@ class EtcdMember:
         host = self.plan.listen_host
         return f"http://{url_host(host)}:{self.plan.own.client_port}"
 
-    def _make_room(self) -> None:
+    def _prepare_directory(self) -> None:
         os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
         os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # required by etcd
         for port in (self.plan.own.peer_port, self.plan.own.client_port):
@@ -135,7 +135,7 @@ class EtcdMember:
     async def _until_healthy(self, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
-        told = start
+        logged_at = start
         while True:
             unhealthy_reason = await self.unhealthy_reason(
                 min(ANSWER_S_MAX, max(start + wait_s - loop.time(), POLL_S))
@@ -145,15 +145,15 @@ class EtcdMember:
             now = loop.time()
             if not self._child.running:
                 raise ConfigError(
-                    f"the etcd member ended at once: {self._last_error_line()} (all of it: {self.plan.log_path})"
+                    f"the etcd member exited at once: {self._last_error_line()} (all of it: {self.plan.log_path})"
                 )
             if now - start >= wait_s:
                 raise Unavailable(
                     f"the etcd member is not healthy after {wait_s:g} s: "
                     f"{unhealthy_reason}{self._unreachable_members()}"
                 )
-            if now - told >= LOG_INTERVAL_S:
-                told = now
+            if now - logged_at >= LOG_INTERVAL_S:
+                logged_at = now
                 logger.info(
                     "etcd_member_waiting",
                     extra=fields(for_s=round(now - start), unhealthy_reason=unhealthy_reason),
@@ -169,8 +169,8 @@ class EtcdMember:
     def _last_error_line(self) -> str:
         """The last line of etcd's output with an error, without its prefix."""
         lines = self._child.tail()
-        telling = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
-        return (telling or lines or ["it said nothing"])[-1]
+        errors = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
+        return (errors or lines or ["no output"])[-1]
 
     # -- supervision --------
 
@@ -178,12 +178,12 @@ class EtcdMember:
         loop = asyncio.get_running_loop()
         pause_s = self._first_pause_s
         while True:
-            begun = loop.time()
+            started_at = loop.time()
             code = await self._ended()
-            if loop.time() - begun >= STABLE_S:
+            if loop.time() - started_at >= STABLE_S:
                 pause_s = self._first_pause_s
             logger.error(
-                "etcd member ended",
+                "etcd_member_exited",
                 extra=fields(
                     name=self.plan.own.name,
                     ended=exit_reason(code),
@@ -244,12 +244,12 @@ async def unhealthy_reason_of(
     url: str, tls: ssl.SSLContext | None = None, *, wait_s: float = ANSWER_S_MAX
 ) -> str | None:
     """Why the member at `url` is not healthy; None if it is."""
-    place = urlsplit(url)
+    target = urlsplit(url)
     try:
         async with asyncio.timeout(wait_s):
-            reader, writer = await asyncio.open_connection(place.hostname, place.port, ssl=tls)
+            reader, writer = await asyncio.open_connection(target.hostname, target.port, ssl=tls)
             try:
-                writer.write(f"GET /health HTTP/1.0\r\nHost: {place.netloc}\r\n\r\n".encode())
+                writer.write(f"GET /health HTTP/1.0\r\nHost: {target.netloc}\r\n\r\n".encode())
                 answer = await reader.read(ANSWER_BYTES_MAX)
             finally:
                 writer.close()
@@ -259,20 +259,20 @@ async def unhealthy_reason_of(
         return f"TLS: {error.reason or error}"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    return _judgement(answer)
+    return _parse_health(answer)
 
 
-def _judgement(answer: bytes) -> str | None:
+def _parse_health(answer: bytes) -> str | None:
     _, _, body = answer.partition(b"\r\n\r\n")
     try:
         health = json.loads(body)
     except ValueError:
-        return "what answers there is no etcd"
+        return "the server there is not etcd"
     if not isinstance(health, dict):
-        return "what answers there is no etcd"
+        return "the server there is not etcd"
     if str(health.get("health")).lower() == "true":
         return None
-    return str(health.get("reason") or "no majority of the members answers")
+    return str(health.get("reason") or "no majority of the members responds")
 
 
 def tls_context(tls: TlsFiles) -> ssl.SSLContext:

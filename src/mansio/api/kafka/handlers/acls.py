@@ -17,7 +17,7 @@ SECURITY_DISABLED: Final = 54
 RESOURCE_NOT_FOUND: Final = 91
 REFUSAL: Final = {
     "error_code": SECURITY_DISABLED,
-    "error_message": "No authorizer is configured: every operation is allowed to everybody",
+    "error_message": "No authorizer is configured: every operation is allowed",
 }
 
 

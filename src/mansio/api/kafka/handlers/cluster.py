@@ -144,11 +144,11 @@ async def describe_topic_partitions(
         first_name, first_index = request.cursor.topic_name, request.cursor.partition_index
         if first_index < 0:
             raise InvalidRequest(f"the cursor names partition {first_index}")
-    room = min(max(request.response_partition_limit, 1), PARTITIONS_PER_PAGE_MAX)
+    remaining = min(max(request.response_partition_limit, 1), PARTITIONS_PER_PAGE_MAX)
     topics: list[dict[str, Any]] = []
     for name in names[bisect_left(names, first_name) :]:
         start = first_index if name == first_name else 0
-        if room == 0:
+        if remaining == 0:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": start}}
         try:
             if name not in state.topics:
@@ -157,7 +157,7 @@ async def describe_topic_partitions(
         except MansioError as error:
             topics.append({"name": name, "error_code": error.kafka_code})
             continue
-        end = min(len(topic.partitions), start + room)
+        end = min(len(topic.partitions), start + remaining)
         topics.append(
             {
                 "name": name,
@@ -167,7 +167,7 @@ async def describe_topic_partitions(
                 "topic_authorized_operations": ALL_OF_TOPIC,
             }
         )
-        room -= max(end - start, 0)
+        remaining -= max(end - start, 0)
         if end < len(topic.partitions):
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": end}}
     return {"topics": topics, "next_cursor": None}

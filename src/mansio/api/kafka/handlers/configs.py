@@ -43,7 +43,7 @@ async def describe_configs(
     """Values with source and type; synonyms and documentation on request (KIP-226, KIP-569)."""
     del context
     results = []
-    room = ENTRIES_MAX
+    remaining = ENTRIES_MAX
     asked = dict.fromkeys(
         (one.resource_type, one.resource_name, frozenset(one.configuration_keys or ()))
         for one in request.resources
@@ -51,13 +51,13 @@ async def describe_configs(
     for kind, name, wanted in asked:
         result: dict[str, Any] = {"resource_type": kind, "resource_name": name, "configs": []}
         try:
-            if room <= 0:
+            if remaining <= 0:
                 raise InvalidRequest("too many settings for one answer: ask for fewer resources at a time")
             entries = [entry for entry in _entries(service, kind, name) if not wanted or entry.name in wanted]
         except MansioError as error:
             result |= {"error_code": error.kafka_code, "error_message": error.message}
         else:
-            room -= len(entries)
+            remaining -= len(entries)
             result["configs"] = [_shown(entry, request) for entry in entries]
         results.append(result)
     return {"results": results}

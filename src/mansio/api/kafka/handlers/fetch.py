@@ -112,13 +112,13 @@ def _encode(
 
 def _count_errors(service: BrokerServices, result: FetchResult) -> int:
     """Count the errors; returns the error code of the whole response."""
-    refused = service.statistics.refused
+    count_error = service.statistics.count_error
     if result.error is not None:
-        refused(API_KEY, result.error.kafka_code)
+        count_error(API_KEY, result.error.kafka_code)
     for _, _, partitions in result.topics:
         for one in partitions:
             if one.error is not None:
-                refused(API_KEY, one.error.kafka_code)
+                count_error(API_KEY, one.error.kafka_code)
     return 0 if result.error is None else result.error.kafka_code
 
 

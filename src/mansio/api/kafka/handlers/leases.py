@@ -36,7 +36,7 @@ async def acknowledge_records(service: BrokerServices, request: bytes, context: 
     for result in await service.share.acknowledge(group, member, parts):
         code, message = error_for_client(result.error)
         if code:
-            service.statistics.refused(context.api_key, code)
+            service.statistics.count_error(context.api_key, code)
         lock_ms = result.lock_ms or lock_ms
         part = AcknowledgedPartition(result.partition, code, message)
         topics.setdefault(result.topic_id, []).append(part)

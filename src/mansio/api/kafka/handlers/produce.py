@@ -103,7 +103,7 @@ def produce_by_template(
             allow_zstd=template.version >= ZSTD_VERSION_MIN,
         )
     except MansioError as error:
-        service.statistics.refused(API_KEY, error.kafka_code)
+        service.statistics.count_error(API_KEY, error.kafka_code)
         if acks == ACKS_NONE:
             raise
         return (_template_error(template, correlation_id, index, error),)
@@ -141,7 +141,7 @@ def _raise_error(service: BrokerServices, results: Sequence[TopicResults]) -> No
     for _, _, entries in results:
         for result in entries:
             if result.error is not None:
-                service.statistics.refused(API_KEY, result.error.kafka_code)
+                service.statistics.count_error(API_KEY, result.error.kafka_code)
                 last = result.error
     if last is not None:
         raise last
@@ -162,7 +162,7 @@ def _respond(
 def _respond_by_template(pending: PendingAppend, error: MansioError | None) -> None:
     service, connection, template, correlation_id, index, response = pending.context
     if error is not None:
-        service.statistics.refused(API_KEY, error.kafka_code)
+        service.statistics.count_error(API_KEY, error.kafka_code)
         response = _template_error(template, correlation_id, index, error)
     pending.respond((response,))
     connection.answered(pending)
@@ -184,7 +184,7 @@ def _encode(
                     wire.PartitionResult(index, 0, base_offset, append_time_ms, log_start_offset, None, ())
                 )
             else:
-                service.statistics.refused(API_KEY, error.kafka_code)
+                service.statistics.count_error(API_KEY, error.kafka_code)
                 encoded.append(_error_result(index, error))
         topics.append((name, topic_id, encoded))
     return wire.encode_response(version, correlation_id, topics, throttle_ms)

@@ -46,23 +46,23 @@ async def describe_producers(
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    room = SHOWN_MAX
+    remaining = SHOWN_MAX
     topics = []
     for name, indexes in asked.items():
         partitions = []
         for index in indexes:
-            found = _producers(service, name, index, room)
-            room -= len(found.get("active_producers", ()))
+            found = _producers(service, name, index, remaining)
+            remaining -= len(found.get("active_producers", ()))
             partitions.append(found)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _producers(service: BrokerServices, topic: str, index: int, room: int) -> dict[str, Any]:
+def _producers(service: BrokerServices, topic: str, index: int, remaining: int) -> dict[str, Any]:
     try:
         hook = service.partitions.find(topic, None, index).find_hook(ProducerHook)
         known = list(hook.table.items()) if hook is not None else []
-        if len(known) > room:
+        if len(known) > remaining:
             raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
     except MansioError as error:
         return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}

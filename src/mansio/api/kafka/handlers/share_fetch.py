@@ -97,7 +97,7 @@ class _ShareFetch:
             try:
                 parts = await self._process()
             except MansioError as error:
-                self._service.statistics.refused(int(ApiKey.SHARE_FETCH), error.kafka_code)
+                self._service.statistics.count_error(int(ApiKey.SHARE_FETCH), error.kafka_code)
                 parts = self._encode({}, LeaderHints(self._service), 0, error)
             pending_response.on_lost = None
             if not pending_response.abandoned:
@@ -186,7 +186,7 @@ class _ShareFetch:
             topics.setdefault(topic_id, []).append(data)
             sent_bytes += data.records_bytes
             if data.error_code:
-                service.statistics.refused(int(ApiKey.SHARE_FETCH), data.error_code)
+                service.statistics.count_error(int(ApiKey.SHARE_FETCH), data.error_code)
         quotas, throttle_ms = service.quotas.active, 0
         if quotas is not None:
             throttle_ms = quotas.record_fetch(self._header.client_id, sent_bytes)
@@ -309,7 +309,7 @@ async def _answer(
     try:
         response = await _acknowledge(service, connection, request)
         if response.error_code:
-            service.statistics.refused(int(ApiKey.SHARE_ACKNOWLEDGE), response.error_code)
+            service.statistics.count_error(int(ApiKey.SHARE_ACKNOWLEDGE), response.error_code)
         pending_response.answer(
             [acknowledge_wire.encode_response(header.api_version, header.correlation_id, response)]
         )

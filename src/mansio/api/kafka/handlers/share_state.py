@@ -84,7 +84,7 @@ async def _answer(
         answers = await _each(service, service.share_state.client, state_requests, one)
     for answer in answers:
         if answer.error_code:
-            service.statistics.refused(context.api_key, answer.error_code)
+            service.statistics.count_error(context.api_key, answer.error_code)
     return encode_response(context.api_key, context.correlation_id, state_requests, answers)
 
 

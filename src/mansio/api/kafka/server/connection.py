@@ -77,7 +77,7 @@ class ConnectionOwner(Protocol):
 
     def disconnected(self, connection: Connection) -> None: ...
 
-    def refuse(self, connection: Connection, reason: str, detail: str) -> None: ...
+    def reject(self, connection: Connection, reason: str, detail: str) -> None: ...
 
     def flush_soon(self, connection: Connection) -> None: ...
 
@@ -159,7 +159,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._send_failed,
             )
         except OSError as error:  # no descriptor left
-            self._server.refuse(self, "descriptors", error.strerror or str(error))
+            self._server.reject(self, "descriptors", error.strerror or str(error))
             return
         self._server.connected(self)
 
@@ -196,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
                 else:
                     self._keep(frame)
         except MansioError as error:
-            self.refuse(error)
+            self.reject(error)
             return
         if self._out:
             self.flush()
@@ -280,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.backlog_bytes -= len(frame)
                 self._begin(memoryview(frame))
         except MansioError as error:
-            self.refuse(error)
+            self.reject(error)
             return
         self.flush()
         if self._server.memory.held_bytes:
@@ -438,7 +438,7 @@ class Connection(asyncio.BufferedProtocol):
         """Shrink the receive buffer of an idle connection to the part of a frame that was received."""
         self._frames.release_memory()
 
-    def refuse(self, error: MansioError) -> None:
+    def reject(self, error: MansioError) -> None:
         """Close the connection of a peer that violates the protocol or a limit, with one log line."""
         kind = "not the Kafka protocol" if type(error) is WireError else type(error).__name__
         logger.warning(

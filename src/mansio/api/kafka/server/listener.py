@@ -142,17 +142,17 @@ class KafkaServer:
         host = connection.client_host
         from_host = self._hosts.get(host, 0)
         if self._draining:
-            self.refuse(connection, "stopping", "the broker is stopping")
+            self.reject(connection, "stopping", "the broker is stopping")
         elif len(self._connections) >= limits.max_connections:
-            self.refuse(connection, "max_connections", f"{len(self._connections)} are open")
+            self.reject(connection, "max_connections", f"{len(self._connections)} are open")
         elif from_host >= limits.max_connections_per_ip > 0:
-            self.refuse(connection, "max_connections_per_ip", f"{from_host} from there are open")
+            self.reject(connection, "max_connections_per_ip", f"{from_host} from there are open")
         else:
             self._connections[connection] = None
             self._hosts[host] = from_host + 1
             self.counters.connections_accepted += 1
 
-    def refuse(self, connection: Connection, reason: str, detail: str) -> None:
+    def reject(self, connection: Connection, reason: str, detail: str) -> None:
         """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""
         self.counters.rejected_by_reason[reason] += 1
         peer = connection.client_host
@@ -193,7 +193,7 @@ class KafkaServer:
             STALL_INTERVAL_MS / 1000
         )  # not the clock: while the broker itself was blocked, no peer was slow
         for connection in self.memory.stalled(self._stall_time_s):
-            connection.refuse(
+            connection.reject(
                 FrameStalled("a large frame arrives too slowly while other connections wait for memory")
             )
         if self.memory.has_waiters:

@@ -30,7 +30,7 @@ class ResponseQueue(Protocol):
 
     def abort(self) -> None: ...
 
-    def refuse(self, error: MansioError) -> None: ...
+    def reject(self, error: MansioError) -> None: ...
 
 
 class PendingResponse:
@@ -65,10 +65,10 @@ class PendingResponse:
         if self._connection is not None:
             self._connection.abort()
 
-    def refuse(self, error: MansioError) -> None:
-        """The bytes were not a valid request; see `Connection.refuse`."""
+    def reject(self, error: MansioError) -> None:
+        """The bytes were not a valid request; see `Connection.reject`."""
         if self._connection is not None:
-            self._connection.refuse(error)
+            self._connection.reject(error)
 
     @property
     def abandoned(self) -> bool:

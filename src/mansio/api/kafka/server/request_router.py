@@ -66,11 +66,11 @@ class RequestRouter:
                 fields = await handler(self._service, request, context)
             except MansioError as error:
                 if isinstance(error, WireError) and OFFERED[ApiKey(context.api_key)].raw:
-                    pending_response.refuse(error)  # invalid bytes, which only the handler can detect
+                    pending_response.reject(error)  # invalid bytes, which only the handler can detect
                     return
                 fields = _error_fields(error, context)
             if not isinstance(fields, bytes):
-                self._service.statistics.answered(context.api_key, fields)
+                self._service.statistics.count_errors(context.api_key, fields)
             pending_response.answer([self._encode(fields, context)])
         finally:
             pending_response.abandon()  # no effect after a response; otherwise a defect or a shutdown
