@@ -84,7 +84,7 @@ class ClusterBrokers(NamedTuple):
 
 
 def check_topic_name(name: str | None) -> None:
-    """Check a topic name: 1 to 249 letters, digits, `.`, `_` and `-`, not `.` or `..`. Raises `InvalidTopic`."""
+    """Check a topic name: 1 to 249 characters of `[a-zA-Z0-9._-]`, not `.` or `..`. Raises `InvalidTopic`."""
     if not name:
         raise InvalidTopic("a topic name is required")
     if name in (".", ".."):

@@ -66,7 +66,7 @@ class ThreadKeepAlive:
         self._token: str | None = None if config.user is not None else ""
 
     def keep_alive_once(self, lease: int) -> float:
-        """The seconds it has left, from when etcd answered. Raises `LeaseExpired`, `Unavailable`, `EtcdDenied`."""
+        """Renew a lease. Returns the remaining seconds. Raises `LeaseExpired`, `Unavailable`, `EtcdDenied`."""
         for _ in range(TOKENS_MAX):
             try:
                 if self._token is None:
@@ -83,7 +83,7 @@ class ThreadKeepAlive:
         raise failure.error
 
     def close(self) -> None:
-        """Closing twice is harmless."""
+        """Close the channel. Idempotent."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
