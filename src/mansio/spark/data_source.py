@@ -1,10 +1,11 @@
-"""`format("mansio")`: what Spark asks for a schema, a reader or a writer.
+"""Spark data source `format("mansio")`: schema, readers and writers.
 
-Spark makes one of these in many processes, and imports this module wherever the name is looked up. So importing it
-costs little, and what reads and writes is imported when it is asked for.
+Spark instantiates it in many processes and imports this module wherever the format is looked up. Importing it is
+therefore cheap; readers and writers are imported when they are requested.
 
-Always true: options are checked before anything is read or written; a schema given by the user chooses columns, in its
-order, and changes no types.
+Invariants:
+* Options are checked before anything is read or written.
+* A schema given by the user selects and orders columns; it does not change types.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class MansioSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What goes into `format(...)`."""
+        """The name for `format(...)`."""
         return "mansio"
 
     def schema(self) -> str:
-        """The columns that the options ask for."""
+        """The columns selected by the options."""
         from mansio.spark.arrow.schema import spark_schema
         from mansio.spark.options import ERROR_COLUMN, columns_of
 
@@ -77,9 +78,9 @@ class MansioSource(DataSource):
 
 
 def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-    """The names of the columns of a schema: ours, or one that the user has given.
+    """The column names of a schema, ours or the user's.
 
-    Raises `ConfigError` for a column that a topic does not have, or not in that type.
+    Raises `ConfigError` for an unknown column or a different type.
     """
     from pyspark.sql.types import StringType
 

@@ -1,11 +1,12 @@
-"""What a reader or writer of `format("mansio")` may be told: names, defaults, and what is refused.
+"""Options of readers and writers of `format("mansio")`: names, defaults and validation.
 
-Names are those of Spark's own Kafka source, so a query written for the one runs with the other; what the Kafka source
-takes from `kafka.*` is read where it means something here and refused by name where ignoring it would change what a
-query does. Spark hands options over as texts, in any case.
+Names are those of Spark's Kafka source, so a query written for one source works with the other. `kafka.*` options are
+used where they apply, and rejected where ignoring them would change the query. Spark passes option names in any case.
 
-Always true: exactly one of `subscribe`, `subscribePattern` and `assign` is given; an option nobody knows is refused, as
-it is a typing error that would be obeyed in silence; what was parsed is frozen, and can be pickled.
+Invariants:
+* Exactly one of `subscribe`, `subscribePattern` and `assign` is given.
+* An unknown option is rejected: a misspelled name would otherwise be ignored silently.
+* Parsed options are frozen and can be pickled.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ SOURCE_NAMES: Final = (
     "onUnreadable",
     "topicIds",
 )
-"""Every option of a reader."""
+"""All options of a reader."""
 
 SINK_NAMES: Final = (BOOTSTRAP_SERVERS, "topic", "acks", "compression", "batchBytes", "includeHeaders")
-"""Every option of a writer. `includeHeaders` is taken from programs that give it to Spark's Kafka sink, and changes
-nothing here as there: a column `headers` is always written."""
+"""All options of a writer. `includeHeaders` is accepted for programs that set it for Spark's Kafka sink and has no
+effect:
+a column `headers` is always written.
+"""
 
 IGNORED_NAMES: Final = (
     "path",
@@ -70,7 +73,7 @@ IGNORED_NAMES: Final = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-"""Spark's own, and fine tuning of the Kafka source that has nothing to tune here."""
+"""Spark's own options, and tuning of the Kafka source that does not apply here."""
 
 KAFKA_ALIASES: Final = {
     "kafka.isolation.level": "isolation.level",
@@ -97,7 +100,7 @@ SKIP: Final = "skip"
 DEAD_LETTER: Final = "dead-letter"
 UNREADABLE_MODES: Final = (SUSPEND, SKIP, DEAD_LETTER)
 ERROR_COLUMN: Final = "error"
-"""With `onUnreadable=dead-letter` there is this column behind the others: null, or why a row is not a record."""
+"""With `onUnreadable=dead-letter` this column follows the others: null, or why a row is not a record."""
 
 FETCH_BYTES: Final = 4 << 20
 ROWS_PER_BATCH: Final = 65_536
@@ -108,7 +111,7 @@ SINK_BATCH_BYTES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which partitions are read: exactly one of the three says it."""
+    """Partitions to read: exactly one of the three is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -117,21 +120,21 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where reading begins or ends. Of these the first that is set counts, in this order."""
+    """Start or end of reading. The first attribute that is set applies, in this order."""
 
     timestamp_ms: int | None = None
-    """The first record of every partition whose timestamp is at least that."""
+    """The first record of every partition with at least this timestamp."""
     timestamps_ms: dict[TopicPartition, int] | None = None
-    """The same for each partition of its own."""
+    """Timestamps by partition."""
     offsets: int | dict[TopicPartition, int] = EARLIEST
     """`EARLIEST` or `LATEST` for all, or an offset for each partition (or one of the two)."""
     is_latest_without_match: bool = False
-    """Where no record is that young: the end of the partition, instead of an error."""
+    """Without a record of that timestamp: the end of the partition instead of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader was told. Bytes, rows and milliseconds as the names say; None: no limit."""
+    """Options of a reader. Units as in the names (bytes, rows, milliseconds); None: no limit."""
 
     bootstrap_servers: str
     subscription: Subscription
@@ -151,11 +154,11 @@ class SourceOptions:
     pipeline: str = ""
     on_unreadable: str = SUSPEND
     topic_ids: dict[str, str] = field(default_factory=dict)
-    """By topic the id (hex) it has to have: a query that goes on where it stopped is told what it read then."""
+    """Required topic id (hex) by topic: a query that resumes must read the same topic."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
-        """Read and check the options of a reader. `ConfigError` names the option and what to do."""
+        """Parse and check the options of a reader. `ConfigError` names the option and the remedy."""
         raw = _RawOptions(options, SOURCE_NAMES)
         if streaming:
             for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -196,18 +199,18 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a writer was told."""
+    """Options of a writer."""
 
     bootstrap_servers: str
     topic: str | None = None
-    """Where all rows go; None: each row says it in its column `topic`."""
+    """Topic of all rows; None: the column `topic` of each row."""
     acks: int = -1
     compression: str = "none"
     batch_bytes: int = SINK_BATCH_BYTES
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Read and check the options of a writer. `ConfigError` names the option and what to do."""
+        """Parse and check the options of a writer. `ConfigError` names the option and the remedy."""
         raw = _RawOptions(options, SINK_NAMES)
         topic = (raw.text("topic") or "").strip()
         acks = raw.choice("acks", ("all", "-1", "1", "0"))
@@ -221,7 +224,7 @@ class SinkOptions:
 
 
 class _RawOptions:
-    """The options as they were given, by lower-cased name; refuses what nobody knows."""
+    """Options by lower-case name, as given; rejects unknown names."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
         known = {name.lower(): name for name in (*names, *IGNORED_NAMES)}
@@ -334,7 +337,7 @@ def _offsets(raw: _RawOptions, name: str, default: int) -> int | dict[TopicParti
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that the options of a reader ask for, `error` among them; nothing else of the options is judged."""
+    """The columns selected by the options of a reader, including `error`; other options are not checked."""
     raw = _RawOptions(options, SOURCE_NAMES)
     is_dead_letter = raw.choice("onUnreadable", UNREADABLE_MODES) == DEAD_LETTER
     return (*_columns(raw), ERROR_COLUMN) if is_dead_letter else _columns(raw)
@@ -355,10 +358,10 @@ def _isolation(raw: _RawOptions) -> int:
 
 
 SHOWN_CHARACTERS_MAX: Final = 120
-"""So much of a wrong text is repeated in the error."""
+"""Maximum length of an invalid value in the error."""
 
 NUMBER_MAX: Final = (1 << 63) - 1
-"""Offsets and times have 64 bits on the wire."""
+"""Offsets and timestamps have 64 bits on the wire."""
 
 OFFSET_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
@@ -376,7 +379,7 @@ _TIME_UNITS_MS: Final = {
 
 
 def invalid_option(name: str, text: str, wanted: str) -> ConfigError:
-    """The error for an option whose text is not what it has to be."""
+    """The error for an invalid value of an option."""
     shown = text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "..."
     return ConfigError(f"option {name} is {shown!r}: {wanted}")
 
@@ -389,7 +392,7 @@ def to_flag(name: str, text: str) -> bool:
 
 
 def to_choice(name: str, text: str, choices: Sequence[str]) -> str:
-    """One of a few words, in any case."""
+    """One of `choices`, in any case."""
     word = text.strip().lower()
     if word not in choices:
         raise invalid_option(name, text, f"give {' or '.join(choices)}")
@@ -397,7 +400,7 @@ def to_choice(name: str, text: str, choices: Sequence[str]) -> str:
 
 
 def to_count(name: str, text: str, lowest: int = 1) -> int:
-    """A whole number of at least `lowest`."""
+    """An integer of at least `lowest`."""
     try:
         number = int(text.strip())
     except ValueError:
@@ -462,7 +465,7 @@ def to_texts(name: str, text: str) -> dict[str, str]:
 
 
 def to_names(name: str, text: str) -> tuple[str, ...]:
-    """Names between commas; none twice, at least one."""
+    """Names separated by commas; at least one, no duplicates."""
     names = [part.strip() for part in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise invalid_option(name, text, "give names with commas between them, each once")
@@ -470,12 +473,12 @@ def to_names(name: str, text: str) -> tuple[str, ...]:
 
 
 def to_pattern(name: str, text: str) -> str:
-    """A regular expression that Python can read."""
+    """A regular expression that Python's `re` accepts."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "error", FutureWarning
-            )  # `[[`, `--` and the like: sets to Java, something else to us
+            )  # `[[`, `--` and the like are set operations in Java, but not in Python
             re.compile(text)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise invalid_option(name, text, f"not a regular expression: {error}") from None

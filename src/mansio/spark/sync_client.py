@@ -1,11 +1,12 @@
-"""The way to the brokers of a process that has no event loop: a private loop without a thread.
+"""Blocking access to a cluster for processes without an event loop: a private loop without a thread.
 
-Spark's readers and writers are plain blocking code in processes that Spark keeps and uses again. A door lives as long
-as its process, so the next task finds its connections open; its loop turns only while somebody waits for an answer. A
-request that was sent before stays on the wire meanwhile, and its answer waits in the socket.
+Spark's readers and writers are blocking code in processes that Spark reuses. A client lives as long as its process, so
+the next task finds its connections open. Its loop runs only while a caller waits; a request that was sent before stays
+in flight, and its response waits in the socket buffer.
 
-Always true: a door is used by the thread that opened it and by no other; a process that was forked opens its own, and
-leaves its parent's alone, whose sockets it must not touch.
+Invariants:
+* A client is used only by the thread that opened it.
+* A forked process opens its own clients and does not touch the sockets of its parent.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ T = TypeVar("T")
 
 CLIENT_ID = "mansio-spark"
 CONNECT_TIMEOUT_MS = 10_000
-"""How long a cluster may be out of reach before that is an error."""
+"""Time after which an unreachable cluster is an error."""
 REQUEST_TIMEOUT_MS = 30_000
 
 
 class SyncClient:
-    """One cluster, reached from blocking code."""
+    """Client of one cluster for blocking code."""
 
     def __init__(self, bootstrap_servers: str) -> None:
-        """Connect. Raises `ConnectionLost` when no broker answers, `ConfigError` for what is no address."""
+        """Connect. Raises `ConnectionLost` if no broker answers, `ConfigError` for an invalid address."""
         self._loop = _new_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.cluster: Cluster = self.run(_open(bootstrap_servers))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end."""
+        """Run a coroutine to completion."""
         return self._loop.run_until_complete(work)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a coroutine and let it come as far as its first wait; `wait` for the rest."""
+        """Start a coroutine and run it to its first suspension; `wait` returns its result."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -57,17 +58,17 @@ class SyncClient:
         return task
 
     def wait(self, task: asyncio.Task[T]) -> T:
-        """The outcome of what `begin` started."""
+        """The result of a task started by `begin`."""
         return self._loop.run_until_complete(task)
 
     def cancel(self, task: asyncio.Task[Any]) -> None:
-        """End what `begin` started; its answer is thrown away when it comes."""
+        """Cancel a task started by `begin`; its response is discarded when it arrives."""
         task.cancel()
         if not self._loop.is_running() and not self._loop.is_closed():
             self.run(_run_ready_callbacks())
 
     def close(self) -> None:
-        """End all connections. The door of a process that only ends need not be closed."""
+        """Close all connections. Not required before the process exits."""
         if not self._loop.is_closed():
             for task in self._tasks:
                 task.cancel()
@@ -77,7 +78,7 @@ class SyncClient:
 
 
 class _ThreadClients(threading.local):
-    """The doors of one thread, and of which process they are."""
+    """The clients of one thread, and the process that opened them."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -86,11 +87,11 @@ class _ThreadClients(threading.local):
 
 _thread_clients = _ThreadClients()
 _inherited_clients: list[dict[str, SyncClient]] = []
-"""Doors of the process this one was forked from: kept, because to let go of one would close its sockets."""
+"""Clients of the parent of a forked process. Kept, because releasing them would close the parent's sockets."""
 
 
 def sync_client(bootstrap_servers: str) -> SyncClient:
-    """The door of this thread to the cluster at these addresses, opened on first use."""
+    """The client of this thread for these addresses, opened at the first use."""
     if _thread_clients.process != os.getpid():
         _inherited_clients.append(_thread_clients.opened)
         _thread_clients.process, _thread_clients.opened = os.getpid(), {}
@@ -101,7 +102,7 @@ def sync_client(bootstrap_servers: str) -> SyncClient:
 
 
 def close_sync_clients() -> None:
-    """Close all doors of this thread; the next use opens new ones."""
+    """Close all clients of this thread; the next use opens new ones."""
     opened, _thread_clients.opened = _thread_clients.opened, {}
     for one in opened.values():
         one.close()
@@ -122,13 +123,13 @@ async def _open(bootstrap_servers: str) -> Cluster:
 
 
 async def _run_ready_callbacks() -> None:
-    """Two turns of the loop: enough for a task to send what it has to send over an open connection."""
+    """Two iterations of the loop: enough for a task to send its request over an open connection."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own where uvloop is not installed."""
+    """A uvloop loop, or asyncio's own if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -141,11 +142,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 CREATE_TIMEOUT_MS: Final = 30_000
 KEEP_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""For records that come with old timestamps: an ordinary retention time would delete them minutes later."""
+"""Topic settings for records with old timestamps, which an ordinary retention time would delete within minutes."""
 
 
 def find_topic(client: SyncClient, topic: str) -> TopicView:
-    """Asked anew: what this process knows may be of a topic that was deleted since. `UnknownTopicOrPartition`."""
+    """Refreshed metadata of a topic. Raises `UnknownTopicOrPartition` if it is unknown."""
     client.cluster.mark_stale((topic,))
     return client.run(client.cluster.topic(topic))
 
@@ -153,7 +154,10 @@ def find_topic(client: SyncClient, topic: str) -> TopicView:
 def ensure_topic(
     client: SyncClient, topic: str, partitions: int, settings: Mapping[str, str] | None = None
 ) -> TopicView:
-    """A topic as it is, or made with so many partitions and these settings. Raises what the broker says against it."""
+    """Metadata of a topic, which is created with these partitions and settings if it does not exist. Raises the
+    broker's
+    error.
+    """
     client.cluster.mark_stale((topic,))
     try:
         return client.run(client.cluster.topic(topic, wait_ms=0))
@@ -161,9 +165,7 @@ def ensure_topic(
         configs = [{"name": name, "value": value} for name, value in (settings or {}).items()]
         wanted = {"name": topic, "num_partitions": partitions, "replication_factor": -1, "configs": configs}
         request = {"topics": [wanted], "timeout_ms": CREATE_TIMEOUT_MS, "validate_only": False}
-        with suppress(
-            TopicAlreadyExists
-        ):  # somebody else made it just now; it is used as any other that is there
+        with suppress(TopicAlreadyExists):  # created concurrently; used like any existing topic
             client.run(
                 client.cluster.request_controller(ApiKey.CREATE_TOPICS, request, check=_raise_create_error)
             )

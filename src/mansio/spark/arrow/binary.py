@@ -1,7 +1,7 @@
-"""Binary columns and the bytes under them: where values lie in an Arrow array, and an Arrow array of places in bytes.
+"""Buffers of binary Arrow columns: offsets and lengths of values, and columns built from positions in bytes.
 
-Always true: `BinaryColumnBuilder` is only ever given places that were found to lie within their bytes; Arrow does
-not look.
+Invariants:
+* `BinaryColumnBuilder` receives only positions that were checked to be inside their buffer; Arrow does not check them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", bound=np.generic)
 
 INLINE_BYTES_MAX: Final = 12
-"""A value of a binary view that is no longer than this stands in the row itself (Arrow's columnar format)."""
+"""A value of a binary view of at most this length is stored in the view itself (Arrow's columnar format)."""
 
 _WORD: Final = np.uint64(32)
 _FIRST_MASKS: Final = np.array([(1 << 8 * min(size, 4)) - 1 for size in range(13)], np.uint32)
 _SECOND_MASKS: Final = np.array([(1 << 8 * max(size - 4, 0)) - 1 for size in range(13)], np.uint64)
-"""For each length of a value in the row: which bits of its first four bytes, and of the next eight, are its own."""
+"""Masks by value length: the bits of the first four bytes, and of the next eight, that belong to an inline value."""
 
 
 def offsets_of(column: pa.Array) -> NDArray[np.int32]:
-    """Where each value of a binary or list column begins in the column's data, and where the last one ends."""
+    """Start of each value of a binary or list column in the column's data, and the end of the last one."""
     if not len(column):
         return np.zeros(1, np.int32)
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
 
 def lengths_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """(bytes of each value, which are null, if any is) of a binary column. A null has 0 bytes."""
+    """(length of each value, null mask or None) of a binary column. A null has length 0."""
     lengths = np.diff(offsets_of(column)).astype(np.int64)
     if not column.null_count:
         return lengths, None
@@ -45,14 +45,14 @@ def lengths_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] |
 
 
 def unaligned_words(buffer: bytes | memoryview) -> NDArray[np.uint32]:
-    """`buffer` as one little-endian word beginning at every byte: four bytes at any place are then one look-up."""
+    """`buffer` as little-endian words, one starting at every byte: any four bytes are one array access."""
     return np.ndarray((max(len(buffer) - 3, 0),), "<u4", buffer=buffer, strides=(1,))
 
 
 class BinaryColumnBuilder:
-    """The rows of one column to be, stretch by stretch, each with the bytes its values lie in.
+    """Builder of a binary column from positions in several buffers.
 
-    They become views (Arrow's `binary_view`) over the untouched bytes, and the one copy is the cast at the end.
+    The rows are views (Arrow's `binary_view`) into the original bytes; the only copy is the cast at the end.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,10 @@ class BinaryColumnBuilder:
         start: NDArray[np.int64],
         length: NDArray[np.int64],
     ) -> None:
-        """Values at `start` of `raw`, `length` bytes each, -1 for null. `words` is `unaligned_words` of the same bytes,
-        which go on for 12 bytes after the last value."""
+        """Add values at `start` of `raw`, of `length` bytes, -1 for null. `words` is `unaligned_words` of the same
+        bytes,
+        which continue for 12 bytes after the last value.
+        """
         shortest, longest = int(length.min(initial=0)), int(length.max(initial=0))
         null = length < 0 if shortest < 0 else None
         size = length if null is None else np.maximum(length, 0)
@@ -96,7 +98,7 @@ class BinaryColumnBuilder:
         self._buffers.append(raw)
 
     def column(self, kind: pa.DataType) -> pa.Array:
-        """All rows as `binary`, or as `string`: `pa.ArrowInvalid` when a value is not UTF-8."""
+        """All rows as `binary`, or as `string`: raises `pa.ArrowInvalid` for a value that is not UTF-8."""
         views, validity = concatenate(self._views), None
         if any(null is not None for null in self._nulls):
             valid = [
@@ -112,5 +114,5 @@ class BinaryColumnBuilder:
 
 
 def concatenate(parts: Sequence[NDArray[Number]]) -> NDArray[Number]:
-    """All parts one behind the other; a copy only where there are several."""
+    """The concatenated arrays; copies only if there are several."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,12 +1,14 @@
-"""A fetch answer -> Arrow columns, no object per record.
+"""Decoder of fetch responses to Arrow columns, without an object per record.
 
-Batches are judged (`wire.batch.isolation_filter`), opened where they are compressed, and laid out in stretches:
-many batches in one buffer. All batches of a stretch are read at once (`scan`), and only the columns that were
-asked for are made. Plain batches are read where they lie in the answer; keys and values are copied once, into
-their columns.
+Batches are filtered (`wire.batch.isolation_filter`), decompressed, and grouped into buffers of many batches. The
+records of a buffer are located at once (`record_index`), and only the selected columns are built. Uncompressed batches
+are read in the response; keys and values are copied once, into their columns. Headers are decoded only if they are
+selected, because they cost more than all other columns together.
 
-Always true: a record batch holds exactly the visible records with offsets from `start` to below `end`, in order, of the
-columns that were asked for; it refers to nothing of the answer. Headers are looked at only if they are asked for.
+Invariants:
+* A result holds exactly the visible records with offsets in [start, end), in order, in the selected columns.
+* It does not refer to the response.
+* The last header of a record ends where the record ends, else `InvalidRecord`.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ if TYPE_CHECKING:
 
 OFFSET_MAX: Final = (1 << 63) - 1
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""A compressed batch that is larger than this when opened is refused, unless the caller says otherwise."""
+"""Default limit of the decompressed size of a batch."""
 
 _RECORD_BYTES: Final = 64
-"""What a record takes in memory beside its bytes."""
+"""Memory per record in addition to its bytes."""
 _TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 
@@ -60,11 +62,11 @@ def decode_batches(
     read_committed: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of one fetch answer with offsets from `start` to below `end`, as record batches of `columns`.
+    """The records of one fetch response with offsets in [start, end), as record batches of `columns`.
 
-    For each not much more than `decompressed_bytes_max` bytes are opened: a small answer may hold very much when it is
-    compressed. None when there are no rows. `aborted` are (producer id, first offset) as the answer says them. A batch
-    that is cut off at the end of `buffer` is left for the next answer. Raises `CorruptMessage`, `InvalidRecord`,
+    Not much more than `decompressed_bytes_max` bytes are decompressed for each result: a small response may decompress
+    to a large one. Yields nothing if there are no rows. `aborted`: (producer id, first offset) from the response. An
+    incomplete batch at the end of `buffer` is ignored. Raises `CorruptMessage`, `InvalidRecord`,
     `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
     """
     view = memoryview(buffer)
@@ -87,21 +89,21 @@ def decode_batches(
 
 
 class _BatchLayout:
-    """Batches on their way into stretches: those that can stay in the answer do, the others are put together."""
+    """Grouping of batches into buffers: uncompressed batches stay in the response, the others are concatenated."""
 
     def __init__(self, view: memoryview) -> None:
         self.bytes = 0
-        """What was laid out so far, with what rows take beside their bytes."""
+        """Size of the added batches, including the memory per record."""
         self._view = view
         self._size = len(view)
         self._batch_buffers: list[BatchBuffer] = []
         self._spans: list[tuple[int, int]] = []
         self._headers: list[BatchHeader] = []
         self._bodies: list[bytes | memoryview] | None = None
-        """Bodies that are not read in the answer; None while batches are."""
+        """Bodies that are not read in the response; None while batches are."""
 
     def add(self, position: int, header: BatchHeader, decompressed_bytes_max: int) -> None:
-        """One visible batch. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
+        """Add one visible batch. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
         begin, stop, count = position + HEADER_BYTES, position + header.size, header.record_count
         length, codec = stop - begin, header.codec
         body: bytes | memoryview | None = None
@@ -133,7 +135,7 @@ class _BatchLayout:
         self.bytes += length + count * _RECORD_BYTES
 
     def batch_buffers(self) -> list[BatchBuffer]:
-        """All that was added, in order."""
+        """All added batches, in order."""
         self._close()
         return self._batch_buffers
 
@@ -147,7 +149,7 @@ class _BatchLayout:
 def _record_batch(
     layout: _BatchLayout, topic: str, partition: int, start: int, end: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """One record batch of what was laid out, or none if there is nothing in it."""
+    """One Arrow record batch of the grouped batches; nothing if there are no rows."""
     parts: list[tuple[BatchBuffer, RecordIndex]] = []
     for batches in layout.batch_buffers():
         try:
@@ -208,7 +210,7 @@ def _per_batch(batches: BatchBuffer, field: str) -> NDArray[np.int64]:
 
 
 def _timestamps_us(batches: BatchBuffer, index: RecordIndex) -> NDArray[np.int64]:
-    """The timestamp of each record, in microseconds: the broker's one for the whole batch, or the producer's own."""
+    """Timestamp of each record in microseconds: the batch's (LogAppendTime) or the record's own."""
     base, delta = _per_batch(batches, "base_timestamp_ms"), index.stamp_delta
     by_broker = _per_batch(batches, "timestamp_type") == TimestampType.LOG_APPEND
     if by_broker.any():
@@ -226,7 +228,11 @@ def _timestamps_us(batches: BatchBuffer, index: RecordIndex) -> NDArray[np.int64
 
 
 def headers_column(batch_buffers: Sequence[RecordIndex]) -> pa.Array:
-    """The headers of all records of these stretches. Raises `InvalidRecord`."""
+    """The headers column of all records: a list of (key, value), null for a record without headers. Raises
+    `InvalidRecord`.
+
+    Headers are read in rounds: the first header of every record that has one, then the second, and so on.
+    """
     names, values = BinaryColumnBuilder(), BinaryColumnBuilder()
     counts: list[NDArray[np.int64]] = []
     for index in batch_buffers:
@@ -248,10 +254,10 @@ def headers_column(batch_buffers: Sequence[RecordIndex]) -> pa.Array:
 
 
 def _add(index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBuilder) -> NDArray[np.int64]:
-    """How many headers each record has; they themselves are added to `names` and `values`, in order."""
+    """Number of headers of each record; appends their names and values."""
     words, end = index.words, index.end
     count, position = read_varints(words, index.headers_start)
-    if (count < 0).any() or (count > (end - position) >> 1).any():  # each takes two bytes at least
+    if (count < 0).any() or (count > (end - position) >> 1).any():  # a header takes at least two bytes
         raise InvalidRecord("more headers than fit in a record")
     if count.any():
         first = np.cumsum(count) - count

@@ -1,10 +1,14 @@
-"""Arrow columns -> record batches: all rows of a table at once, no object per row.
+"""Encoder of Arrow columns to record batches, without an object per row.
 
-The bytes around keys and values are made column by column and put between them by one join, whose data *is* the bodies
-of all batches, one behind the other. Partitions are chosen and batches cut before.
+The bytes around keys and values are built column by column and joined with them once; the data of the result is the
+bodies of all batches, one after the other. Partitions and batch boundaries are determined before.
 
-Always true: the rows of one partition keep their order; a batch opened again gives the keys, values, timestamps (in ms)
-and headers of its rows; its bytes are those that `wire.batch.record_batch.build_batch` gives for the same records.
+Invariants:
+* Rows of one partition keep their order.
+* A decoded batch gives the keys, values, timestamps (in ms) and headers of its rows.
+* The bytes equal those of `wire.batch.record_batch.build_batch` for the same records.
+* `partition_for_keys` equals the client's partitioner, so that a key written by Spark is in the partition of every
+  Kafka client.
 """
 
 from __future__ import annotations
@@ -32,21 +36,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     RowRange = tuple[int, int]
-    """The rows from the first number up to, without, the second."""
+    """Half-open range of row numbers."""
 
 BATCH_ROWS_MAX: Final = 8_000
 WORK_BYTES_MAX: Final = 64 << 20
-"""How much is encoded in one go, at most: what bounds the memory it takes."""
+"""Maximum size of one encoding step, which bounds its memory."""
 
 _RECORD_OVERHEAD_BYTES: Final = 31
-"""What a record has beside key, value and headers, at most: its length, attributes, two deltas, two lengths."""
+"""Maximum size of a record in addition to key, value and headers: length, attributes, two deltas, two lengths."""
 _SEQUENCES: Final = 1 << 31
 
 
 @dataclass(slots=True)
 class ProducerSequences:
-    """Who writes: id and epoch as InitProducerId gave them, and the sequence number that each partition goes on with
-    (KIP-98). `encode_batches` takes numbers in the order in which it yields batches."""
+    """Producer id, epoch, and the next sequence number of each partition (KIP-98). `encode_batches` assigns numbers in
+    the
+    order in which it yields batches.
+    """
 
     producer_id: int
     epoch: int
@@ -59,7 +65,7 @@ class ProducerSequences:
 
 
 class EncodedBatch(NamedTuple):
-    """One sealed record batch of `rows` records, and the partition it is for."""
+    """One encoded record batch of `rows` records for a partition."""
 
     partition: int
     data: bytes
@@ -76,14 +82,13 @@ def encode_batches(
     keyless_partition: int | None = None,
     now_ms: int | None = None,
 ) -> Iterator[EncodedBatch]:
-    """Record batches of all rows, those of one partition in the order of the rows.
+    """Record batches of all rows; the rows of one partition keep their order.
 
-    Columns that are looked at: `value` (there must be one), `key`, `partition`, `timestamp`, `headers`; key and value
-    may be binary or string. A row goes to its `partition`, else where its key says, else, with the other such rows, to
-    `keyless_partition` (default: any). A row without a timestamp gets `now_ms` (default: the clock's).
-    A batch takes at most `bytes_max` bytes before compression, unless it is of one row, and at most 8,000 rows.
-    Raises `InvalidRequest` for columns of other types and partitions that are not there, `InvalidRecord` for a header
-    without a name.
+    Columns: `value` (required), `key`, `partition`, `timestamp`, `headers`; key and value may be binary or string. A
+    row goes to its `partition`, else to the partition of its key, else to `keyless_partition` (default: random). A row
+    without a timestamp gets `now_ms` (default: the current time). A batch has at most `bytes_max` bytes before
+    compression, unless it has one row, and at most 8,000 rows. Raises `InvalidRequest` for columns of other types and
+    nonexistent partitions, `InvalidRecord` for a header without a name.
     """
     columns = _Columns.of(rows, int(time.time() * 1000) if now_ms is None else now_ms)
     keyless = random.randrange(partition_count) if keyless_partition is None else keyless_partition
@@ -98,7 +103,7 @@ def encode_batches(
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of some rows, as records have them. `headers` are their bytes: the count and all of them."""
+    """Columns of some rows as record fields. `headers`: their encoded bytes, count included."""
 
     key: pa.Array | None
     value: pa.Array
@@ -123,7 +128,7 @@ class _Columns:
         return _Columns(None if key is None or key.null_count == len(key) else key, value, stamps, headers)
 
     def sizes(self) -> NDArray[np.int64]:
-        """What the record of each row takes, at most, in bytes."""
+        """Maximum size in bytes of the record of each row."""
         sizes = lengths_of(self.value)[0] + _RECORD_OVERHEAD_BYTES
         for column in (self.key, self.headers):
             if column is not None:
@@ -163,7 +168,7 @@ def _binary(rows: pa.RecordBatch, name: str) -> pa.Array | None:
 
 
 def _header_bytes(column: pa.Array) -> pa.Array | None:
-    """The headers of each row as they stand in its record, with their count before them; None when no row has any."""
+    """The encoded headers of each row, count included; None if no row has any."""
     flat = column.flatten()
     if not len(flat):
         return None
@@ -182,12 +187,12 @@ def _header_bytes(column: pa.Array) -> pa.Array | None:
 
 
 def _join(*columns: pa.Array | pa.Scalar) -> pa.Array:
-    """The values of each row one behind the other; a null adds nothing."""
+    """The values of each row concatenated; a null adds nothing."""
     return pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
 
 
 def _encoded_lengths(column: pa.Array) -> NDArray[np.int64]:
-    """The lengths as records state them: -1 for null."""
+    """The encoded lengths: -1 for null."""
     lengths, null = lengths_of(column)
     if null is not None:
         lengths[null] = -1
@@ -216,7 +221,7 @@ def _partitions(
 def _split_rows(
     sizes: NDArray[np.int64], begin: int, end: int, bytes_max: int, rows_max: int
 ) -> Iterator[RowRange]:
-    """The rows from `begin` to `end` in stretches of at most so many bytes and rows, each of at least one row."""
+    """Rows [begin, end) as ranges of at most `bytes_max` bytes and `rows_max` rows, each of at least one row."""
     after = np.cumsum(sizes[begin:end])
     done, at = 0, 0
     while at < len(after):
@@ -233,7 +238,7 @@ def _encode(
     codec: Codec,
     producer: ProducerSequences | None,
 ) -> Iterator[EncodedBatch]:
-    """Batches of rows that are in order of their partitions."""
+    """Batches of rows that are sorted by partition."""
     sizes, stamps = columns.sizes(), columns.stamps
     edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     row_ranges = [
@@ -272,7 +277,7 @@ def _encode(
 def _record_bodies(
     columns: _Columns, offset_delta: NDArray[np.int64], stamp_delta: NDArray[np.int64]
 ) -> pa.Array:
-    """The record of each row, as bytes."""
+    """The encoded record of each row."""
     value_lengths = _encoded_lengths(columns.value)
     overhead = [varints_of(np.zeros_like(offset_delta)), varints_of(stamp_delta), varints_of(offset_delta)]
     size = np.maximum(value_lengths, 0)
@@ -298,11 +303,13 @@ SEED: Final = np.uint32(0x9747B28C)
 MULTIPLIER: Final = np.uint32(0x5BD1E995)
 _TAIL_MASKS: Final = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 _PADDING_BYTES: Final = 8
-"""Beyond the last key, so that the word at its end can be read whole."""
+"""Padding after the last key, so that its last word can be read."""
 
 
 def partition_for_keys(keys: pa.Array, count: int) -> NDArray[np.int32]:
-    """The partition of each key (binary or string) in a topic of `count` partitions. Null counts as empty."""
+    """Partition of each key (binary or string) among `count` partitions, as Kafka's default partitioner (murmur2). Null
+    counts as empty.
+    """
     hashed = _murmur2(keys.cast(pa.binary()).fill_null(b"")) & np.uint32(0x7FFFFFFF)
     return (hashed % np.uint32(count)).astype(np.int32)
 

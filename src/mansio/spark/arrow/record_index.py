@@ -1,14 +1,14 @@
-"""Where the records of many opened batches lie, and where their fields: numbers only, for all of them at once.
+"""Positions of records and their fields in decompressed batches, computed for all records at once.
 
-A record's place is known when the one before it is read, which is work for a loop over records. Most batches of a
-topic have the shape of the one before them, though, or records that look like some. So the first of each shape is
-walked, and the same places are guessed for the others; where there are many shapes, places are guessed by how records
-begin (`find_record_boundaries`). The guess is checked where every record's length is read anyway: each has to end
-where the next begins, from the first to the end of the batch. A guess that passes is exact, and what does not pass
-is walked.
+The position of a record depends on the length of the record before it, which requires a loop over records. Most batches
+of a topic have the same shape (size and record count) as an earlier one, or are similar. The first batch of each shape
+is walked, and its positions are candidates for the others. With many shapes, candidates are found by the typical start
+of a record (`find_record_boundaries`). Candidates are verified where every record's length is read anyway: each record
+must end where the next begins, up to the end of the batch. Verified candidates are exact; a batch that fails is walked.
 
-Always true: every place that is handed out lies within its batch; whatever breaks that is `InvalidRecord`, and nothing
-is ever read beyond the buffer.
+Invariants:
+* Every position returned is inside its batch; otherwise `InvalidRecord`.
+* Nothing is read beyond the buffer.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 PADDING_BYTES: Final = 16
-"""How far the bytes of a stretch go on after its last record, so that words at its end can be read whole."""
+"""Padding of the buffer after the last record, so that words at its end can be read."""
 
 _EQUAL_RUN_MIN: Final = 24
-"""Fewer records of one length are walked one by one."""
+"""Minimum run of records of equal length; shorter runs are walked one by one."""
 _WALK_RECORDS: Final = 512
-"""So many records are walked before equal ones are looked for again."""
+"""Number of records that are walked before the next search for a run."""
 _LARGE_RECORD_BYTES: Final = 400
 _SCANNED_BYTES_PER_WALK: Final = 250
-"""So many bytes are looked over for marks while one record is walked."""
+"""Number of bytes that can be scanned for boundaries in the time of walking one record."""
 _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchBuffer:
-    """Opened batches in one buffer: the header of each, and where its records begin and end. Each has some."""
+    """Decompressed batches in one buffer: headers and positions of their records. None is empty."""
 
     data: bytes | memoryview
     spans: Sequence[tuple[int, int]]
@@ -54,15 +54,17 @@ class BatchBuffer:
 
 
 class RecordIndex(NamedTuple):
-    """One row a record: its number and the places of its fields in `words`, which are the bytes of `raw`. A length of
-    -1 is null. The headers are `data[headers_start:end]`, with their count before them."""
+    """One row per record: offset and positions of its fields in `words`, which are the bytes of `raw`. A length of -1
+    is
+    null. The headers are `data[headers_start:end]`, with their count before them.
+    """
 
     raw: pa.Buffer
     words: NDArray[np.uint32]
     offset: NDArray[np.int64]
     stamp_delta: NDArray[np.int64]
     batch: NDArray[np.int64]
-    """Which of the stretch's batches the record is from."""
+    """Number of the batch that contains the record."""
     key_start: NDArray[np.int64]
     key_length: NDArray[np.int64]
     value_start: NDArray[np.int64]
@@ -71,12 +73,12 @@ class RecordIndex(NamedTuple):
     end: NDArray[np.int64]
 
     def rows(self, begin: int, end: int) -> RecordIndex:
-        """Some of the rows."""
+        """A range of rows."""
         return RecordIndex(self.raw, self.words, *(column[begin:end] for column in self[2:]))
 
 
 def build_record_index(batches: BatchBuffer) -> RecordIndex:
-    """The places of all records of a stretch. Raises `InvalidRecord`."""
+    """The index of all records of the batches. Raises `InvalidRecord`."""
     words = unaligned_words(batches.data)
     try:
         return _build_record_index(batches, words)
@@ -105,7 +107,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
     base = np.array([header.base_offset for header in batches.headers], np.int64)
     last_delta = np.array([header.last_offset_delta for header in batches.headers], np.int64)
     offset = base[batch] + offset_delta
-    # Batches follow each other by their headers; so inside them it is enough that offsets grow and both ends are right.
+    # Offsets of consecutive batches are checked by their headers, so here growing deltas and both bounds suffice.
     if (
         offset_delta.max() > _OFFSET_DELTA_MAX
         or (offset_delta[last - counts + 1] < 0).any()
@@ -132,7 +134,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
 def _find_records(
     batches: BatchBuffer, words: NDArray[np.uint32], counts: NDArray[np.int64], last: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(where each record begins, behind its length; where it ends)."""
+    """(position after each record's length, end of each record)."""
     spans = batches.spans
     parts = _candidate_starts(batches, words)
     starts = np.concatenate(parts)
@@ -140,7 +142,7 @@ def _find_records(
     stops = np.array([stop for _, stop in spans], np.int64)
     try:
         body, end, mismatched = _record_ends(words, starts, last, stops)
-    except (InvalidRecord, IndexError):  # what stands at a wrong guess need not be a number at all
+    except (InvalidRecord, IndexError):  # a wrong candidate need not be a valid varint
         mismatched = np.arange(len(starts))
     if mismatched.size:
         for batch in np.unique(np.searchsorted(last, mismatched)).tolist():
@@ -154,7 +156,7 @@ def _find_records(
 
 
 def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[NDArray[np.int64]]:
-    """For each batch, where in it each of its records begins, or may begin: there is one place for each."""
+    """For each batch, exact or candidate positions of its records, one per record."""
     view = memoryview(batches.data)
     shapes = [
         (stop - begin, header.record_count)
@@ -183,7 +185,7 @@ def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[N
 
 
 def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: int) -> bool:
-    """Whether a batch begins with many records of one length, which are walked in no time."""
+    """Whether a batch starts with many records of equal length, which are located without a loop."""
     data = view[span[0] : span[1]]
     try:
         return _equal_length_run(data, np.frombuffer(data, np.uint8), 0, count)[1] > 0
@@ -194,10 +196,10 @@ def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: i
 def _select_starts(
     words: NDArray[np.uint32], boundaries: NDArray[np.int64], span: tuple[int, int], count: int
 ) -> NDArray[np.int64] | None:
-    """The places of `count` records, from the marks behind the first; None if they cannot be told."""
+    """Positions of `count` records from the boundaries found after the first; None if they are ambiguous."""
     begin, stop = span
     positions = np.concatenate((np.array([begin]), boundaries))
-    if len(positions) > count:  # a mark that is none leads to no other
+    if len(positions) > count:  # a false boundary does not lead to another one
         try:
             length, body = read_varints(words, positions)
         except InvalidRecord:
@@ -214,7 +216,7 @@ def _record_ends(
     last: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(place behind each record's length, place where the next record has to begin, the rows where it does not)."""
+    """(position after each record's length, expected end, rows whose record does not end there)."""
     length, body = read_varints(words, starts)
     end = np.empty_like(starts)
     end[:-1] = starts[1:]
@@ -223,14 +225,14 @@ def _record_ends(
 
 
 def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
-    """Where each record of one opened batch begins. Raises `InvalidRecord`.
+    """Start of each record of one decompressed batch. Raises `InvalidRecord`.
 
-    Records of one length behind each other are found at once: if the length at every such place is the same, the first
-    of them is where it should be, and so, one by one, are all.
+    Consecutive records of equal length are found at once: if the length at every expected position is the same, the
+    first position is correct and, by induction, all others.
     """
     if count < 0 or count * MIN_RECORD_BYTES > len(body):
         raise InvalidRecord(f"{count} records do not fit in {len(body)} bytes")
-    # A byte of `bytes` is had faster, which is worth a copy while records are small.
+    # Indexing `bytes` is faster, which is worth a copy while records are small.
     data = body if len(body) > count * _LARGE_RECORD_BYTES else bytes(body)
     starts = np.empty(count, np.int64)
     array = np.frombuffer(data, np.uint8)
@@ -256,7 +258,7 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
 def _equal_length_run(
     data: bytes | memoryview, array: NDArray[np.uint8], position: int, remaining: int
 ) -> tuple[int, int]:
-    """(bytes of each, how many) records of one length from `position` on; none if they are few."""
+    """(length of a record, number of records) of a run of equal lengths from `position`; 0 if the run is short."""
     byte, width = data[position], 1
     number = byte & 0x7F
     while byte >= 0x80:
@@ -279,7 +281,7 @@ def _equal_length_run(
 
 
 def _walk_chunk(data: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
-    """(where each of `count` records begins, where the last one ends). The loop over records; nothing else is one."""
+    """(start of each of `count` records, end of the last). The only loop over records."""
     boundaries: list[int] = []
     append = boundaries.append
     for _ in range(count):
@@ -303,17 +305,20 @@ def _walk_chunk(data: bytes | memoryview, position: int, count: int) -> tuple[li
 
 
 _CHUNK_BYTES: Final = 1 << 18
-"""So much is looked over at once, to stay in the processor's cache."""
+"""Number of bytes scanned at once, to stay in the processor's cache."""
 _LENGTH_MIN: Final = np.uint32(12)
-"""A record without key, value and headers is of six bytes; the sign is folded into the lowest bit, and is not set."""
+"""A record without key, value and headers has six bytes; the zigzag sign bit is not set."""
 _BYTES_PER_CANDIDATE: Final = 8
-"""Bytes with zeros in that distance at more places than one in so many hold much that is no mark."""
+"""If more than one position in so many bytes is a candidate, the data contains too many false boundaries."""
 
 
 def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) -> NDArray[np.int64] | None:
-    """The places in `data` where a record of less than 8 KiB without headers seems to begin, behind one like it.
+    """Positions in `data` where a record of less than 8 KiB without headers seems to begin after another one.
 
-    `words` is `unaligned_words` of the same bytes. None where too much looks so.
+    A record begins with its length, followed by the attributes (always zero); before it is the last byte of the
+    previous record, the header count, zero if it has none. Two zeros with one or two bytes between them that can be a
+    length are rare elsewhere, and do not occur in text. `words` is `unaligned_words` of the same bytes. None if there
+    are too many candidates. The result must be verified.
     """
     array = np.frombuffer(data, np.uint8)[: len(words)]
     found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -326,7 +331,7 @@ def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) 
         positions += begin
         found.append(positions)
     positions = np.concatenate(found)
-    word = words[positions]  # its last byte is the zero of the attributes
+    word = words[positions]  # the last byte of the word is the zero of the attributes
     length = word >> np.uint32(16) & np.uint32(0xFF)
     is_of_one = (word & np.uint32(0x0081FF00) == 0) & (length >= _LENGTH_MIN)
     is_of_two = (word & np.uint32(0x000081FF) == np.uint32(0x00008000)) & (length < 0x80) & (length > 0)
@@ -337,7 +342,7 @@ def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) 
 
 
 def _zeros(array: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Where a byte is zero, or the one behind it is, and the third behind it is too."""
+    """Positions of zeros (of the byte or the next one) that are followed by a zero in the third byte."""
     zero: NDArray[np.bool_] = array == 0
     found = zero[:-3] | zero[1:-2]
     found &= zero[3:]

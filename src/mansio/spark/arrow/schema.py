@@ -1,9 +1,10 @@
-"""The columns a topic has as a table: their names, their types in Arrow, and the same in Spark's words.
+"""Columns of a topic as a table: names, Arrow types and Spark types.
 
-Spark compares types exactly, so there is one place that says them. Names and order are those of Spark's own Kafka
-source, with `lane` behind: a query written for the one reads the other.
+Spark compares types exactly, so they are defined here only. Names and order are those of Spark's Kafka source, followed
+by `lane`: a query written for one source works with the other.
 
-Always true: every column may be null as far as the types go (Spark wants it so), and `lane` is, of every record.
+Invariants:
+* Every column is nullable, as Spark requires; `lane` is always null.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ RECORD_SCHEMA: Final = pa.schema(
         ("lane", pa.string()),
     ]
 )
-"""All columns there are. `timestampType` is 0 for the producer's clock and 1 for the broker's (KIP-32)."""
+"""All columns. `timestampType` is 0 for CreateTime and 1 for LogAppendTime (KIP-32)."""
 
 DEFAULT_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""What a reader gets that names no columns, as in Spark's Kafka source."""
+"""The default columns, as in Spark's Kafka source."""
 
 _SPARK_TYPES: Final = {
     "key": "binary",
@@ -51,13 +52,13 @@ _SPARK_TYPES: Final = {
 }
 
 
-NAME_CHARACTERS_MAX = 100  # of a name nobody knows, in an error
+NAME_CHARACTERS_MAX = 100  # of an unknown name in an error
 
 
 def select_columns(columns: Sequence[str] | None = None, include_headers: bool = False) -> tuple[str, ...]:
-    """The columns of a reader, in its order: those it names, else Spark's own, and `headers` if it asks for them.
+    """The columns of a reader, in order: the named ones, else the default; plus `headers` if `include_headers`.
 
-    Raises `InvalidRequest` for a name that is no column of ours, or is there twice, and for no name at all.
+    Raises `InvalidRequest` for an unknown, duplicate or missing name.
     """
     names = DEFAULT_COLUMNS if columns is None else tuple(columns)
     if not names:
@@ -77,5 +78,5 @@ def record_schema(columns: Sequence[str] | None = None, include_headers: bool = 
 
 
 def spark_schema(columns: Sequence[str] | None = None, include_headers: bool = False) -> str:
-    """The same columns as Spark writes a schema: `key binary, value binary, ...`."""
+    """The same columns as a Spark schema: `key binary, value binary, ...`."""
     return ", ".join(f"{name} {_SPARK_TYPES[name]}" for name in select_columns(columns, include_headers))

@@ -1,7 +1,8 @@
-"""The numbers inside record batches (zigzag varints, as in Protocol Buffers), a whole column of them at once.
+"""Vectorized zigzag varints of record batches (as in Protocol Buffers).
 
-Always true: what `read_varints` reads, `mansio.wire.batch.record_batch` reads, and what `varint_rows` writes it writes;
-a number of more than 64 bits is `InvalidRecord`.
+Invariants:
+* `read_varints` and `varint_rows` agree with `mansio.wire.batch.record_batch`.
+* A number of more than 64 bits is `InvalidRecord`.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Varints = tuple[NDArray[np.uint64], NDArray[np.int64]]
-    """Numbers with their signs folded in, and how many bytes each takes."""
+    """Zigzag-encoded numbers and their widths in bytes."""
 
 _CONTINUATION_BIT: Final = np.uint32(0x80)
-"""Set in every byte of a number but the last."""
+"""Set in every byte of a varint but the last."""
 _SEVEN_BITS: Final = np.uint32(0x7F)
 
 
 def read_varints(
     words: NDArray[np.uint32], position: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(the number at each position, the position after it). `words` are the bytes as `unaligned_words`.
+    """(number at each position, position after it). `words` are the bytes as `unaligned_words`.
 
-    A position outside is `IndexError`. Numbers of up to four bytes, which nearly all are, take no loop.
+    Raises `IndexError` for a position outside. Numbers of up to four bytes, which nearly all are, need no loop.
     """
     word = words[position]
     more = word & _CONTINUATION_BIT
@@ -39,7 +40,7 @@ def read_varints(
         word &= np.uint32(0x7F)
         return _zigzag_decoded(word), position + 1
     value = word & np.uint32(0x7F)
-    value |= word >> np.uint32(1) & more * _SEVEN_BITS  # of the second byte, where there is one
+    value |= word >> np.uint32(1) & more * _SEVEN_BITS  # of the second byte, if there is one
     width = more >> np.uint32(7)
     width += np.uint32(1)
     third = word & more << np.uint32(8)
@@ -60,7 +61,7 @@ def read_varints(
 
 
 def _zigzag_decoded(value: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """The numbers, of at most 28 bits, with their signs."""
+    """Signed numbers of at most 28 bits."""
     signed = value.view(np.int32)
     sign = -(signed & np.int32(1))
     return ((signed >> np.int32(1)) ^ sign).astype(np.int64)
@@ -73,7 +74,7 @@ def _read_long(
     width: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> None:
-    """The fifth and later bytes of the numbers of `rows`, into `value` and `width`."""
+    """Add the fifth and later bytes of the numbers of `rows` to `value` and `width`."""
     shift = 28
     while rows.size:
         byte = (words[position[rows] + width[rows]] & np.uint32(0xFF)).astype(np.uint64)
@@ -86,7 +87,7 @@ def _read_long(
 
 
 def varints_of(values: NDArray[np.int64]) -> Varints:
-    """What `varint_rows` writes for these numbers."""
+    """The encoding that `varint_rows` writes for these numbers."""
     folded = ((values << 1) ^ (values >> 63)).view(np.uint64)
     width = np.ones(len(folded), np.int64)
     largest, limit = int(folded.max(initial=0)), 0x80
@@ -97,7 +98,7 @@ def varints_of(values: NDArray[np.int64]) -> Varints:
 
 
 def varint_rows(columns: Sequence[Varints]) -> pa.Array:
-    """A binary array whose rows are the numbers of each column, one behind the other."""
+    """A binary array whose rows are the concatenated varints of each column."""
     count = len(columns[0][0])
     widest = [int(width.max(initial=1)) for _, width in columns]
     matrix = np.empty((count, sum(widest)), np.uint8)

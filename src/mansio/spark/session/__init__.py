@@ -1,12 +1,14 @@
-"""Spark session configured for Mansio, local or on a cluster.
+"""Spark session configured for Mansio, on one machine or on a cluster.
 
-Owns the choice of settings. Some are what the source, the sink and the jobs rely on, wherever Spark runs (UTC, the
-size of Arrow batches, state in RocksDB). The others make Spark modest and quiet on the user's own machine; they are
-left out when `master` names a cluster, because there they are the cluster's business.
+Owns the choice of settings. Some are required by source, sink and jobs wherever Spark runs (UTC, Arrow batch size,
+RocksDB state store). The others reduce Spark's resources and output on the user's machine; they are omitted if `master`
+names a cluster.
 
-Always true: a setting that the caller gives wins; pyspark is not imported before a session is wanted; the files of a
-local session lie in one temporary directory that is removed when the process ends, or by the next one where it was
-killed.
+Invariants:
+* A setting given by the caller has precedence.
+* pyspark is not imported before a session is created.
+* The files of a local session are in one temporary directory, which is removed when the process ends, or by the next
+  process if it was killed.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ EVERYWHERE = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-"""What source, sink and jobs rely on.
+"""Settings required by source, sink and jobs.
 
-The batches that Spark gathers for Python are small, because Spark 4.3 walks over all rows of a batch again for each row
-whose list column is null: with 65,536 rows a batch, a write with null headers takes minutes.
+Arrow batches for Python are small, because Spark 4.3 iterates over all rows of a batch again for each row whose list
+column is null: with 65,536 rows a batch, a write with null headers takes minutes.
 """
 
 LOCALLY = {
@@ -54,7 +56,7 @@ LOCALLY = {
     "spark.python.daemon.module": "mansio.spark.session.worker_daemon",
     "spark.log.level": "ERROR",
 }
-"""What makes Spark small and quiet in one process: without a page on a port, on the loopback address only."""
+"""Settings for a small local Spark: no web UI, loopback address only."""
 
 LOG4J = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -67,13 +69,13 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 
 
 class SparkNotInstalled(MansioError):
-    """PySpark is not installed: `pip install 'mansio[spark]'` brings it."""
+    """PySpark is not installed: run `pip install 'mansio[spark]'`."""
 
 
 def session(master: str | None = None, name: str = "mansio", **settings: str) -> SparkSession:
-    """The Spark session of this process, made if there is none yet.
+    """The Spark session of this process, created if there is none.
 
-    `master`: `local[*]` if not given, or any that Spark knows (`spark://...`, `k8s://...`, `yarn`). `settings`: Spark's
+    `master`: default `local[*]`, or any that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`: Spark's
     own, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `SparkNotInstalled` and `JavaNotFound`.
     """
     try:
@@ -92,7 +94,7 @@ def session(master: str | None = None, name: str = "mansio", **settings: str) ->
 
 
 def chosen_settings(master: str | None, name: str) -> dict[str, str]:
-    """The settings of a session. A local one also gets its directory, and the environment that its processes want."""
+    """The settings of a session. A local one also gets its directory and environment variables."""
     chosen = {"spark.master": master or LOCAL, "spark.app.name": name, **EVERYWHERE}
     if not chosen["spark.master"].startswith("local"):
         return chosen
@@ -101,14 +103,14 @@ def chosen_settings(master: str | None, name: str) -> dict[str, str]:
 
 
 def is_started() -> bool:
-    """Whether this process has a Java running for Spark already."""
+    """Whether this process already runs a JVM for Spark."""
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None
 
 
 def _local_files() -> dict[str, str]:
-    """Settings that keep all files of a local session in one directory, which goes when the process ends."""
+    """Settings that put all files of a local session in one directory, which is removed at the end of the process."""
     directory = make_directory("mansio-spark-")
     atexit.register(_clean_up, directory)
     use_linked_home(directory)
@@ -125,7 +127,10 @@ def _local_files() -> dict[str, str]:
 
 
 def _clean_up(directory: str) -> None:
-    """The JVM writes there until it is stopped. It may be gone already: service managers end all processes at once."""
+    """Stop the JVM first, which writes to the directory. It may have ended already: service managers end all processes
+    at
+    once.
+    """
     if "pyspark.sql" in sys.modules:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
         from pyspark.sql import SparkSession
@@ -147,7 +152,14 @@ LINKED_HOME_NAME: Final = "mansio-spark-home"
 
 
 def use_linked_home(directory: str) -> None:
-    """Tell Spark, by the environment, which Python its workers run on, and where it lives: in links in `directory`."""
+    """Set SPARK_HOME to a directory of links in `directory`, and PYSPARK_PYTHON to this Python.
+
+    Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of its Python workers. The zip holds sources only,
+    so each worker compiles what it imports, which takes more than a second; the installed package is the same and takes
+    a third of that. SPARK_HOME therefore gets links to all entries of the installation but `python`. Applies only to
+    PySpark installed by pip and to workers of the same Python; a SPARK_HOME or PYSPARK_PYTHON of the user is not
+    changed.
+    """
     python = os.environ.setdefault(PYSPARK_PYTHON_VARIABLE, sys.executable)
     installed = _installed()
     if (
@@ -159,7 +171,7 @@ def use_linked_home(directory: str) -> None:
 
 
 def create_linked_home(installed: str, directory: str) -> str:
-    """Links in a new directory within this one to all of Spark but `python`; where they are."""
+    """A new directory in `directory` with links to all entries of Spark but `python`; returns its path."""
     home = os.path.join(directory, LINKED_HOME_NAME)
     os.mkdir(home)
     for name in os.listdir(installed):
@@ -169,12 +181,12 @@ def create_linked_home(installed: str, directory: str) -> str:
 
 
 def _is_set_by_mansio(home: str | None) -> bool:
-    """Whether nobody else has set it: at most a session did, perhaps of the process that started this one."""
+    """Whether SPARK_HOME is unset or was set by a session, perhaps of the parent process."""
     return home is None or os.path.basename(home) == LINKED_HOME_NAME
 
 
 def _installed() -> str | None:
-    """PySpark's directory, where it brings Spark with it."""
+    """PySpark's directory, if it contains Spark."""
     package = importlib.util.find_spec("pyspark")
     for directory_with_jars in (package.submodule_search_locations or ()) if package else ():
         if os.path.isdir(os.path.join(directory_with_jars, "jars")) and os.path.isdir(

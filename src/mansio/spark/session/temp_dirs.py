@@ -1,10 +1,12 @@
-"""Temporary directories of Spark's jobs, and the end of those whose process was killed.
+"""Temporary directories of Spark jobs, with cleanup after killed processes.
 
-A process that is killed leaves its directory behind. Each holds a file that its process keeps locked for as long as it
-lives; the kernel gives the lock back, whatever ended the process and in whatever container, where a process id would
-say nothing. So the next one that needs a directory removes those of its user whose lock is free.
+A killed process leaves its directory. Each directory holds a file that its process keeps locked; the kernel releases
+the lock however the process ended, also across containers, where a process id would not be meaningful. The next process
+that creates a directory removes those of its user whose lock is free.
 
-Always true: a directory of a living process is never removed; that one cannot be removed stops nobody.
+Invariants:
+* A directory of a living process is never removed.
+* A directory that cannot be removed is not an error.
 """
 
 from __future__ import annotations
@@ -18,24 +20,25 @@ from typing import Final
 
 OWNER_FILE: Final = ".mansio-owner"
 _locks: dict[str, int] = {}
-"""Directory to the descriptor that locks it, of this process."""
+"""Directory to the descriptor of its lock, in this process."""
 
 
 def make_directory(prefix: str) -> str:
-    """A new directory whose name begins with `prefix`, such as `mansio-spark-`. Others of that prefix that nobody owns
-    any more are removed. `remove_directory` ends it."""
+    """Create a directory whose name begins with `prefix`, such as `mansio-spark-`, and remove abandoned ones of that
+    prefix. `remove_directory` removes it.
+    """
     remove_abandoned(prefix)
     place = tempfile.mkdtemp(prefix=f".{prefix}")
     descriptor = os.open(os.path.join(place, OWNER_FILE), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     directory = os.path.join(os.path.dirname(place), os.path.basename(place)[1:])
-    os.rename(place, directory)  # it has its name when it is locked, so nobody takes it for abandoned
+    os.rename(place, directory)  # renamed after it is locked, so no process considers it abandoned
     _locks[directory] = descriptor
     return directory
 
 
 def remove_directory(directory: str) -> None:
-    """Remove one of `make_directory`. What still writes into it, as Spark does while it stops, is no error."""
+    """Remove a directory of `make_directory`. Concurrent writes, as by a stopping Spark, are no error."""
     shutil.rmtree(directory, ignore_errors=True)
     descriptor = _locks.pop(directory, None)
     if descriptor is not None:
@@ -43,7 +46,7 @@ def remove_directory(directory: str) -> None:
 
 
 def remove_abandoned(prefix: str) -> list[str]:
-    """Remove the directories of this user whose owner is gone; which they were."""
+    """Remove this user's directories whose owner has ended; returns their paths."""
     removed = []
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
@@ -54,7 +57,7 @@ def remove_abandoned(prefix: str) -> list[str]:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether its lock is free. A directory of another user, or without the file, is not ours to judge."""
+    """Whether its lock is free. False for a directory of another user or without the file."""
     try:
         if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
             return False

@@ -1,17 +1,17 @@
-"""Spark's Python daemon for local sessions, with what its workers need imported before the first one is forked.
+"""Spark's Python daemon for local sessions, with the workers' imports done before the first fork.
 
-Spark starts a daemon for each kind of worker, and the daemon forks the workers: for the tasks of a query, and for each
-step of planning one. With Spark's own daemon every worker imports pyarrow, numpy and the source for itself, and looks
-through all of that again for garbage after each task. Workers that are forked from this one have it already, and leave
-it alone.
+Spark starts a daemon for each kind of worker, and the daemon forks the workers: for tasks, and for each step of
+planning. With Spark's own daemon every worker imports pyarrow, numpy and the source, and the garbage collector
+traverses them after each task. Workers forked from this daemon share the imported, frozen modules.
 
-Spark imports nothing before it forks because a library may start threads on the way, and a thread is not forked. So
-the libraries are told to start none, and it is checked: a daemon that has a second thread after all starts over
-without the imports. No event loop is made here, no connection, and no file is opened.
+Spark imports nothing before the fork because a library may start threads, and threads are not forked. Here the
+libraries are configured to start none, and this is verified: a daemon with a second thread restarts without the
+imports. No event loop, connection or file is opened.
 
-Always true: a process that forks has one thread; in all else this is `pyspark.daemon`. Numerical libraries compute with
-one thread in each worker, as there is a worker for each processor. Only local sessions use it (`session`): on a cluster
-this module need not be there.
+Invariants:
+* A process that forks has one thread; otherwise this is `pyspark.daemon`.
+* Numerical libraries compute with one thread in each worker, as there is a worker for each processor.
+* Only local sessions use it: on a cluster this module may be missing.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ WITHOUT_THREADS: Final = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "ARROW_DEFAULT_MEMORY_POOL": "mimalloc",
 }
-"""What keeps numpy and pyarrow to one thread while they are imported."""
+"""Variables that keep numpy and pyarrow single-threaded during import."""
 BARE: Final = "PYSPARK_DAEMON_WITHOUT_MANSIO"
-"""Set in the environment of a daemon that starts over."""
+"""Set in the environment of a daemon that restarts without the imports."""
 TASK_MODULES: Final = (
     "pyarrow.compute",
     "mansio.spark.source.task_reader",
     "mansio.spark.sink.writers",
     "mansio.spark.sink.iceberg_sink",
 )
-"""Beside the worker's own module: what reads and writes in a task. Planning needs the same, to pickle it."""
+"""Modules of reading and writing tasks, in addition to the worker's own. Planning needs them too, for pickling."""
 
 
 def preload(worker: str) -> None:
-    """Import what a worker of this kind imports. What is not there is not needed, or is missed where it is."""
+    """Import the modules of this kind of worker. A missing module is not needed, or is reported where it is used."""
     added = {name: value for name, value in WITHOUT_THREADS.items() if name not in os.environ}
     os.environ.update(added)
     for name in (worker, *TASK_MODULES):
@@ -56,7 +56,7 @@ def preload(worker: str) -> None:
 
 
 def thread_count() -> int:
-    """How many threads this process has, those of libraries included; 1 where the system does not say."""
+    """Number of threads of this process, libraries included; 1 if it is unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -64,7 +64,7 @@ def thread_count() -> int:
 
 
 def main() -> None:
-    """Import, then be Spark's daemon until Spark ends it."""
+    """Import, then run as Spark's daemon."""
     worker = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1].startswith("pyspark") else "pyspark.worker"
     if BARE not in os.environ:
         preload(worker)

@@ -1,1 +1,1 @@
-"""Spark sinks: topics and tables."""
+"""Spark sinks: topics and Iceberg tables."""

@@ -1,14 +1,17 @@
-"""The archive's sink: tasks fetch records and write Parquet files, the driver's process commits them to the table.
+"""Sink of the archive: tasks fetch records and write Parquet files, the driver commits them to the Iceberg table.
 
-A task is given stretches of partitions (`ranges`), not records: what it fetches goes into files in the same process.
-What a batch was to hold is read where Spark noted it before the batch began: in the checkpoint's offset log. Rows alone
-do not tell, because a log has offsets without a record.
+A task receives offset ranges (`RangeSource`), not records: it fetches the records and writes them to files in the same
+process. The planned offsets of a batch are read from the checkpoint's offset log, where Spark persisted them before the
+batch; rows alone are not sufficient, because a log has offsets without a record.
 
-Always true: a task never talks to the catalog; a commit is called with exactly the range Spark noted for the batch, and
-only if the tasks have read all of that range, each offset once; the table decides whether it is new (`lake.commit`); a
-batch that Spark repeats is added once; a dead letter is no record of the archive: its offsets are listed in the table
-with those that are lost, and where that is wanted it is kept in a table of its own. What a catalog needs is imported by
-a commit: tasks do without, and start in a third of the time.
+Invariants:
+* A task never accesses the catalog. What a catalog needs is imported by a commit only: tasks start in a third of the
+  time.
+* A commit is called with exactly the range that Spark persisted for the batch, and only if the tasks have read all of
+  it, each offset once. The table decides whether the batch is new (`iceberg.commit`), so a repeated batch is added
+  once.
+* A dead letter is not a record of the archive: its offsets are listed in the table as lost and, if configured, it is
+  stored in a table of its own.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ START: Final = "tableStart"
 SOURCE: Final = "tableSource"
 """The options with which a task reads, as JSON."""
 DEAD_LETTERS: Final = "deadLetters"
-"""Where the data of the table of dead letters are; not given: they are not kept."""
+"""Data location of the table of dead letters; unset: dead letters are not stored."""
 CHECKPOINT: Final = "checkpointLocation"
 REQUIRED_OPTIONS: Final = (TABLE, WAREHOUSE, DATA_LOCATION, START, SOURCE, CHECKPOINT)
 
@@ -66,8 +69,9 @@ QUERY_PROPERTY = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class WrittenFiles(WriterCommitMessage):
-    """What one task read, what it wrote of that, and what it could not: offsets that no record could be read of, which
-    somebody accepted."""
+    """Result of one task: the ranges that were read, the files written, and the offsets of unreadable records that were
+    accepted as lost.
+    """
 
     ranges: tuple[TaskRange, ...]
     parts: tuple[WrittenDataFile, ...]
@@ -80,21 +84,21 @@ class IcebergSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """The format name."""
         return "mansio_table"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> IcebergStreamWriter:  # noqa: ARG002  # as Spark calls it
-        """Raises `ConfigError` for a missing option and for any output mode but append."""
+        """Raises `ConfigError` for a missing option and for output modes other than append."""
         if overwrite:
             raise ConfigError("an archive is only ever added to: use output mode append")
         return IcebergStreamWriter(self.options)
 
 
 class IcebergStreamWriter(DataSourceStreamArrowWriter):
-    """Both sides of the sink. Spark makes a new one for the commit, so nothing is kept in it but the options."""
+    """Task side and driver side of the sink. Spark creates a new one for the commit, so it holds only the options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """`options` as Spark gives them: names in any case."""
+        """`options` as Spark passes them: names in any case."""
         given = {name.lower(): value for name, value in options.items()}
         missing = [n for n in REQUIRED_OPTIONS if n.lower() not in given]
         if missing:
@@ -104,7 +108,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         self._source, self._columns = SourceOptions.parse(source, streaming=True), columns_of(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """In a task: the records of all stretches into files. A task that fails deletes what it began."""
+        """In a task: write the records of all ranges to files. A task that fails deletes its files."""
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         query = context.getLocalProperty(QUERY_PROPERTY) or "query"
@@ -134,7 +138,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """In the driver's process: add the batch to the table, once."""
+        """On the driver: add the batch to the table, once."""
         checkpoint = self._options[CHECKPOINT.lower()]
         start = parse_offsets(self._options[START.lower()])
         plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
@@ -160,11 +164,11 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         table.commit(plan, parts, merge_ranges(lost))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The files stay for the sweep: that a commit failed does not say that it did not land."""
+        """The files stay for the orphan cleanup: a failed commit may have been applied."""
 
 
 def check_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
-    """That the tasks of a batch have read what the batch is about, each offset once.
+    """Check that the tasks of a batch have read exactly its offsets, each once.
 
     Raises:
         InvalidDataFiles: They have not.
@@ -175,7 +179,7 @@ def check_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
     for partition in sorted(plan.end.keys() | read.keys()):
         start, end = plan.start.get(partition, 0), plan.end.get(partition, 0)
         edges = [start, *(edge for task_range in sorted(read[partition]) for edge in task_range), end]
-        # Pairs of edges: where one stretch ends the next begins, the first at the start; nothing is left at the end.
+        # Pairs of edges: each range ends where the next begins, the first at the start, the last at the end.
         if any(edges[n] != edges[n + 1] for n in range(0, len(edges), 2)):
             raise InvalidDataFiles(
                 f"the tasks of batch {plan.batch} have read {sorted(read[partition])} of partition {partition}; wanted"
@@ -184,8 +188,9 @@ def check_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
 
 
 def split_dead_letters(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The records of a batch, and its dead letters (`onUnreadable`) with the columns of `DEAD_LETTER_SCHEMA` as the
-    source names them."""
+    """The records of a batch, and its dead letters (`onUnreadable`) with the columns of `DEAD_LETTER_SCHEMA` under the
+    source's names.
+    """
     index = rows.schema.get_field_index(ERROR_COLUMN)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return rows, None
@@ -213,7 +218,7 @@ def _dead_letter(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_batch(value: bytes | None, first: int, last: int) -> bool:
-    """Whether a dead letter's value is the batch that holds these offsets, and not that of one record."""
+    """Whether a dead letter's value is the record batch with these offsets, and not the value of one record."""
     try:
         found = [header for _, header in iterate_batches(value or b"")]
     except (CorruptMessage, UnsupportedMessageFormat):
@@ -226,13 +231,13 @@ def _is_batch(value: bytes | None, first: int, last: int) -> bool:
 
 
 def lost_ranges(dead_letters: pa.RecordBatch) -> list[LostRange]:
-    """The offsets that dead letters stand for."""
+    """The offset ranges of dead letters."""
     columns = (dead_letters.column(name).to_pylist() for name in ("partition", "offset", "last_offset"))
     return [LostRange(partition, first, last + 1) for partition, first, last in zip(*columns, strict=True)]
 
 
 def merge_ranges(lost: Iterable[LostRange]) -> list[LostRange]:
-    """The same offsets in as few ranges as there can be, in order."""
+    """The same offsets in the smallest number of ranges, sorted."""
     found: list[LostRange] = []
     for one in sorted(lost, key=lambda one: (one.partition, one.start)):
         if found and found[-1].partition == one.partition and one.start <= found[-1].end:
@@ -243,11 +248,11 @@ def merge_ranges(lost: Iterable[LostRange]) -> list[LostRange]:
 
 
 def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int]) -> BatchPlan:
-    """What Spark noted for a batch before it began. `start`: where batch 0 starts; later ones start at the end of the
-    one before. A partition that was not there then starts at zero.
+    """The plan that Spark persisted for a batch. `start`: start of batch 0; later batches start at the end of the one
+    before. A partition that did not exist then starts at zero.
 
     Raises:
-        ConfigError: The checkpoint has no such batch, or is not of this topic.
+        ConfigError: The checkpoint has no such batch, or is of another topic.
     """
     system, directory = file_system(checkpoint)
 
@@ -265,7 +270,9 @@ def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int])
 
 
 def _logged_offsets(text: str, topic: str) -> dict[int, int]:
-    """An entry of Spark's offset log: a version, the batch's metadata, then the offsets of each source, a line each."""
+    """Offsets of an entry of Spark's offset log: lines with the version, the batch's metadata, and the offsets of each
+    source.
+    """
     lines = text.splitlines()
     if not lines or lines[0] != "v1" or len(lines) != 3:
         raise ConfigError(
@@ -278,8 +285,10 @@ def _logged_offsets(text: str, topic: str) -> dict[int, int]:
 
 
 _tables: dict[str, ArchiveTable] = {}
-"""By checkpoint, so by query, the last one's: Spark uses this process for all commits of a query, and to open a table
-takes longer than a commit."""
+"""The table of the current query, by checkpoint: Spark uses this process for all commits of a query, and opening a
+table
+takes longer than a commit.
+"""
 
 
 def _table(options: Mapping[str, str]) -> ArchiveTable:
@@ -302,12 +311,14 @@ def sink_options(
     dead_letters: ArchiveTable | None = None,
 ) -> dict[str, str]:
     """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `source`: the options
-    of `format("mansio")` with which tasks read. `dead_letters`: the table that keeps them."""
+    of
+    `format("mansio")` with which tasks read. `dead_letters`: the table that stores them.
+    """
     from mansio.spark.iceberg.catalog import warehouse_location
 
     return {
         TABLE: table.topic,
-        WAREHOUSE: warehouse_location(warehouse),  # tasks run elsewhere: nothing relative
+        WAREHOUSE: warehouse_location(warehouse),  # tasks run on other machines: no relative paths
         **({CATALOG: catalog} if catalog else {}),
         DATA_LOCATION: table.data_location,
         START: offsets_text(start),

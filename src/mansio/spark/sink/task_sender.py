@@ -1,12 +1,14 @@
-"""Sends what one Spark task writes: columns into record batches, those to the leaders of their partitions.
+"""Producer of one Spark task: encodes columns to record batches and sends them to the partition leaders.
 
-Owns one idempotent producer for the life of one task (InitProducerId, sequence numbers for each partition) and the
-requests under way. A round takes the next batch of every partition. It is put on the wire and its answers are looked at
-when the next round is ready, so the brokers write while the task encodes.
+Owns one idempotent producer for the life of one task (InitProducerId, sequence numbers by partition) and its requests.
+A round sends the next batch of every partition; its responses are processed when the next round is ready, so the
+brokers write while the task encodes.
 
-Always true: a partition has one batch under way, so order survives every retry without further care; a batch is sent
-again as it was, with its sequence number, so that the broker takes it once; when `send` returns nothing is under way,
-because nobody looks after it while the task waits for its next rows; memory is a round and what waits for the next.
+Invariants:
+* A partition has one batch in flight, so retries keep the order.
+* A batch is resent unchanged, with its sequence number, so that the broker appends it once.
+* When `send` returns nothing is in flight: no code runs while the task waits for its next rows.
+* Memory is one round, and the batches queued for the next.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ CHANNEL = "produce spark"
 DELIVERY_TIMEOUT_MS = 120_000
 BROKER_TIMEOUT_MS = 30_000
 QUEUED_BYTES_MAX = 8 << 20
-"""So much is encoded before a round leaves."""
+"""A round is sent when this many bytes are encoded."""
 HIGHEST_VERSION_WITH_NAMES = 12
 DUPLICATE_SEQUENCE_NUMBER = 46
 
 
 class TaskSender:
-    """The producer of one task: `send` as often as need be, then `finish`; `abort` when the task fails."""
+    """The producer of one task: call `send` repeatedly, then `finish`, or `abort` if the task fails."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class TaskSender:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._identity: tuple[int, int] | None = None
         self._counts: dict[str, int] = {}
-        """How many partitions each topic has: the same for the whole task, so that a key stays where it is."""
+        """Number of partitions of each topic, constant for the task, so that a key stays in its partition."""
         self._producers: dict[str, ProducerSequences] = {}
         self._queued: dict[TopicPartition, deque[EncodedBatch]] = {}
         self._queued_bytes = 0
@@ -77,7 +79,7 @@ class TaskSender:
     def send(self, topic: str, rows: pa.RecordBatch) -> None:
         """Write these rows (see `encode_batches` for the columns); they are acknowledged when this returns.
 
-        Raises what the brokers said, or what came instead of an answer for longer than the delivery timeout.
+        Raises the brokers' errors, or the connection's after the delivery timeout.
         """
         count = self._counts.get(topic) or self._partition_count(topic)
         for batch in encode_batches(
@@ -96,14 +98,14 @@ class TaskSender:
         self._await_in_flight()
 
     def finish(self) -> TaskReport:
-        """What was written where."""
+        """The result of the task."""
         if not self._written:
             return NOTHING_WRITTEN
         producer_id, epoch = self._identity or (-1, -1)
         return TaskReport(producer_id, epoch, tuple(self._written[one] for one in sorted(self._written)))
 
     def abort(self) -> None:
-        """Let go of what is under way; it may be stored or not."""
+        """Cancel requests in flight; their batches may or may not be stored."""
         self._queued.clear()
         if self._in_flight is not None:
             task, self._in_flight = self._in_flight, None
@@ -111,7 +113,9 @@ class TaskSender:
             self._client.run(_finished(task))
 
     def _partition_count(self, topic: str) -> int:
-        """Asked anew by every task: the door is older than it, and the topic may have been made anew since."""
+        """Refreshed by every task: the client's metadata is older than the task, and the topic may have been recreated
+        since.
+        """
         cluster = self._client.cluster
         cluster.mark_stale((topic,))
         count = self._counts[topic] = len(self._client.run(cluster.topic(topic)).partitions)
@@ -120,8 +124,9 @@ class TaskSender:
     # -- the producer --------
 
     def _producer(self, topic: str) -> ProducerSequences | None:
-        """The numbers this task gives to batches of a topic; none where not all brokers have to acknowledge, because a
-        batch that only the leader had would leave a gap in them."""
+        """The sequence numbers for a topic; None unless all in-sync replicas must acknowledge (acks=all): a batch that
+        only the leader had would leave a gap.
+        """
         if self._acks != ACKS_ALL:
             return None
         if self._identity is None:
@@ -141,7 +146,7 @@ class TaskSender:
     # -- rounds --------
 
     def _send_round(self) -> None:
-        """Put the next batch of every partition on the wire, when the round before is through."""
+        """Send the next batch of every partition, after the previous round is complete."""
         self._await_in_flight()
         batches = {partition: queue.popleft() for partition, queue in self._queued.items()}
         self._queued = {partition: queue for partition, queue in self._queued.items() if queue}
@@ -154,7 +159,7 @@ class TaskSender:
             self._client.wait(task)
 
     async def _deliver(self, unacknowledged: Batches) -> None:
-        """Send batches, again where that may help, until all are stored."""
+        """Send batches until all are stored, with retries."""
         cluster = self._client.cluster
 
         async def attempt() -> None:
@@ -200,7 +205,7 @@ class TaskSender:
     def _process_responses(
         self, unacknowledged: Batches, responses: Sequence[Results | BaseException]
     ) -> None:
-        """Note what is stored, and raise for what is not: first of all what no retry can cure."""
+        """Record the stored batches; raise for the others, permanent errors first."""
         failures: list[MansioError] = []
         for response in responses:
             if isinstance(response, MansioError):
@@ -239,14 +244,13 @@ async def _finished(task: asyncio.Task[None]) -> None:
 logger = logging.getLogger(__name__)
 
 BATCH_WRITE = -1
-"""The batch id of a write that is no stream."""
+"""The batch id of a write that is not a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """Where records of one task lie in one partition. Others may have written in between: `rows` counts this task's.
-
-    The offsets are -1 where the broker did not say, because it knew a batch of a retry already.
+    """Offsets written by one task in one partition. Other producers may have written in between: `rows` counts this
+    task's. The offsets are -1 if the broker did not return them, because it recognized a retried batch.
     """
 
     topic: str
@@ -258,8 +262,9 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """What one attempt of one task wrote, all of it acknowledged. `producer_id` is -1 where the producer was not
-    idempotent, or had nothing to write."""
+    """Result of one task attempt, all of it acknowledged. `producer_id` is -1 without idempotence, or if nothing was
+    written.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -274,11 +279,12 @@ NOTHING_WRITTEN = TaskReport(-1, -1, ())
 
 
 class SinkProtocol:
-    """The driver's side of one write."""
+    """Driver side of one write."""
 
     def commit(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """All tasks of a batch have reported. May be called again with the same batch: tasks that Spark ran again after
-        a crash have reported anew, and what the first ones wrote is there as well."""
+        """All tasks of a batch have reported. May be called again for the same batch after a crash: tasks that were
+        repeated report again, and the records of the first attempt exist as well.
+        """
         logger.debug(
             "sink batch written",
             extra=fields(
@@ -287,7 +293,7 @@ class SinkProtocol:
         )
 
     def abort(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """The batch failed. What its tasks had written stays; a later attempt writes it again."""
+        """The batch failed. Records that its tasks wrote remain; a later attempt writes them again."""
         rows = sum(one.rows for one in reports)
         if rows:
             logger.warning(

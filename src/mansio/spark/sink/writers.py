@@ -1,14 +1,15 @@
-"""The sink: what `df.write.format("mansio")` and `writeStream.format("mansio")` do with a DataFrame.
+"""Spark writers for topics: `df.write.format("mansio")` and `writeStream.format("mansio")`.
 
-Spark makes a writer on the driver, pickles it, and calls `write` in every task with the rows of one partition as Arrow
-batches; `commit` or `abort` is called on the driver with what the tasks returned. For a stream that is another object
-of the same class, made anew from the options: what `write` learned travels in its message and in nothing else.
+Spark creates a writer on the driver, pickles it, and calls `write` in every task with the rows of one partition as
+Arrow batches; `commit` or `abort` is called on the driver with the results of the tasks. For a stream that is another
+object of the same class, created from the options: results of `write` are passed only in its message.
 
-The sink is at-least-once (see `sink_protocol`): a batch that Spark runs again is written again. Within one task nothing
-is doubled, and all of it is on the disks of all in-sync replicas before the task is done.
+The sink is at-least-once: a batch that Spark repeats is written again. Within one task attempt nothing is duplicated,
+and all records are acknowledged by all in-sync replicas before the task ends.
 
-Always true: options and columns are checked on the driver, before any task runs; `overwrite` is refused, as a topic can
-only be added to.
+Invariants:
+* Options and columns are checked on the driver, before any task runs.
+* `overwrite` is rejected: a topic can only be appended to.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
 SPARKS_OWN = frozenset({"queryname"})
-"""What Spark puts among the options of a stream's writer by itself."""
+"""Options that Spark adds to those of a stream's writer."""
 
 
 @dataclass(frozen=True)
 class SinkCommitMessage(WriterCommitMessage):
-    """What one task tells the driver."""
+    """Message of one task to the driver."""
 
     report: TaskReport
     query_id: str = ""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes one DataFrame."""
+    """Writer of one DataFrame."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Raises `ConfigError` for options, columns and modes that cannot be written."""
+        """Raises `ConfigError` for invalid options, columns and modes."""
         self.options = checked_options(options, schema)
         if overwrite:
             raise ConfigError("a topic cannot be overwritten, only added to: use mode('append')")
@@ -68,10 +69,10 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of one streaming query."""
+    """Writer of the batches of one streaming query."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
-        """Raises `ConfigError` for options, columns and output modes that cannot be written."""
+        """Raises `ConfigError` for invalid options, columns and output modes."""
         self.options = checked_options(options, schema)
         if overwrite:
             raise ConfigError(
@@ -89,7 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
-    """The sink's options, if the columns go with them."""
+    """The sink's options, checked together with the columns."""
     parsed = SinkOptions.parse(
         {name: text for name, text in options.items() if name.lower() not in SPARKS_OWN}
     )
@@ -102,7 +103,7 @@ def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptio
 
 
 def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
-    """The work of one task: all rows written and acknowledged."""
+    """The work of one task: write all rows and wait for acknowledgements."""
     sender = TaskSender(sync_client(options.bootstrap_servers), options)
     try:
         for batch in batches:
@@ -117,7 +118,7 @@ def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkC
 
 
 def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    """A task that failed has none."""
+    """A failed task has no message."""
     return [message.report for message in messages if isinstance(message, SinkCommitMessage)]
 
 
@@ -138,13 +139,13 @@ ACCEPTED: Final = {
     "headers": HEADERS,
     "timestamp": ("timestamp",),
 }
-"""Column -> the types it may have, in Spark's words."""
+"""Allowed Spark types of each column."""
 BROKER_ASSIGNED_COLUMNS: Final = frozenset({"offset", "timestampType", "lane"})
 WRITTEN: Final = ("key", "value", "partition", "timestamp", "headers")
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
-    """`types`: column -> type as Spark writes it. Raises `ConfigError`, which says what to select instead."""
+    """`types`: column -> Spark type. Raises `ConfigError` with the columns to select instead."""
     for name, found in types.items():
         if name in BROKER_ASSIGNED_COLUMNS:
             continue
@@ -166,9 +167,8 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
 
 
 def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch for each topic, in their order, as columns of records. `topic`, if given, is that of all.
-
-    Raises `InvalidRecord` for a row without a topic.
+    """The rows of a batch by topic, in order, as columns of records. `topic`, if given, applies to all rows. Raises
+    `InvalidRecord` for a row without a topic.
     """
     if not batch.num_rows:
         return

@@ -1,7 +1,6 @@
-"""Records that are not there any more: each way that can happen, said in one line that tells what to do.
+"""Errors for records that no longer exist, each one line with the remedy.
 
-Owns the texts, and the one decision behind all of them: with `failOnDataLoss` a loss ends the query, without it the
-loss is a warning and reading goes on with what there is.
+With `failOnDataLoss` a loss ends the query; without it the loss is logged as a warning and reading continues.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ CONTINUE_HINT = "or set failOnDataLoss to false to go on without them"
 
 
 def report(loss: DataLoss, *, fail: bool) -> None:
-    """Raise the loss, or say it and go on."""
+    """Raise the loss (`fail`), or log it as a warning."""
     if fail:
         raise loss
     logger.warning("records are missing, and the query goes on (failOnDataLoss is false): %s", loss.message)
 
 
 def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
-    """The log's start has passed what is wanted: retention, or DeleteRecords."""
+    """The log start offset is above the requested offset: retention or DeleteRecords."""
     loss = DataLoss(
         f"offset {wanted} of partition {partition.partition} of topic {partition.topic} is gone: the log begins at"
         f" {earliest}. Begin later (startingOffsets, or a new checkpoint), keep records longer, {CONTINUE_HINT}"
@@ -37,7 +36,7 @@ def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> D
 
 
 def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
-    """The log ends before what is wanted: it lost its end, or is another log of the same name."""
+    """The log ends before the requested offset: it was truncated, or it is another log of the same name."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
         f" asked for: the log is shorter than it was, or the topic was made anew. Correct the offsets, use a new"
@@ -46,7 +45,7 @@ def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLo
 
 
 def partition_added_late(partition: TopicPartition, earliest: int) -> DataLoss:
-    """A partition that was added while the query ran has lost its first records already."""
+    """A partition that was added while the query ran has already deleted its first records."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} is new to this query and already begins at offset"
         f" {earliest}: its first records are gone. Keep records longer than a trigger takes, {CONTINUE_HINT}"
@@ -54,7 +53,9 @@ def partition_added_late(partition: TopicPartition, earliest: int) -> DataLoss:
 
 
 def partition_missing(partition: TopicPartition) -> DataLoss:
-    """Topics cannot lose partitions: the topic is another, or gone, or not read any more."""
+    """A partition no longer exists. Kafka topics never lose partitions: the topic was deleted, recreated or
+    unsubscribed.
+    """
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} is gone, which this query was reading: the topic"
         f" was deleted, or is not subscribed to any more. Make it again, correct the options, use a new checkpoint,"
@@ -63,7 +64,7 @@ def partition_missing(partition: TopicPartition) -> DataLoss:
 
 
 def topic_recreated(topic: str) -> TopicRecreated:
-    """The name is the same, the id is not."""
+    """The topic name is the same, the topic id is not."""
     return TopicRecreated(
         f"topic {topic} was deleted and made anew since this query began to read it: its offsets mean other records"
         f" now. Use a new checkpoint, {CONTINUE_HINT}"

@@ -1,11 +1,12 @@
-"""The record batches of one stretch of one partition, as the broker sends them.
+"""Record batches of one range of one partition, fetched with read-ahead.
 
-Owns the requests of one reading task. One request is always ahead: it goes out before the answer in hand is given to
-the caller, whose decoding then costs no waiting. Memory is the answer in hand, and one more in the socket.
+Owns the Fetch requests of one task. One request is always outstanding: it is sent before the current response is passed
+to the caller, so decoding overlaps with the network. Memory: the current response, and one more in the socket buffer.
 
-Always true: batches come out whole, in the order of offsets, and cover the stretch; the first may begin before it and
-the last may reach beyond it. What fails in passing is asked again for the cluster's retry time; what is gone raises
-`DataLoss` and names the offset.
+Invariants:
+* Batches are complete, in offset order, and cover the range; the first may begin before it and the last may end after
+  it.
+* Transient errors are retried for the cluster's retry timeout; a missing offset raises `DataLoss` with the offset.
 """
 
 from __future__ import annotations
@@ -38,24 +39,24 @@ if TYPE_CHECKING:
     from mansio.wire.topic_partition import TopicPartition
 
 CHANNEL: Final = "fetch spark"
-"""Connections of its own: an answer of megabytes would hold up other questions."""
+"""Separate connections: a response of several megabytes would delay other requests."""
 WAIT_MS_MAX: Final = 500
 FETCH_BYTES: Final = 4 << 20
 SMALLEST_REQUEST_BYTES: Final = 64 << 10
 HIGHEST_VERSION_WITH_NAMES: Final = 12
 SHORT_LOG_TIMEOUT_S: Final = 3.0
-"""For so long a log that ends too early is asked again, before its records are called lost."""
+"""A log that ends too early is fetched again for this time before its records are reported as lost."""
 
 
 class FetchedBatches(NamedTuple):
-    """One answer: whole record batches, and the aborted transactions among them (producer id, first offset)."""
+    """One response: complete record batches, and aborted transactions among them (producer id, first offset)."""
 
     records: memoryview
     aborted: Sequence[tuple[int, int]] = ()
 
 
 class _FetchResult(NamedTuple):
-    """`FetchedBatches`, and where to go on."""
+    """`FetchedBatches` and the offset of the next request."""
 
     fetched: FetchedBatches
     next_offset: int
@@ -72,11 +73,11 @@ def fetch_range(
     isolation: int = READ_COMMITTED,
     topic_id: bytes = NO_TOPIC_ID,
 ) -> Iterator[FetchedBatches]:
-    """The batches with the records of [start, end), in answers of about `fetch_bytes`.
+    """The batches with the records of [start, end), in responses of about `fetch_bytes`.
 
-    `topic_id`: the topic has to be this one (all zero: any of its name). Raises `DataLoss` when records of the stretch
-    are no longer there, `TopicRecreated`, `UnreadableRecords` when what the broker sends is not record batches, and
-    what the cluster raises when it cannot be reached.
+    `topic_id`: required id of the topic (all zero: any). Raises `DataLoss` if records of the range no longer exist,
+    `TopicRecreated`, `UnreadableRecords` if the broker sends invalid record batches, and the cluster's errors if it
+    cannot be reached.
     """
     fetcher = _RangeFetcher(sync_client, partition, end, isolation, topic_id)
     offset, size = start, fetch_bytes
@@ -99,12 +100,12 @@ def fetch_range(
 
 
 def _request_bytes(fetch_bytes: int, expected: float) -> int:
-    """As much as the rest of the stretch takes by the look of the last answer, and a quarter more; not all there is."""
+    """Estimated size of the remaining range, by the bytes per offset of the last response, plus 25 percent."""
     return min(fetch_bytes, max(SMALLEST_REQUEST_BYTES, int(expected * 1.25)))
 
 
 class _RangeFetcher:
-    """The questions about one stretch."""
+    """The Fetch requests of one range."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class _RangeFetcher:
         self._short_since = 0.0
 
     def fetch_at(self, offset: int, size: int) -> _FetchResult:
-        """Ask until there is an answer, or an error that stays."""
+        """Fetch until there is a response or a permanent error."""
         try:
             return self._client.run(
                 self._cluster.retry(lambda: self.attempt(offset, size), final=(UnknownTopicOrPartition,))
@@ -135,7 +136,7 @@ class _RangeFetcher:
             raise data_loss.partition_missing(self._partition) from None
 
     def finish(self, prefetch: Any, offset: int, size: int) -> _FetchResult:
-        """The answer to a request that went ahead; whatever became of that, the question is asked again in earnest."""
+        """The result of a prefetched request; if that failed, the request is sent again with retries."""
         try:
             result: _FetchResult = self._client.wait(prefetch)
         except MansioError:
@@ -143,11 +144,11 @@ class _RangeFetcher:
         return result
 
     async def attempt(self, offset: int, size: int) -> _FetchResult:
-        """One request. Raises what stands in the answer."""
+        """One request. Raises the error of the response."""
         topic, index = self._partition
         cluster = self._cluster
         view = await cluster.topic(topic)
-        if self._is_recreated(view) or index >= len(view.partitions):  # or what is known here is old
+        if self._is_recreated(view) or index >= len(view.partitions):  # or the cached metadata is stale
             cluster.mark_stale((topic,))
             view = await cluster.topic(topic)
             if self._is_recreated(view):
@@ -197,7 +198,7 @@ class _RangeFetcher:
         return _FetchResult(result, next_offset, stop / (next_offset - offset))
 
     def _complete_batches(self, offset: int, records: memoryview) -> tuple[int, int]:
-        """(where the batches of the stretch end in an answer, the offset after them)."""
+        """(end of the batches of the range in a response, offset after them)."""
         stop, next_offset = 0, offset
         try:
             for position, header in iterate_batches(records):
@@ -232,15 +233,17 @@ class _RangeFetcher:
         return Unavailable(f"the broker sent nothing of {self._name} at offset {offset}")
 
     def _is_log_end_stable(self, offset: int) -> bool:
-        """Whether the log has ended at this offset for a while: a leader that has just taken over may not know yet how
-        far its predecessor's records were committed."""
+        """Whether the log has ended at this offset for a while. A new leader may not know its predecessor's high
+        watermark
+        yet.
+        """
         if self._short_at != offset:
             self._short_at, self._short_since = offset, time.monotonic()
         self._cluster.mark_stale((self._partition.topic,))
         return time.monotonic() >= self._short_since + SHORT_LOG_TIMEOUT_S
 
     async def _out_of_range_error(self, offset: int) -> MansioError:
-        """What to say of an offset that is not in the log."""
+        """The error for an offset that is not in the log."""
         listed = await list_offsets(self._cluster, {self._partition: EARLIEST})
         earliest = listed[self._partition].offset
         if earliest > offset:

@@ -1,11 +1,13 @@
-"""Which partitions and which offsets a query means: words, moments and JSON, asked of the brokers and made numbers.
+"""Partitions and offsets of a query, resolved from options (words, timestamps, JSON) with requests to brokers.
 
-Owns the questions a reader's driver side asks. Offsets travel through Spark as JSON in the shape of Spark's own Kafka
-source, `{"topic": {"0": 5}}`; topics and partitions are always in order, as Spark compares the texts. The end of a
-query's first batch may say where that batch begins as well (`FIRST_BATCH_START`).
+Offsets travel through Spark as JSON in the format of Spark's Kafka source, `{"topic": {"0": 5}}`; topics and partitions
+are sorted, because Spark compares the texts. The end offsets of a query's first batch may also contain where that batch
+starts (`FIRST_BATCH_START`).
 
-Always true: what comes out names every partition that is read and no other; an explicit offset is inside the log, or
-that is a `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest end with a warning.
+Invariants:
+* The result contains exactly the partitions that are read.
+* An explicit offset is inside the log, or it raises `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest
+  end with a warning.
 """
 
 from __future__ import annotations
@@ -31,25 +33,28 @@ if TYPE_CHECKING:
 Offsets = dict[TopicPartition, int]
 
 FIRST_BATCH_START: Final = ""
-"""In the place of a topic, which always has a name: where the batch begins whose end this is. Spark notes the end of a
-batch before it runs, and not where the first one begins: after a failure it would ask again, and `latest` moves on."""
+"""Key used like a topic name (names are never empty): where the batch starts whose end offsets these are. Spark
+persists
+the end of a batch before it runs, but not the start of the first: after a failure it would ask again, and `latest`
+would have moved.
+"""
 
 LIST_OFFSETS_TIMEOUT_S = 3.0
-"""After that a question about offsets makes sure that the topics are still there."""
+"""After this time without a response to ListOffsets, the existence of the topics is checked."""
 
 
 class SubscribedPartitions(NamedTuple):
-    """What a subscription comes to now."""
+    """The partitions that a subscription resolves to now."""
 
     partitions: tuple[TopicPartition, ...]
     topic_ids: dict[str, bytes]
-    """By topic; all zero where the brokers have no ids."""
+    """By topic; all zero where the brokers have no topic ids."""
     missing: frozenset[str]
-    """Topics that are named and not there."""
+    """Topics that are named but do not exist."""
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as Spark keeps them. Equal offsets give equal texts."""
+    """Offsets as Spark stores them. Equal offsets give equal texts."""
     offsets_json: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):
         offsets_json.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
@@ -57,7 +62,7 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(offsets_json: Mapping[str, Any]) -> Offsets:
-    """The inverse of `to_json`. `ConfigError` for what is not such offsets: the checkpoint of another source."""
+    """The inverse of `to_json`. Raises `ConfigError` for other content: the checkpoint of another source."""
     try:
         return {
             TopicPartition(topic, int(partition)): int(offset)
@@ -75,10 +80,10 @@ def from_json(offsets_json: Mapping[str, Any]) -> Offsets:
 def find_partitions(
     sync_client: SyncClient, options: SourceOptions, *, may_be_missing: bool = False
 ) -> SubscribedPartitions:
-    """What the subscription comes to, asked for anew.
+    """Resolve the subscription with fresh metadata.
 
-    Raises `ConfigError` for a topic or partition that is not there (unless `may_be_missing`), and where a pattern
-    matches nothing.
+    Raises `ConfigError` for a topic or partition that does not exist (unless `may_be_missing`), and for a pattern
+    without a match.
     """
     views = sync_client.run(_views(sync_client, options))
     wanted = options.subscription
@@ -110,14 +115,14 @@ def find_partitions(
 
 
 def check_topic_ids(found: SubscribedPartitions, options: SourceOptions) -> None:
-    """Raises `TopicRecreated` for a topic whose id is not the one of the option `topicIds`."""
+    """Raises `TopicRecreated` for a topic whose id differs from the option `topicIds`."""
     for name, expected in options.topic_ids.items():
         if name in found.topic_ids and found.topic_ids[name].hex() != expected.replace("-", "").lower():
             data_loss.report(data_loss.topic_recreated(name), fail=options.fail_on_data_loss)
 
 
 async def _views(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicView]:
-    """By name, the topics that are wanted and there."""
+    """The subscribed topics that exist, by name."""
     cluster, wanted = sync_client.cluster, options.subscription
     if wanted.pattern:
         matches = re.compile(wanted.pattern).fullmatch
@@ -136,19 +141,19 @@ async def _views(sync_client: SyncClient, options: SourceOptions) -> dict[str, T
 
 
 def earliest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition]) -> Offsets:
-    """Where each partition begins."""
+    """Log start offset of each partition."""
     return _listed_offsets(sync_client, dict.fromkeys(partitions, EARLIEST), isolation=0)
 
 
 def latest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
-    """The offset after the last record of each partition that this isolation level may read."""
+    """End offset of each partition for this isolation level."""
     return _listed_offsets(sync_client, dict.fromkeys(partitions, LATEST), isolation=isolation)
 
 
 def offsets_at(
     sync_client: SyncClient, timestamps_ms: Mapping[TopicPartition, int], isolation: int
 ) -> Offsets:
-    """The first record of each partition that is at least that young; -1 where there is none."""
+    """Offset of the first record of each partition with at least this timestamp; -1 if there is none."""
     return _listed_offsets(sync_client, timestamps_ms, isolation=isolation)
 
 
@@ -164,8 +169,11 @@ def _listed_offsets(
 async def _list_offsets(
     sync_client: SyncClient, wanted: Mapping[TopicPartition, int], isolation: int
 ) -> dict[TopicPartition, ListedOffset]:
-    """`list_offsets`, which waits long for a topic that is unknown, as it may be new. Ours were there a moment ago, so
-    when there is no answer soon, it is asked whether they still are: `UnknownTopicOrPartition` if not."""
+    """`list_offsets` with a check after a timeout. `list_offsets` waits long for an unknown topic, which may be new;
+    these
+    topics existed before, so after the timeout their existence is checked: `UnknownTopicOrPartition` if they were
+    deleted.
+    """
     try:
         async with asyncio.timeout(LIST_OFFSETS_TIMEOUT_S):
             return await list_offsets(sync_client.cluster, wanted, isolation_level=isolation)
@@ -178,7 +186,7 @@ async def _list_offsets(
 
 
 def resolve(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
-    """What a batch read reads of each partition. Raises what `find_partitions` and `resolve_position` raise."""
+    """The range of each partition that a batch read covers. Raises as `find_partitions` and `resolve_position`."""
     subscribed = find_partitions(sync_client, options)
     check_topic_ids(subscribed, options)
     partitions = subscribed.partitions
@@ -209,10 +217,10 @@ def resolve_position(
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """One offset for each partition of `latest`, as the options of this side (`starting`, `ending`) say.
+    """One offset for each partition of `latest`, from the options of this side (`starting`, `ending`).
 
-    Raises `ConfigError` when they leave out a partition or name one that is not read, or when no record is as young as
-    they say; `DataLoss` when an offset is outside its log.
+    Raises `ConfigError` if they omit a partition, name one that is not read, or match no timestamp; `DataLoss` if an
+    offset is outside its log.
     """
     position: Position = options.starting if side == "starting" else options.ending
     if position.timestamp_ms is not None:
@@ -275,7 +283,7 @@ def _clamped(
     latest: Mapping[TopicPartition, int],
     options: SourceOptions,
 ) -> int:
-    """An explicit offset, if it is in the log."""
+    """An explicit offset, limited to the log."""
     if wanted in (EARLIEST, LATEST):
         return earliest[partition] if wanted == EARLIEST else latest[partition]
     loss: DataLoss | None = None
@@ -289,7 +297,7 @@ def _clamped(
 
 
 def is_fixed(position: Position) -> bool:
-    """Whether a position means the same offsets whenever it is asked for."""
+    """Whether a position always resolves to the same offsets."""
     offsets = position.offsets
     return _is_explicit(position) and isinstance(offsets, dict) and all(one >= 0 for one in offsets.values())
 

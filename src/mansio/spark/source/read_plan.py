@@ -1,7 +1,7 @@
-"""Which offsets go to which task: splitting, admission, and leaving out what a filter does not want. Pure.
+"""Assignment of offset ranges to tasks, and admission control. Pure.
 
-Always true of every plan: its stretches do not overlap, none is empty, and together they are exactly what was to be
-read. Numbers only: nobody is asked anything here.
+Invariants:
+* The ranges of a plan do not overlap, none is empty, and together they are exactly the requested offsets.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RANGES_MAX: Final = 100_000
-"""More tasks than that are a mistake in an option, and would fill the driver's memory."""
+"""A plan with more tasks is the result of a wrong option and would exhaust the driver's memory."""
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of one partition from `start` up to, not including, `end`; and the id of its topic."""
+    """The offsets of one partition, [start, end), and its topic id."""
 
     start: int
     end: int
@@ -34,7 +34,7 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """What one task reads: one stretch of one partition."""
+    """Input of one task: one range of one partition."""
 
     topic: str
     partition: int
@@ -53,10 +53,10 @@ def plan_ranges(
     partitions_min: int | None = None,
     records_max: int | None = None,
 ) -> list[TaskRange]:
-    """One task for each partition; more where a partition has more than `records_max` offsets, or where that makes
-    fewer than `partitions_min` tasks: then the largest are cut first. In the order of topic, partition and offset.
+    """One task per partition; more where a partition has more than `records_max` offsets. If these are fewer than
+    `partitions_min` tasks, the largest ranges are split first. Sorted by topic, partition and offset.
 
-    Raises `ConfigError` when that makes more than `RANGES_MAX` tasks.
+    Raises `ConfigError` if there would be more than `RANGES_MAX` tasks.
     """
     sizes = {partition: one.end - one.start for partition, one in wanted.items() if one.end > one.start}
     pieces = {
@@ -79,7 +79,7 @@ def plan_ranges(
 def _split_largest(
     sizes: Mapping[TopicPartition, int], pieces: dict[TopicPartition, int], missing: int
 ) -> None:
-    """Make `missing` pieces more, each time out of the partition whose pieces are the largest."""
+    """Add `missing` tasks, each by splitting the partition with the largest ranges."""
     heap = [
         (-sizes[partition] / count, partition)
         for partition, count in pieces.items()
@@ -97,7 +97,7 @@ def _split_largest(
 
 
 def _split(one: OffsetRange, pieces: int) -> list[tuple[int, int]]:
-    """Cut into pieces whose sizes differ by one at most."""
+    """Split into ranges whose sizes differ by at most one."""
     size = one.end - one.start
     edges = [one.start + size * number // pieces for number in range(pieces + 1)]
     return list(pairwise(edges))
@@ -106,10 +106,10 @@ def _split(one: OffsetRange, pieces: int) -> list[tuple[int, int]]:
 def admit(
     start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], offsets_max: int
 ) -> dict[TopicPartition, int]:
-    """Where a micro-batch of at most `offsets_max` offsets ends, for each partition of `latest`.
+    """End offsets of a micro-batch of at most `offsets_max` offsets, for each partition of `latest`.
 
-    What is there is shared out by how much each partition has: then all of them have been read at the same time,
-    however uneven they are. Each moves by one offset at least, even where that is more than `offsets_max` in all.
+    The limit is divided in proportion to the backlog of each partition, so that all partitions are caught up at the
+    same time. Each partition advances by at least one offset, even if that exceeds `offsets_max` in total.
     """
     backlog = {
         partition: end - start[partition] for partition, end in latest.items() if end > start[partition]
@@ -120,12 +120,12 @@ def admit(
     shares = {partition: max(1, offsets_max * size // total) for partition, size in backlog.items()}
     remainder = offsets_max - sum(shares.values())
     by_size = sorted(backlog, key=lambda partition: (-backlog[partition], partition))
-    while remainder > 0:  # rounding took less than one from each
+    while remainder > 0:  # rounding down left less than one per partition
         for partition in by_size:
             if remainder > 0 and shares[partition] < backlog[partition]:
                 shares[partition] += 1
                 remainder -= 1
-    for partition in by_size:  # and gave up to one to each of the small
+    for partition in by_size:  # small partitions got up to one more than their share
         returned = min(-remainder, shares[partition] - 1) if remainder < 0 else 0
         shares[partition] -= returned
         remainder += returned

@@ -1,16 +1,17 @@
-"""The stream side of the source: `spark.readStream.format("mansio")`.
+"""Stream and batch readers of the source: `spark.readStream` and `spark.read` with `format("mansio")`.
 
-Lives in one process for the life of the query, where Spark asks it, batch by batch, how far to read; the reading itself
-happens in tasks, on a pickled copy. Spark keeps the offsets in its checkpoint and gives them back after a restart.
+The stream reader lives in one driver-side process for the duration of the query. Spark calls it per micro-batch to
+plan; records are read in tasks, on a pickled copy. Spark stores the offsets in its checkpoint and passes them back
+after a restart.
 
-Always true:
-* "Nothing new" is the very text that Spark gave: it compares texts. An offset goes back only where `failOnDataLoss` is
-  off and a topic was made anew, or may have been, or has lost its end; the batch that says so has no records of it, and
-  the next begins where the new topic begins, or where the shorter log ends.
-* The same two offsets always plan the same records, in this process or the next: a batch that is run again reads what
-  it read before. The first batch too, whose start Spark does not note: its end says it.
+Invariants:
+* "No new data" is exactly the offsets that Spark passed: it compares texts. An offset decreases only if
+  `failOnDataLoss` is off and a topic was recreated (or may have been) or truncated; the batch with that offset has no
+  records of the partition, and the next one starts at the start of the new topic or the end of the shorter log.
+* The same two offsets always plan the same records, in this process or another: a repeated batch reads the same
+  records. This includes the first batch, whose start Spark does not persist: its end offsets contain it.
 * A partition that appears while the query runs is read from its beginning.
-* With Trigger.AvailableNow nothing beyond what was there at the start is read, and the query comes to its end.
+* With Trigger.AvailableNow nothing beyond the end offsets at the start is read, and the query terminates.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_TIMEOUT_MS = 10_000
 LOWER_LATEST_ATTEMPTS = 5
 LOWER_LATEST_PAUSE_S = 0.2
-"""A new leader may know less for a moment: the end of a log that seems to have moved back is asked for again."""
+"""A new leader may briefly report a lower end offset: an end that seems to have decreased is requested again."""
 
 
 def _read_records(
@@ -82,7 +83,7 @@ def _read_records(
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads topics from where the checkpoint says, without an end."""
+    """Streaming reader: from the checkpointed offsets, without an end."""
 
     def __init__(
         self, options: SourceOptions, columns: Sequence[str], *, read: ReadTask | None = None
@@ -96,16 +97,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._topic_ids: dict[str, bytes] = {}
         self._first_seen: Offsets = {}
-        """Where partitions began that were not in the checkpoint."""
+        """Start offsets of partitions that were not in the checkpoint."""
         self._recreated: set[str] = set()
         self._missing: set[TopicPartition] = set()
         self._published: Offsets = {}
         self._last_batch_s = float("-inf")
 
-    # -- how far to read --------
+    # -- planning --------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Found out once: "latest" moves, and Spark asks twice."""
+        """Start offsets of a query without a checkpoint. Computed once: `latest` changes between calls."""
         if self._initial is None:
             client = sync_client(self._options.bootstrap_servers)
             partitions = self._find_partitions().partitions
@@ -115,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        """The limits `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
         if self._options.offsets_per_trigger_max is not None:
             return ReadMaxRows(self._options.offsets_per_trigger_max)
         if self._options.offsets_per_trigger_min is not None:
@@ -123,17 +124,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on nothing is read that comes later than now."""
+        """Fix the end offsets of the query: nothing that is appended later is read."""
         found = self._find_partitions(may_be_missing=True)
         self._target = latest_offsets(
             sync_client(self._options.bootstrap_servers), found.partitions, self._options.isolation_level
         )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the next micro-batch ends. `start` itself when there is nothing new, or not enough yet.
+        """End offsets of the next micro-batch; `start` itself if there is nothing new, or not enough.
 
-        Raises `DataLoss` for partitions that are gone or shorter than `start`, `TopicRecreated`, `ConfigError` for the
-        checkpoint of something else.
+        Raises `DataLoss` for partitions that no longer exist or end below `start`, `TopicRecreated`, and `ConfigError`
+        for the checkpoint of another source.
         """
         if not isinstance(limit, (ReadAllAvailable, ReadMaxRows, ReadMinRows)):
             raise ConfigError(f"a topic is read by rows, so {type(limit).__name__} cannot be obeyed")
@@ -152,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**to_json(end), FIRST_BATCH_START: start} if is_first else to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of all partitions as last seen, for the progress of the query: the lag is up to there."""
+        """Latest known end offsets, from which Spark computes the lag."""
         return to_json(self._latest) if self._latest else None
 
     # -- reading --------
@@ -163,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start = end[FIRST_BATCH_START]
         stop = from_json(end)
         if not self._topic_ids:
-            # After a restart Spark may run the last batch again before it asks for anything.
+            # After a restart Spark may run the last batch again before it calls any other method.
             existing = dict.fromkeys(self._find_partitions(may_be_missing=True).partitions)
             self._report_missing(set(stop) - set(existing))
             stop = {partition: last for partition, last in stop.items() if partition in existing}
@@ -185,16 +186,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark's checkpoint has it: there is nothing to do."""
+        """Nothing to do: Spark's checkpoint holds the offsets."""
 
     def stop(self) -> None:
-        """The query has ended."""
+        """Called when the query has ended."""
         close_sync_clients()
 
-    # -- inside --------
+    # -- internals --------
 
     def _find_partitions(self, *, may_be_missing: bool = False) -> SubscribedPartitions:
-        """The partitions that are there now. The ids of topics must stay what they were when first seen."""
+        """The partitions that exist now. Topic ids must not change while the query runs."""
         found = find_partitions(
             sync_client(self._options.bootstrap_servers), self._options, may_be_missing=may_be_missing
         )
@@ -209,11 +210,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _plan_bounds(self, start: Offsets) -> tuple[Offsets, Offsets, Offsets]:
-        """(where the next batch begins, how far it could go, and which partitions begin anew, where).
+        """(start of the next batch, its highest possible end, partitions that restart and their offsets).
 
-        The first two have the same partitions, those of `start` and those that came since. Partitions begin anew only
-        where records are missing and that is allowed: the next batch ends for them where the new log begins, or where
-        the log of a topic ends that is known to be the same.
+        The first two have the same partitions: those of `start` and those added since. Partitions restart only where
+        records are lost and `failOnDataLoss` is off: the next batch ends for them where the new log starts or, if the
+        topic is known to be the same, where the truncated log ends.
         """
         client = sync_client(self._options.bootstrap_servers)
         known = {*self._topic_ids, *self._options.topic_ids}
@@ -225,7 +226,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             present = [partition for partition in begin if partition in existing]
             try:
                 self._latest = latest_offsets(client, present, self._options.isolation_level)
-            except UnknownTopicOrPartition:  # deleted just now
+            except UnknownTopicOrPartition:  # deleted in the meantime
                 if attempt + 1 == LOWER_LATEST_ATTEMPTS:
                     raise
                 continue
@@ -236,7 +237,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if partition.topic not in self._recreated:
                 loss = data_loss.log_truncated(partition, begin[partition], self._latest[partition])
                 data_loss.report(loss, fail=self._options.fail_on_data_loss)
-        # A shorter log of a topic that may be another is all new; of a topic that is the same, its end is missing.
+        # A shorter log of a possibly recreated topic is all new; of a topic known to be the same, its end is lost.
         truncated = {p for p in lower if p.topic in known - self._recreated}
         others = [p for p in present if p not in truncated and (p in lower or p.topic in self._recreated)]
         restarted = earliest_offsets(client, others) | {p: self._latest[p] for p in truncated}
@@ -246,14 +247,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin, latest, restarted
 
     def _reachable(self, partition: TopicPartition, begin: int) -> int:
-        """How far a partition may be read now: never less far than it was."""
+        """Highest offset up to which a partition may be read now; never decreases."""
         latest = self._latest.get(partition, begin)
         if self._target is not None:
             latest = min(latest, self._target.get(partition, begin))
         return max(begin, latest)
 
     def _with_new_partitions(self, start: Offsets, now: Iterable[TopicPartition]) -> Offsets:
-        """`start`, and for the partitions that came since then where they begin."""
+        """`start`, and the start offsets of partitions that were added since."""
         new = [partition for partition in now if partition not in start]
         unseen = [partition for partition in new if partition not in self._first_seen]
         for partition, first in earliest_offsets(
@@ -267,14 +268,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**start, **{partition: self._first_seen[partition] for partition in new}}
 
     def _report_missing(self, missing: set[TopicPartition]) -> None:
-        """Partitions that are there no more are a loss, told once."""
+        """Report partitions that no longer exist as a loss, once each."""
         for partition in sorted(missing - self._missing):
             data_loss.report(data_loss.partition_missing(partition), fail=self._options.fail_on_data_loss)
         self._missing = missing
 
     def _publish(self, done: Offsets) -> None:
-        """Tell the broker how far the pipeline is. Spark comes here again only when a batch is through, sink and all,
-        so these records may go. What goes wrong with it stops no query: the checkpoint decides where one goes on."""
+        """Publish the pipeline's progress to the broker. Spark calls this method only after a batch is complete, sink
+        included, so retention may delete these records. A failure does not stop the query: the checkpoint decides where
+        it resumes.
+        """
         if not self._options.pipeline or done == self._published:
             return
         metadata = encode_hold_metadata("")
@@ -295,7 +298,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published = done
 
     def _should_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
-        """Whether there are too few new records, and the oldest of them has not waited too long."""
+        """Whether there are fewer new records than the minimum, and the trigger delay has not expired."""
         lowest = self._options.offsets_per_trigger_min
         if lowest is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -305,14 +308,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BatchReader(DataSourceReader):
-    """Reads topics between two offsets of each partition."""
+    """Batch reader: the records between two offsets of each partition."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = tuple(columns)
 
     def partitions(self) -> list[InputPartition]:
-        """One for each task. Raises `ConfigError` and `DataLoss`; see `offsets.resolve`."""
+        """One partition per task. Raises `ConfigError` and `DataLoss` as `offsets.resolve` does."""
         wanted = resolve(sync_client(self._options.bootstrap_servers), self._options)
         return list(
             plan_ranges(
@@ -324,7 +327,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, as Arrow batches."""
-        if not isinstance(partition, TaskRange):  # Spark's own, when there is nothing to read
+        if not isinstance(partition, TaskRange):  # Spark's own type, if there is nothing to read
             return iter(())
         from mansio.spark.source.task_reader import read_range
 
@@ -335,11 +338,20 @@ SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id
 
 
 class RangeSource(DataSource):
-    """`readStream` of stretches, with the options of `format("mansio")`; the session must `dataSource.register` it."""
+    """Streaming source of offset ranges instead of records, for a sink whose tasks fetch the records themselves.
+
+    Spark plans such a query as any other, persists the offsets of each batch, and passes one row per range to the
+    sink's task. Records that only go from a topic into files then are never converted to rows of the JVM and back to
+    Arrow. It takes the options of `format("mansio")`; the session must `dataSource.register` it.
+
+    Invariants:
+    * A batch has one row for each task of `plan_ranges`, and the same rows when Spark repeats it.
+    * A range is equal after the round trip through Spark.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The format."""
+        """The format name."""
         return "mansio_ranges"
 
     def schema(self) -> str:
@@ -347,7 +359,7 @@ class RangeSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002  # as Spark calls it
-        """Raises `ConfigError` for a wrong option."""
+        """Raises `ConfigError` for an invalid option."""
         return StreamReader(SourceOptions.parse(self.options, streaming=True), (), read=_range_row)
 
 
@@ -359,8 +371,8 @@ def _range_row(
 
 
 def as_row(one: TaskRange) -> pa.RecordBatch:
-    """A stretch as Spark gets it."""
-    import pyarrow as pa  # not where it is planned
+    """A range as a row of Spark."""
+    import pyarrow as pa  # not needed for planning
 
     return pa.RecordBatch.from_arrays(
         [
@@ -375,5 +387,5 @@ def as_row(one: TaskRange) -> pa.RecordBatch:
 
 
 def from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
-    """The stretches that Spark hands on."""
+    """The ranges in rows from Spark."""
     return [TaskRange(**row) for row in rows.to_pylist()]

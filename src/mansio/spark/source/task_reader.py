@@ -1,11 +1,13 @@
-"""One task's reading: a stretch of a partition, out of the broker, into Arrow batches of the size that Spark likes.
+"""Reading of one range in a task, as Arrow batches of a bounded size.
 
-Owns the sizes of what is handed on, and what happens to records that cannot be read (`onUnreadable`): the query stops
-with their offset (`suspend`), goes on without them (`skip`), or gets a row (`dead-letter`) whose column `error` says
-what is wrong: one for a damaged batch, with the batch as its value, or one for each record that is wrong in itself.
+Owns the batch sizes and the handling of unreadable records (`onUnreadable`): the query fails with their offset
+(`suspend`), omits them (`skip`), or emits a row (`dead-letter`) whose column `error` has the reason: one row per
+damaged batch, with the batch as its value, or one per invalid record.
 
-Always true: rows come in the order of offsets, each once; memory is a few times `batchBytes`, however long the stretch
-is; with nothing wrong, no batch is looked at twice.
+Invariants:
+* Rows are in offset order, each once.
+* Memory is a few times `batchBytes`, independent of the length of the range.
+* Without damage no batch is decoded twice.
 """
 
 from __future__ import annotations
@@ -48,24 +50,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CERTAIN_COLUMNS: Final = ("key", "value", "offset")
-"""What can be told of a record with a wrong header or time."""
+"""Columns that can be decoded of a record with an invalid header or timestamp."""
 
 
 def read_range(
     options: SourceOptions, names: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a stretch, in batches with the columns `names`.
+    """The records of a range, in batches with the columns `names`.
 
-    Raises `DataLoss` and `UnreadableRecords` where the options say that those end the query, and what the cluster
-    raises when it cannot be reached.
+    Raises `DataLoss` and `UnreadableRecords` if the options require it, and the cluster's errors if it cannot be
+    reached.
     """
     reader = _TaskReader(options, names, task_range)
     return _sized(reader.batches(), options.rows_per_batch, options.batch_bytes)
 
 
 def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of up to `rows_max` rows, and of not much more than `bytes_max` bytes. Batches are put
-    together, which copies them, only where a second one like the last still fits."""
+    """The same rows in batches of at most `rows_max` rows and about `bytes_max` bytes. Batches are concatenated, which
+    copies them, only if another one of the same size still fits.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -80,7 +83,7 @@ def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> 
 
 
 def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """As few batches as the rows allow; what is larger than half as much again is cut evenly."""
+    """As few batches as `rows_max` allows; a batch of more than 1.5 times that is split evenly."""
     combined = (
         batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     )
@@ -91,7 +94,7 @@ def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.Reco
 
 
 class _TaskReader:
-    """What is read of one stretch."""
+    """The reading of one range."""
 
     def __init__(self, options: SourceOptions, names: Sequence[str], task_range: TaskRange) -> None:
         self._options = options
@@ -111,7 +114,7 @@ class _TaskReader:
                 yield from self._one_by_one(response, rows)
 
     def _responses(self) -> Iterator[FetchedBatches]:
-        """What the broker sends; where records are gone and that is allowed, what is left."""
+        """The broker's responses; after a permitted loss, those of the remaining range."""
         task_range = self._range
         while self._start < task_range.end:
             try:
@@ -154,7 +157,7 @@ class _TaskReader:
         )
 
     def _one_by_one(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
-        """An answer with damage in it, batch by batch; the rows that were handed on already are left out."""
+        """A response with damage, batch by batch; rows that were already emitted are omitted."""
         aborted = list(response.aborted)
         for position, header in iterate_batches(response.records):
             batch = response.records[position : position + header.size]
@@ -166,7 +169,7 @@ class _TaskReader:
                         yield self._with_error(rows.slice(skipped))
             except UNREADABLE:
                 yield from self._isolated(header, batch, aborted)
-            if header.is_control:  # what began before this marker ended with it (KIP-98)
+            if header.is_control:  # the marker ended its transaction (KIP-98)
                 aborted = [
                     (producer, first)
                     for producer, first in aborted
@@ -176,7 +179,7 @@ class _TaskReader:
     def _isolated(
         self, header: BatchHeader, batch: memoryview, aborted: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
-        """One batch with damage in it: its good records, and what the options say of the others."""
+        """One damaged batch: its readable records, and the configured result for the others."""
 
         def decode(columns: Sequence[str], start: int, end: int) -> list[pa.RecordBatch]:
             return list(self._decoded(batch, aborted, columns, start, end))
@@ -197,7 +200,7 @@ class _TaskReader:
                     )
 
     def _report_damage(self, damaged: DamagedRange) -> None:
-        """Raise, or say what is left out."""
+        """Raise, or log what is omitted."""
         task_range, mode = self._range, self._options.on_unreadable
         where = (
             f"offsets {damaged.first} to {damaged.last} "
@@ -212,13 +215,13 @@ class _TaskReader:
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
 
     def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
-        """The row for what is no record: for its own offset, or for all up to `last`."""
+        """The dead-letter row of an unreadable record, or of all offsets up to `last`."""
         said = error_text(row["offset"], last, error)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: said}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
     def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the column `error`, all null, where it is wanted."""
+        """The batch with an all-null column `error`, if that column is selected."""
         if ERROR_COLUMN not in self._names:
             return batch
         columns = {
@@ -229,7 +232,7 @@ class _TaskReader:
 
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
-    """The Arrow schema of these columns, `error` among them or not."""
+    """The Arrow schema of these columns, including `error`."""
     known = [name for name in names if name != ERROR_COLUMN]
     fields = dict(zip(known, record_schema(known), strict=True)) if known else {}
     return pa.schema(
@@ -241,17 +244,17 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
 
 
 UNREADABLE: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-"""What decoding says of bytes that are no records."""
+"""Errors of decoding that mean unreadable records."""
 
 ATTEMPTS_MAX: Final = 512
-"""So many times one batch is decoded: enough for some thirty bad records in a thousand."""
+"""Maximum number of decodings of one batch: enough for about thirty bad records in a thousand."""
 
 
 _ERROR_TEXT: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
 
 
 def error_text(first: int, last: int, error: MansioError) -> str:
-    """What a dead letter says: which offsets it stands for, both inclusive, and why they are not here as records."""
+    """The text of the column `error`: the offsets, both inclusive, and the reason."""
     return f"offsets {first} to {last} cannot be read: {error.message}"
 
 
@@ -262,13 +265,13 @@ def parse_error_offsets(text: str) -> tuple[int, int] | None:
 
 
 def parse_error_reason(text: str) -> str:
-    """Why, in an `error_text`; any other text as it is."""
+    """The reason in an `error_text`; any other text unchanged."""
     found = _ERROR_TEXT.match(text)
     return text if found is None else text[found.end() :]
 
 
 class DamagedRange(NamedTuple):
-    """Offsets whose records cannot be read, both inclusive, and why. `is_frame`: nothing in the batch can be."""
+    """Offsets of unreadable records, both inclusive, and the reason. `is_frame`: the whole batch is unreadable."""
 
     first: int
     last: int
@@ -279,7 +282,12 @@ class DamagedRange(NamedTuple):
 def isolate_bad_records(
     decode: Decode, columns: Sequence[str], start: int, end: int
 ) -> Iterator[pa.RecordBatch | DamagedRange]:
-    """The pieces of one batch with offsets from `start` to below `end`: rows, and what is no rows."""
+    """The parts of one batch with offsets in [start, end): readable rows and damaged ranges, in offset order.
+
+    If the frame is damaged (CRC, lengths, compression), the whole batch is lost. If only the content of records is
+    invalid (a header name, a timestamp out of range), the bad records are found by bisection, with at most
+    `ATTEMPTS_MAX` decodings; what is not isolated by then counts as damaged.
+    """
     try:
         found = decode(("offset",), start, end)
     except UNREADABLE as error:
