@@ -1,11 +1,15 @@
-"""Where the archive's tables are registered, and the handle through which a table is used.
+"""Catalog access and the handle of an archive table.
 
-A catalog is an address: none given means a SQLite file in the warehouse, which is right for one machine;
-`http(s)://...` is any Iceberg REST catalog; other SQLAlchemy addresses work as pyiceberg has them. Credentials come
-from pyiceberg's own places (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
+The catalog is an address: None means a SQLite file in the warehouse, which is sufficient for one machine;
+`http(s)://...` is an Iceberg REST catalog; other SQLAlchemy addresses work as in pyiceberg. Credentials come from
+pyiceberg's configuration (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
 
-Always true: a table is refused unless it carries the marks of `create_table`, belongs to the topic it is opened for,
-and has the library's blind retry turned off. No wait for the catalog is longer than `LOCK_WAIT_S` times the tries.
+Invariants:
+* A table is rejected unless it has the properties of `create_table`, belongs to the topic, and has the library's blind
+  retry disabled.
+* No wait for the catalog is longer than `LOCK_WAIT_S` times the tries.
+* `live_files` returns every file that may hold a matching row. Files are excluded by their bounds in the manifests; no
+  data file is opened.
 """
 
 from __future__ import annotations
@@ -82,14 +86,14 @@ ICEBERG_SCHEMA = Schema(
     NestedField(7, table_format.TIMESTAMP_TYPE, IntegerType()),
     NestedField(8, table_format.LANE, StringType()),
 )
-"""`layout.TABLE_SCHEMA` as Iceberg has it."""
+"""`table_format.TABLE_SCHEMA` as an Iceberg schema."""
 
-# Not by day: late timestamps would cut a batch into many small files; reads prune time by the files' bounds instead.
+# Not by day: late timestamps would split a batch into many small files; reads prune time by the files' bounds.
 _SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), table_format.PARTITION))
 
 
 class ArchiveTable:
-    """The archive of one topic. Not for use by several threads at once."""
+    """The archive of one topic. Not thread-safe."""
 
     def __init__(self, table: Table, topic: str, catalog_location: str) -> None:
         self.iceberg = table
@@ -98,17 +102,17 @@ class ArchiveTable:
 
     @property
     def name(self) -> str:
-        """The table's name in the catalog, as in `mansio.flights`."""
+        """The table's name in the catalog, such as `mansio.flights`."""
         return ".".join(self.iceberg.name())
 
     @property
     def topic_id(self) -> str:
-        """The id of the topic that is archived here; empty if it was not known when the table was made."""
+        """The id of the archived topic; empty if it was unknown when the table was created."""
         return self.iceberg.properties.get(table_format.TOPIC_ID_PROPERTY, "")
 
     @property
     def data_location(self) -> str:
-        """The address under which tasks put data files."""
+        """The address under which tasks write data files."""
         return f"{self.iceberg.location().rstrip('/')}/data"
 
     def sibling(self, table: Table) -> ArchiveTable:
@@ -116,17 +120,19 @@ class ArchiveTable:
         return ArchiveTable(table, self.topic, self._catalog_location)
 
     def refresh(self) -> None:
-        """See what others have committed since. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
         with self.guard():
             self.iceberg.refresh()
 
     def committed(self) -> Commit | None:
-        """How far the table has come, as of the last `refresh` or `commit`; None before the first batch."""
+        """The committed offsets as of the last `refresh` or `commit`; None before the first batch."""
         return table_format.read_commit(self.iceberg.properties)
 
     def added(self, query: str) -> dict[int, int]:
-        """How many records each batch of a query has added, by its number, as of the last `refresh` or `commit`: of
-        the last ten at least, unless maintenance was told to keep fewer snapshots."""
+        """Number of records that each batch of a query added, by batch number, as of the last `refresh` or `commit`:
+        for
+        at least the last ten batches, unless maintenance keeps fewer snapshots.
+        """
         return added_records(self.iceberg.metadata, query)
 
     def history(self) -> tuple[HistoryEntry, ...]:
@@ -134,20 +140,20 @@ class ArchiveTable:
         return parse_history(self.iceberg.properties.get(table_format.HISTORY_PROPERTY, "[]"))
 
     def lost(self) -> tuple[LostRange, ...]:
-        """Ranges that were deleted before they were archived, or could not be read, and given up, oldest first."""
+        """Ranges that were deleted before they were archived, or were unreadable and accepted as lost, oldest first."""
         return table_format.read_lost(self.iceberg.properties)
 
     def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
-        """Give up what the log has deleted before it was archived; see `commit.skip_to_log_start`."""
+        """Accept as lost what the log deleted before it was archived; see `commit.skip_to_log_start`."""
         with self.guard():
             return skip_to_log_start(self.iceberg, log_starts)
 
     def commit(
         self, plan: BatchPlan, files: Sequence[WrittenDataFile], lost: Sequence[LostRange] = ()
     ) -> Outcome:
-        """Add a batch exactly once; see `commit.commit_files` for what is refused.
+        """Add a batch exactly once; see `commit.commit_files` for errors.
 
-        A locked catalog is waited for `LOCK_TRIES` times; whether the batch got in is then read anew.
+        A locked catalog is retried `LOCK_TRIES` times; each time the committed state is read again.
         """
         for _ in range(LOCK_TRIES - 1):
             try:
@@ -161,7 +167,7 @@ class ArchiveTable:
     def transaction(self) -> FlatTransaction:
         """A transaction for maintenance: `with table.guard(), table.transaction() as change: ...`.
 
-        A commit that comes between ends it with pyiceberg's CommitFailedException: `refresh`, look again, try again.
+        A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
         """
         return FlatTransaction(self.iceberg)
 
@@ -172,13 +178,15 @@ class ArchiveTable:
         times: tuple[int, int] | None = None,
         snapshot_id: int | None = None,
     ) -> list[LiveFile]:
-        """The data files of the current (or a kept) snapshot that may hold rows of interest; see `files.live_files`."""
+        """The data files of the current (or a retained) snapshot that may hold matching rows; see the function
+        `live_files`.
+        """
         with self.guard():
             return live_files(self.iceberg, partition, offsets, times, snapshot_id)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Errors of the catalog, in this block, in our words."""
+        """Context manager: converts errors of the catalog."""
         with catalog_errors(self._catalog_location):
             yield
 
@@ -192,14 +200,14 @@ def open_table(
 ) -> ArchiveTable:
     """The archive table of a topic.
 
-    `uri`: the catalog, None for the SQLite file in the warehouse. `warehouse`: a directory or an address that
-    pyiceberg can write to. `topic_id`: refuse the table if it holds the archive of a topic of another id.
+    `uri`: the catalog, None for the SQLite file in the warehouse. `warehouse`: a directory or an address that pyiceberg
+    can write to. `topic_id`: reject a table that holds the archive of a topic with another id.
 
     Raises:
-        TableNotFound: There is none, and `create` was not asked for.
-        NotAnArchiveTable: There is one that is not this topic's archive, or the warehouse is a copy of another.
+        TableNotFound: It does not exist, and `create` is false.
+        NotAnArchiveTable: It is not this topic's archive, or the warehouse is a copy of another one.
         ConfigError: The warehouse cannot be an address.
-        CatalogLocked, CatalogUnavailable: The catalog could not be used now.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     location = warehouse_location(warehouse)
     address = uri or _sqlite_address(location)
@@ -223,10 +231,10 @@ def open_table(
 
 
 def check_table(table: Table, topic: str, topic_id: str = "") -> None:
-    """Refuse a table that is not the archive of this topic, or to which a commit could be applied twice.
+    """Reject a table that is not the archive of this topic, or to which a commit could be applied twice.
 
     Raises:
-        NotAnArchiveTable: Says which.
+        NotAnArchiveTable: With the reason.
     """
     name = ".".join(table.name())
     properties = table.properties
@@ -258,8 +266,10 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
 
 
 def _check_location(table: Table, location: str) -> None:
-    """Refuse the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
-    those which the original has archived since. Another way to the same directory (a link) is right."""
+    """Reject the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
+    files
+    that the original has archived since. Another path to the same directory (a link) is allowed.
+    """
     warehouse, table_path = (os.path.realpath(urlsplit(one).path) for one in (location, table.location()))
     if os.path.commonpath((warehouse, table_path)) != warehouse:
         raise NotAnArchiveTable(
@@ -269,11 +279,11 @@ def _check_location(table: Table, location: str) -> None:
 
 
 def warehouse_location(warehouse: str) -> str:
-    """The warehouse as an address: a plain path becomes `file://` and absolute.
+    """The warehouse as an address: a plain path becomes absolute with `file://`.
 
     Raises:
-        ConfigError: The path has a character that has a meaning in addresses: what reads and writes there would not
-            agree on the place, and two warehouses could be one.
+        ConfigError: The path has a character with a meaning in addresses: readers and writers would interpret it
+        differently, and two warehouses could become one.
     """
     if "://" in warehouse:
         return warehouse.rstrip("/")
@@ -286,7 +296,10 @@ def warehouse_location(warehouse: str) -> str:
 
 @contextmanager
 def catalog_errors(table_path: str) -> Iterator[None]:
-    """What the catalog and its driver raise, in our words. A lock that stays names the file and what to do."""
+    """Context manager: converts errors of the catalog and its driver. A persistent lock is reported with its file and
+    the
+    remedy.
+    """
     from requests.exceptions import RequestException
     from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
@@ -309,7 +322,7 @@ def catalog_errors(table_path: str) -> Iterator[None]:
 
 
 def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | None:
-    """None: the SQLite file does not exist, and nothing is to be made."""
+    """None: the SQLite file does not exist, and `create` is false."""
     if address.startswith("sqlite:"):
         path = urlsplit(address).path[1:]
         if not create and not os.path.exists(path):
@@ -321,13 +334,13 @@ def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | Non
 
 
 def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
-    """A new table; if another archive makes it at the same moment, that one."""
+    """Create the table; if another archive creates it concurrently, load that one."""
     properties = {
         **table_format.TABLE_PROPERTIES,
         table_format.FORMAT_PROPERTY: table_format.FORMAT,
         table_format.TOPIC_PROPERTY: topic,
         table_format.TOPIC_ID_PROPERTY: topic_id,
-        # Tasks write Parquet without Iceberg's field ids; this says which column is which.
+        # Tasks write Parquet without Iceberg's field ids; this maps columns to fields.
         "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
     }
     catalog.create_namespace_if_not_exists(NAMESPACE)
@@ -349,7 +362,7 @@ def _sqlite_address(location: str) -> str:
 
 
 def _display_address(table_path: str) -> str:
-    """A catalog's address for people: the path of a SQLite file, and never a password."""
+    """A catalog's address for messages: the path of a SQLite file; never a password."""
     parts = urlsplit(table_path)
     if parts.scheme.startswith("sqlite"):
         return parts.path[1:]
@@ -372,11 +385,11 @@ def live_files(
     times: tuple[int, int] | None = None,
     snapshot_id: int | None = None,
 ) -> list[LiveFile]:
-    """The data files that may hold rows of a partition, of offsets from the first up to, not including, the second, and
-    of times (microseconds since the epoch, UTC) likewise. In the order of partition and first offset.
+    """The data files that may hold rows of a partition, of offsets in [first, second), and of times (microseconds since
+    the epoch, UTC) in [first, second). Sorted by partition and first offset.
 
     Raises:
-        ValueError: The snapshot is not kept any more.
+        ValueError: The snapshot has been expired.
     """
     if table.current_snapshot() is None:
         return []

@@ -1,16 +1,18 @@
-"""How a batch gets into the table exactly once, whatever dies.
+"""Exactly-once commit of batches to the archive table.
 
-The order of one batch: the tasks write Parquet files that nothing refers to; one commit of the table adds them and
-sets the offsets, the query and the batch as properties *in the same transaction*; then whoever drives the batches
-notes that it is done. Dead before the commit: the files are unreferenced and swept later, and the batch is
-planned again. Dead after it: the repeat finds the offsets in the properties and adds nothing.
+Order of one batch: the tasks write Parquet files that nothing refers to; one commit of the table adds them and sets the
+offsets, the query and the batch as properties *in the same transaction*; then Spark's checkpoint records the batch as
+complete. After a crash before the commit, the files are orphans, which are removed later, and the batch is planned
+again. After a crash behind it, the repeated batch finds the offsets in the properties and adds nothing.
 
-Always true: a batch is added only on top of the very table it was judged against. Every commit makes a snapshot,
-also of a batch without a record, and demands of the catalog that the branch still points to the snapshot before it.
-Where another commit came first, the properties are read and judged again. The library's own retry would apply
-the append once more without looking, so it is turned off by a property, without which no table is written to.
+Invariants:
+* A batch is added only to the table state against which it was checked. Every commit creates a snapshot, also for a
+  batch without records, and requires that the branch still points to the previous snapshot. After a concurrent commit
+  the properties are read and checked again.
+* The library's own retry would repeat the append without this check; it is disabled by a table property, without which
+  no table is written.
 
-What leans on private names of pyiceberg (`_updates`, `_apply`) is here only, and tried with 0.12.
+Private names of pyiceberg (`_updates`, `_apply`) are used in this package only, and tested with 0.12.
 """
 
 from __future__ import annotations
@@ -61,12 +63,12 @@ SNAPSHOTS_MAX = 30
 SNAPSHOTS_KEPT = 10
 RETRIES = 5
 ADDED_RECORDS = "added-records"
-"""Of a snapshot's summary, by the Iceberg specification."""
+"""A key of a snapshot's summary (Iceberg specification)."""
 RETRY_BACKOFF_S = 0.1
 
 
 class CommitDecision(Enum):
-    """What a table's properties say about a batch."""
+    """Result of comparing a batch with the table's properties."""
 
     ACCEPT = "accept"
     ALREADY_COMMITTED = "already in"
@@ -77,14 +79,15 @@ class CommitDecision(Enum):
 class FlatTransaction(Transaction):
     """A transaction that computes the changed metadata once per change.
 
-    The library's does so at every look, about twenty times a commit, copying every snapshot each time.
+    The library's transaction computes it at every access, about twenty times per commit, and copies all snapshots each
+    time.
     """
 
     _memo: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
-        """The table's metadata as this transaction would leave them."""
+        """The table's metadata after this transaction."""
         updates, base = self._updates, self._table.metadata
         if self._memo is None or self._memo[0] is not updates or self._memo[1] is not base:
             self._memo = (updates, base, update_table_metadata(base, updates))
@@ -92,10 +95,10 @@ class FlatTransaction(Transaction):
 
 
 def decide_commit(last: Commit | None, plan: BatchPlan) -> CommitDecision:
-    """Whether a batch may be added to a table that stands at `last`. Pure.
+    """Whether a batch may be added to a table with the commit `last`. Pure.
 
-    By offsets first: they are what the table holds. The names of query and batch only tell a repeat of our own from
-    another writer's work. A partition the table does not know yet may start anywhere.
+    Offsets decide, because they are what the table holds. Query and batch id only distinguish a repeated batch of our
+    own from another writer's. A partition that is new to the table may start anywhere.
     """
     if last is None:
         return CommitDecision.ACCEPT
@@ -130,13 +133,13 @@ def commit_files(
     snapshots_max: int = SNAPSHOTS_MAX,
     now_ms: int | None = None,
 ) -> Outcome:
-    """Add a batch's files and its offsets to the table, once. `lost`: what of it could not be read, to be listed.
+    """Add a batch's files and offsets to the table, once. `lost`: unreadable ranges of the batch, to be listed.
 
     Raises:
-        InvalidDataFiles: The files do not fit the plan; nothing was committed.
+        InvalidDataFiles: The files do not match the plan; nothing was committed.
         ArchiveGap: The table ends below the plan's start.
-        ConcurrentArchive: Another query has moved the table on.
-        CommitConflict: Other commits came first `retries` times.
+        ConcurrentArchive: Another query has committed to the table.
+        CommitConflict: `retries` concurrent commits came first.
     """
     check_data_files(plan, parts)
     is_fresh = False
@@ -169,12 +172,12 @@ def commit_files(
 def skip_to_log_start(
     table: Table, log_starts: Mapping[int, int], *, retries: int = RETRIES
 ) -> tuple[LostRange, ...]:
-    """Go on where the log begins now: ranges below that the table has not got are listed in it as lost, and returned.
+    """Advance the table to the log start offsets. Missing ranges below them are listed as lost, and returned.
 
-    A partition that the table does not know came after its first commit, so of that everything was to be archived.
+    A partition that is new to the table was created after its first commit, so all of it should have been archived.
 
     Raises:
-        CommitConflict: Other commits came first `retries` times.
+        CommitConflict: `retries` concurrent commits came first.
     """
     for attempt in range(1, retries + 2):
         table.refresh()
@@ -206,17 +209,17 @@ def skip_to_log_start(
 
 
 def next_commit(last: Commit | None, plan: BatchPlan) -> Commit:
-    """Where the table stands after a batch that was accepted."""
+    """The commit after an accepted batch."""
     known = {} if last is None else last.offsets
     first = {} if last is None else last.first_offsets
     return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
 
 
 def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
-    """That every file lies within the plan and none overlaps another.
+    """Check that every file lies within the plan and none overlaps another.
 
     Raises:
-        InvalidDataFiles: One does not, or the plan itself makes no sense.
+        InvalidDataFiles: A file does not, or the plan is inconsistent.
     """
     if plan.start.keys() != plan.end.keys():
         raise InvalidDataFiles(f"batch {plan.batch} starts and ends in different partitions")
@@ -244,7 +247,7 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
 def _outcome_without_commit(
     decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
 ) -> Outcome:
-    """The answer for a batch that is not added."""
+    """The outcome for a batch that is not added."""
     assert last is not None
     if decision is CommitDecision.ALREADY_COMMITTED:
         return Outcome(added=False, commit=last, attempts=attempt)
@@ -271,7 +274,7 @@ def _append(
     now_ms: int,
     extra_properties: Mapping[str, str] | None = None,
 ) -> int:
-    """One transaction: expire old snapshots, add the files, set the properties. The new snapshot's id."""
+    """One transaction: expire old snapshots, add the files, set the properties. Returns the new snapshot's id."""
     properties = {**commit_properties(commit), **(extra_properties or {})}
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
@@ -295,18 +298,18 @@ def _append(
 
 
 def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
-    """By batch of a query what its snapshot has added, of those snapshots that are there."""
+    """Number of records added by each batch of a query, from the retained snapshots."""
     added: dict[int, int] = defaultdict(int)
     for snapshot in metadata.snapshots:
         summary = snapshot.summary
         if summary is not None and summary[QUERY_PROPERTY] == query:
-            # A sum: `skip_to_log_start` makes a snapshot that names the last batch once more.
+            # A sum: `skip_to_log_start` creates another snapshot with the last batch's number.
             added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS] or 0)
     return dict(added)
 
 
 def as_data_file(table: Table, part: WrittenDataFile) -> DataFile:
-    """A file as the manifest will name it, its footer compared with what the task said it wrote.
+    """A file as a manifest entry; its footer is compared with the task's report.
 
     Raises:
         InvalidDataFiles: They differ: the file is not the one that was written.
@@ -321,7 +324,7 @@ def as_data_file(table: Table, part: WrittenDataFile) -> DataFile:
 
 
 def expirable_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
-    """The snapshots that may go once there are `snapshots_max`: all but the youngest and those with a tag or branch."""
+    """Snapshots to expire once there are `snapshots_max`: all but the newest and those with a tag or branch."""
     if len(metadata.snapshots) < snapshots_max:
         return []
     named = {reference.snapshot_id for reference in metadata.refs.values()}

@@ -1,12 +1,13 @@
-"""What an archive could not read, kept as it is: a table beside the archive's, one row per record or batch.
+"""Table of dead letters: unreadable records of an archive, one row per record or batch.
 
-The two tables cannot change in one transaction, so this one is always first: dead before the archive's commit, the
-batch comes again, perhaps cut elsewhere. Therefore what is new is told by offsets and not by the batch's name. The
-table's properties say up to which offset of a partition its rows go, in the same transaction as the rows; of what
-comes again below that, nothing is added, and a row that reaches beyond it begins there.
+The two tables cannot change in one transaction, so this one is committed first. After a crash before the archive's
+commit the batch is repeated, possibly with other boundaries. New rows are therefore identified by offsets, not by the
+batch. The table's properties hold the end offset of its rows by partition, set in the same transaction as the rows;
+repeated rows below it are not added, and a row that extends beyond it is shortened to start there.
 
-Always true: each offset that was given up while dead letters were kept is in the range of exactly one row; what is in
-this table and not yet below the archive's offsets will be, because the log does not change.
+Invariants:
+* Each offset that was accepted as lost while dead letters were enabled is in the range of exactly one row.
+* Rows that are not yet below the archive's offsets will be, because the log does not change.
 """
 
 from __future__ import annotations
@@ -69,15 +70,15 @@ _ICEBERG_SCHEMA: Final = Schema(
     NestedField(6, "key", BinaryType()),
     NestedField(7, "value", BinaryType()),
 )
-"""`layout.DEAD_LETTER_SCHEMA` as Iceberg has it."""
+"""`table_format.DEAD_LETTER_SCHEMA` as an Iceberg schema."""
 
 
 def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | None:
-    """The table of an archive's dead letters, in the same catalog; None if there is none and none is to be made.
+    """The table of an archive's dead letters, in the same catalog; None if there is none and `create` is false.
 
     Raises:
         NotAnArchiveTable: It belongs to another topic, or to an earlier one of the same name.
-        CatalogLocked, CatalogUnavailable: The catalog could not be used now.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     catalog, identifier = archive.iceberg.catalog, (NAMESPACE, archive.topic)
     with archive.guard():
@@ -107,11 +108,11 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
 
 
 def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> int:
-    """Add what is new of a batch's dead letters, once, before the batch itself is committed. How many files were added.
+    """Add the new dead letters of a batch, once, before the batch is committed. Returns the number of files added.
 
     Raises:
-        CommitConflict: Other commits came first too many times.
-        CatalogLocked, CatalogUnavailable: The catalog could not be used now; the batch will come again.
+        CommitConflict: Too many concurrent commits came first.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now; the batch will be repeated.
     """
     with table.guard():
         for attempt in range(1, RETRIES + 2):
@@ -133,7 +134,9 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
 
 
 def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, int]) -> None:
-    """One transaction: the files, and up to where they go. A snapshot of its own, so that another's is noticed."""
+    """One transaction: the files and their end offsets. It creates a snapshot, so that a concurrent commit is
+    detected.
+    """
     files = [as_data_file(table, part) for part in parts]
     with FlatTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata)
@@ -146,7 +149,7 @@ def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, i
 
 
 def _above_offset(table: ArchiveTable, part: WrittenDataFile, known: int) -> list[WrittenDataFile]:
-    """Of a task's file what is about offsets from `known` on: itself, or its rest in another file, or nothing."""
+    """The part of a task's file with offsets from `known` on: the file, a shorter copy, or nothing."""
     if part.first_offset >= known:
         return [part]
     location = table.data_location

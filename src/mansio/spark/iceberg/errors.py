@@ -1,4 +1,4 @@
-"""What can go wrong with a table, each as one clear line that says what to do."""
+"""Errors of archive tables, each one line with the remedy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from mansio.errors import MansioError
 
 
 class ArchiveError(MansioError):
-    """Something is wrong with the archive's table."""
+    """Base of the errors of archive tables."""
 
 
 class IcebergNotInstalled(ArchiveError):
-    """The archive needs pyiceberg and pyarrow: `pip install 'mansio[lake]'` brings them."""
+    """The archive needs pyiceberg and pyarrow: run `pip install 'mansio[lake]'`."""
 
 
 class CatalogLocked(ArchiveError):
@@ -26,26 +26,26 @@ class CatalogUnavailable(ArchiveError):
 
 
 class TableNotFound(ArchiveError):
-    """There is no table of this topic in the catalog."""
+    """The catalog has no table of this topic."""
 
 
 class NotAnArchiveTable(ArchiveError):
-    """The table was not made by `mansio pipeline archive`, or not for this topic."""
+    """The table was not created by `mansio pipeline archive`, or not for this topic."""
 
 
 class ConcurrentArchive(ArchiveError):
-    """Another archive has written into the table meanwhile."""
+    """Another archive has committed to the table."""
 
 
 class ArchiveGap(ArchiveError):
-    """The batch starts above what the table has: the records between would be missing for good."""
+    """The batch starts above the table's end: the records between would be missing permanently."""
 
 
 class InvalidDataFiles(ArchiveError):
-    """The files of a batch do not hold what was planned for it."""
+    """The files of a batch do not match its plan."""
 
 
 class CommitConflict(ArchiveError):
-    """Other changes of the table kept coming first."""
+    """Concurrent commits to the table came first every time."""
 
     retriable = True

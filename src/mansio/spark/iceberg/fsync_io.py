@@ -1,10 +1,11 @@
-"""File access for tables of this machine's disks: what a commit refers to is on the disk before the commit.
+"""Durable file access for tables on local disks: files are flushed before a commit refers to them.
 
-pyiceberg leaves written files to the operating system. After a loss of power the catalog, which SQLite keeps safe,
-would then point to metadata that were never written, and the whole table would be unreadable.
+pyiceberg does not flush written files. After a power loss the catalog, which SQLite keeps durable, would refer to
+metadata that was never written, and the table would be unreadable.
 
-Always true: a metadata file, manifest or list of manifests that was closed is on the disk, and so is its name.
-Addresses of other kinds (`s3://`) are passed on untouched.
+Invariants:
+* A closed metadata file, manifest or manifest list is on the disk, and so is its directory entry.
+* Other addresses (`s3://`) are passed through.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class FsyncOnCloseFile(io.FileIO):
-    """A file that is on the disk when it is closed. Raises OSError if it is not."""
+    """A file that is flushed when it is closed. Raises OSError if that fails."""
 
     def close(self) -> None:
-        """Sync the file and its name, then close."""
+        """Flush the file and its directory entry, then close."""
         if self.closed:
             return
         try:
@@ -37,16 +38,16 @@ class FsyncOnCloseFile(io.FileIO):
 
 class _DurableFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> OutputStream:
-        """As the file it stands for, but synced when it is closed."""
+        """pyiceberg's file, flushed when it is closed."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         return io.BufferedWriter(FsyncOnCloseFile(self._path, "wb" if overwrite else "xb"), self._buffer_size)
 
 
 class DurableFileIO(PyArrowFileIO):
-    """pyiceberg's own file access, durable for `file://`."""
+    """pyiceberg's file access, durable for `file://`."""
 
     def new_output(self, location: str) -> PyArrowFile:
-        """A file to be written."""
+        """A new file."""
         file = super().new_output(location)
         if self.parse_location(location, self.properties)[0] != "file":
             return file

@@ -1,12 +1,14 @@
-"""Forgets old snapshots of an archive table and deletes the files nothing refers to any more.
+"""Expiry of snapshots and removal of orphan files (Iceberg's remove_orphan_files).
 
-Owns the rule for deletion: a file goes when it has been seen unreferenced for the whole grace time. When it was first
-seen so is kept beside the table's metadata, because nothing else tells it: a file that was rewritten a minute ago may
-be years old, and a reader that planned two minutes ago still needs it. So a first sweep only marks, and a later one
-deletes.
+A file is deleted when it has been unreferenced for the whole grace time. The time at which it was first seen
+unreferenced is stored beside the table's metadata, because nothing else records it: a file that was replaced a minute
+ago may be years old, and a reader that planned two minutes ago still needs it. The first cleanup therefore only records
+files, and a later one deletes them.
 
-Always true: what any kept snapshot, tag or branch refers to is never deleted, nor what a batch under way has written
-within the grace time; a sweep that dies half way leaves a table that is whole.
+Invariants:
+* Files referenced by a retained snapshot, tag or branch, and files that a running batch wrote within the grace time,
+  are never deleted.
+* A cleanup that is interrupted leaves a consistent table.
 """
 
 from __future__ import annotations
@@ -34,18 +36,18 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
 
 TABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
-"""Where in a table's directory which files may be deleted."""
+"""Directories of a table and suffixes of the files that may be deleted there."""
 FIRST_SEEN_FILE: Final = "metadata/mansio-unreferenced.json"
 ATTEMPTS_MAX: Final = 8
-"""Of a change to a table that others commit to at the same time."""
+"""Attempts of a change to a table with concurrent commits."""
 BACKOFF_S: Final = 0.2
 OPERATION: Final = {"mansio.operation": "maintain"}
-"""In the summary of every snapshot that maintenance makes."""
+"""In the summary of every snapshot that maintenance creates."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """What a sweep did. Waiting files are unreferenced, but not for the grace time yet."""
+    """Result of a cleanup. Waiting files are unreferenced, but the grace time has not expired."""
 
     snapshots_expired: int
     files_deleted: int
@@ -57,11 +59,11 @@ class CleanupReport:
 def remove_orphan_files(
     table: ArchiveTable, *, keep: int, grace_s: float, now_ms: int | None = None
 ) -> CleanupReport:
-    """Keep the newest `keep` snapshots and those a tag or branch names; then delete what nothing refers to.
+    """Keep the newest `keep` snapshots and those with a tag or branch; then delete orphan files.
 
     Raises:
-        CommitConflict: Others commit so often that the snapshots could not be removed.
-        ArchiveError: The table refers to a file which is not where the table says: nothing is deleted then.
+        CommitConflict: Concurrent commits prevented the expiry of snapshots.
+        ArchiveError: The table refers to a file under another path: nothing is deleted.
         OSError: The warehouse cannot be read or written.
     """
     expired = expire_snapshots(table, keep)
@@ -70,10 +72,10 @@ def remove_orphan_files(
 
 
 def expire_snapshots(table: ArchiveTable, keep: int) -> int:
-    """Remove all but the newest `keep` snapshots from the metadata, and say how many went. Deletes no file.
+    """Remove all but the newest `keep` snapshots from the metadata; returns how many. Deletes no file.
 
-    Removing alone does not move the branch, so neither we nor an archive that expires the same snapshots would see that
-    the other was there. Therefore it comes with a snapshot of its own, which changes no row.
+    Removing alone does not move the branch, so concurrent maintenance or an archive that expires the same snapshots
+    would not be detected. Therefore the change includes a snapshot of its own, which changes no row.
     """
 
     def attempt() -> int:
@@ -93,10 +95,10 @@ def expire_snapshots(table: ArchiveTable, keep: int) -> int:
 
 
 def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
-    """Do a change that takes what it needs from `table`, again on the newest state when somebody else was faster.
+    """Apply a change to `table`, again on the newest state after each concurrent commit.
 
     Raises:
-        CommitConflict: Somebody was faster every time.
+        CommitConflict: Every attempt met a concurrent commit.
     """
     for failures in range(ATTEMPTS_MAX):
         time.sleep(random.uniform(0, BACKOFF_S * failures))
@@ -114,7 +116,7 @@ def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
 def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_ms: int) -> CleanupReport:
     filesystem, root = _location(table.iceberg)
     found = _listing(filesystem, root)
-    # References are read after the listing: what is committed in between is listed and referenced, never the reverse.
+    # References are read after the listing: a file committed in between is listed and referenced, never the reverse.
     table.refresh()
     with table.guard():
         needed = referenced(table.iceberg)
@@ -141,7 +143,7 @@ def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_m
 
 
 def referenced(table: Table) -> set[str]:
-    """Paths of all files the table's metadata refers to, from any snapshot it still knows."""
+    """Paths of all files that the table's metadata refers to, in any retained snapshot."""
     metadata = table.metadata
     locations = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
     locations.update(one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics))
@@ -157,7 +159,7 @@ def referenced(table: Table) -> set[str]:
 
 
 def _location(table: Table) -> tuple[FileSystem, str]:
-    """Where the table lives: the file system and the path of its directory on it."""
+    """The table's file system and the path of its directory."""
     io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
     scheme, host, path = PyArrowFileIO.parse_location(table.location(), io.properties)
     return io.fs_by_scheme(scheme, host), path.rstrip("/")
@@ -168,7 +170,7 @@ def _path(location: str) -> str:
 
 
 def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
-    """The files of the kinds a table is made of, under its directory, and their sizes. Others are not ours to judge."""
+    """Sizes of the files of the known kinds under the table's directory, by path. Other files are ignored."""
     from pyarrow.fs import FileSelector, FileType
 
     entries = filesystem.get_file_info(FileSelector(root, recursive=True))
@@ -184,8 +186,11 @@ def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
 
 
 def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: Mapping[str, int]) -> None:
-    """A table may name its files by another path than we find them by (a link, another mount): then what looks
-    unreferenced is not. Names of files are unique, so one that is needed there and unneeded here tells."""
+    """Refuse to delete if the table names its files by another path than the listing (a link, another mount):
+    referenced
+    files would look like orphans. File names are unique, so a name that is referenced there and unreferenced here shows
+    it.
+    """
     by_name = {posixpath.basename(path): path for path in needed if path not in found}
     for path in unreferenced:
         name = posixpath.basename(path)
@@ -196,7 +201,7 @@ def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: M
 
 
 def _read_first_seen(filesystem: FileSystem, path: str) -> dict[str, int]:
-    """When files were first seen unreferenced (ms). Unreadable marks are none: deletion waits once more."""
+    """When files were first seen unreferenced (ms). An unreadable file counts as empty: deletion is delayed."""
     try:
         with filesystem.open_input_stream(path) as stream:
             first_seen = json.loads(stream.read())
@@ -211,4 +216,4 @@ def _delete(filesystem: FileSystem, path: str) -> None:
     try:
         filesystem.delete_file(path)
     except FileNotFoundError:
-        return  # another sweep was here
+        return  # deleted by a concurrent cleanup

@@ -1,11 +1,12 @@
-"""Writes a task's rows as Parquet files of one partition each, in the columns of the archive or of another table.
+"""Writer of a task's rows as Parquet files of one partition each.
 
-No file is referred to by anything until the batch is committed, and every name is used once: a task that runs twice
-writes twice, and what lost is swept later. A task never talks to the catalog.
+No file is referenced before the batch is committed, and every file name is used once: a task that runs twice writes
+twice, and unused files are removed later as orphans. A task never accesses the catalog.
 
-Always true: rows of a file are in the order of offsets, each offset once; a file that `close` reports is whole and,
-on a file system of this machine, on the disk; memory is bounded by one Arrow batch, the rows that wait until they make
-a row group, and the open files.
+Invariants:
+* The rows of a file are in offset order, each offset once.
+* A file reported by `close` is complete and, on a local file system, flushed to the disk.
+* Memory is bounded by one Arrow batch, the rows that wait for a row group, and the open files.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from mansio.spark.iceberg.table_format import (
 )
 
 FILE_BYTES = 256 << 20
-"""A file that has come so far is closed, and another begun."""
+"""A file of this size is closed, and another one started."""
 OPEN_FILES_MAX = 64
 ROW_GROUP_BYTES = 16 << 20
-"""Rows wait until there are so many for a file, or `WAITING_BYTES_MAX` for all files. Batches come in a few thousand
-rows: row groups of that size take half as long again to write and to read."""
+"""Rows are collected up to this size per file, or `WAITING_BYTES_MAX` for all files. Arrow batches have a few thousand
+rows; row groups of that size take 50 percent longer to write and to read.
+"""
 WAITING_BYTES_MAX = 32 << 20
 
 SOURCE_NAMES = {
@@ -52,12 +54,12 @@ SOURCE_NAMES = {
     LANE: "lane",
     LAST_OFFSET: "last_offset",
 }
-"""How the source calls the columns that are called otherwise here."""
+"""The source's names of columns that have another name here."""
 
 WRITER_OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
-    # Values of records are seldom equal: a dictionary of them would be built only to be thrown away.
+    # Values of records are rarely equal: a dictionary would be built and discarded.
     "use_dictionary": ["key", PARTITION, TIMESTAMP_TYPE, LANE],
     "write_statistics": [PARTITION, OFFSET, TIMESTAMP],
 }
@@ -75,7 +77,7 @@ class _OpenFile:
     waiting_bytes: int = 0
 
     def write_waiting(self) -> int:
-        """What waits, as one row group; how many bytes that were."""
+        """Write the waiting rows as one row group; returns their size in bytes."""
         size = self.waiting_bytes
         if self.waiting:
             rows = pa.Table.from_batches(self.waiting)
@@ -85,13 +87,14 @@ class _OpenFile:
 
 
 class PartitionFileWriter:
-    """The files of one task. `write` batches, then `close`; or `abort`."""
+    """The files of one task. Call `write` for each batch, then `close`, or `abort`."""
 
     def __init__(
         self, location: str, name: str, part_bytes: int = FILE_BYTES, schema: pa.Schema = TABLE_SCHEMA
     ) -> None:
-        """`location`: the address of the table's data. `name`: what every file's name begins with. `schema`: the
-        table's columns, partition and offset among them."""
+        """`location`: the address of the table's data. `name`: prefix of all file names. `schema`: the table's columns,
+        including partition and offset.
+        """
         self._location = location.rstrip("/")
         self._name = re.sub(r"[^A-Za-z0-9-]", "_", name)
         self._part_bytes = part_bytes
@@ -105,8 +108,8 @@ class PartitionFileWriter:
         """Add rows in the source's columns.
 
         Raises:
-            InvalidDataFiles: Within a partition they are not in the order of offsets: they did not come from the source
-                as they are.
+            InvalidDataFiles: The rows of a partition are not in offset order, so they are not the source's unchanged
+            rows.
         """
         rows = table_rows(batch, self._schema)
         if not rows.num_rows:
@@ -122,17 +125,17 @@ class PartitionFileWriter:
             self._write(partition, rows.filter(pc.equal(partitions, partition)))
 
     def close(self) -> list[WrittenDataFile]:
-        """Finish all files; what they hold, for the commit."""
+        """Finish all files; returns their descriptions for the commit."""
         for partition in list(self._open):
             self._finish(partition)
         return self._done
 
     def abort(self) -> None:
-        """Give up: close and delete what was written. Nobody knows of it yet."""
+        """Close and delete all files. No commit refers to them yet."""
         paths = [part.path for part in self._open.values()] + [part.path for part in self._done]
         for part in self._open.values():
             for close in (part.writer.close, part.sink.close):
-                with suppress(OSError):  # a full disk refuses the footer of a file that goes anyway
+                with suppress(OSError):  # a full disk fails on the footer of a file that is deleted anyway
                     close()
         self._open.clear()
         self._done.clear()
@@ -158,7 +161,7 @@ class PartitionFileWriter:
             self._finish(partition)
 
     def _wait(self, part: _OpenFile, rows: pa.RecordBatch) -> None:
-        """Keep rows of a file until they make a row group, or until too much is kept."""
+        """Collect rows of a file until they make a row group, or until the limit for all files."""
         size = rows.nbytes
         part.waiting.append(rows)
         part.waiting_bytes += size
@@ -191,20 +194,20 @@ class PartitionFileWriter:
         part.sink.close()
         place = self._local(part.path)
         if isinstance(self._system, fs.LocalFileSystem):
-            fsync_file(place)  # an error is the end of the task: Spark runs it again, into another file
+            fsync_file(place)  # the error ends the task: Spark repeats it with another file
         size = self._system.get_file_info(place).size
         self._done.append(
             WrittenDataFile(part.path, part.rows, size, partition, part.first_offset, part.last_offset)
         )
-        del self._open[partition]  # not before: what fails on the way is deleted by `abort`
+        del self._open[partition]  # last, so that `abort` deletes the file after a failure
 
     def _local(self, path: str) -> str:
-        """A file's name as its file system has it."""
+        """A file's path on its file system."""
         return self._directory + path[len(self._location) :]
 
 
 def table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
-    """Rows in the source's columns as the table has them; columns that were not read are null."""
+    """Rows in the source's columns as rows of the table; columns that were not read are null."""
     columns = []
     for wanted in schema:
         name = SOURCE_NAMES.get(wanted.name, wanted.name)
@@ -220,14 +223,14 @@ def table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.Re
 
 
 def _empty_to_null(lists: pa.ListArray) -> pa.ListArray:
-    """The same lists, with null in the place of empty ones."""
+    """The same lists, with empty ones replaced by null."""
     is_none = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
-    offsets = pa.array(lists.offsets.to_numpy())  # a copy: a slice of offsets goes with no mask
+    offsets = pa.array(lists.offsets.to_numpy())  # copied, because a slice of offsets cannot have a mask
     return pa.ListArray.from_arrays(offsets, lists.values, type=lists.type, mask=is_none)
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:
-    """The file system of an address, and the place in it; a local directory is made."""
+    """The file system and path of an address; a local directory is created."""
     parts = urlsplit(location)
     if parts.scheme not in ("", "file"):
         system, place = fs.FileSystem.from_uri(location)
@@ -240,7 +243,10 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def fsync_directory_entry(path: str) -> None:
-    """The directory entry of a file, to the disk."""
+    """Flush the directory entry of a file.
+
+    Apart from the catalog's file access, because tasks that write files do not need pyiceberg. Errors are raised.
+    """
     descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -249,7 +255,7 @@ def fsync_directory_entry(path: str) -> None:
 
 
 def fsync_file(path: str) -> None:
-    """A file that somebody else has written and closed, and its name, to the disk."""
+    """Flush a closed file and its directory entry."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

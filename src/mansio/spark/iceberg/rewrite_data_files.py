@@ -1,14 +1,14 @@
-"""Makes few large files of many small ones, and one manifest of many, while the archive goes on.
+"""Compaction of small data files and of manifests (Iceberg's rewrite_data_files), concurrent with the archive.
 
-A streaming archive leaves a file per partition and batch. Reading and committing slow down with their number, not
-with their size.
+A streaming archive creates a file per partition and batch. The cost of reads and commits depends on the number of
+files, not on their size. Owns the choice of files (`choose_groups`, pure) and their replacement in one commit. Rows are
+streamed: memory does not depend on the file sizes.
 
-Owns the choice of what is worth rewriting (`choose_groups`, pure) and the exchange in one commit. Rows are streamed:
-memory does not grow with the files.
-
-Always true: the table has the same rows before and after each commit, in the same order; the properties of the
-archive are not touched; of two programs which exchange the same files one wins, and the other drops its work; files
-that were replaced stay until `sweep` deletes them, so that readers under way are not disturbed.
+Invariants:
+* The table has the same rows in the same order before and after each commit.
+* The archive's properties do not change.
+* If two programs replace the same files, one commits and the other discards its work.
+* Replaced files stay until the orphan cleanup deletes them, so that running readers are not disturbed.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 TARGET_BYTES: Final = 256 << 20
 ROW_GROUP_BYTES: Final = 32 << 20
-"""In memory. Small enough that a short time range of a large file is read without the rest."""
+"""In memory. Small enough that a short time range of a large file can be read without the rest."""
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 3
 MERGED_MANIFESTS_MAX: Final = 2
-"""So many manifests are as good as one."""
+"""Up to this number of manifests, merging has no benefit."""
 MERGE_COUNT_PROPERTY: Final = "commit.manifest.min-count-to-merge"
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """What was rewritten. Bytes are those of the files, before and after."""
+    """Result of a rewrite. Bytes are file sizes, before and after."""
 
     files_replaced: int = 0
     files_written: int = 0
@@ -57,24 +57,24 @@ class RewriteReport:
     bytes_before: int = 0
     bytes_after: int = 0
     files_conflicting: int = 0
-    """Small files that somebody else had replaced meanwhile."""
+    """Small files that another program had replaced in the meantime."""
     manifests_before: int = 0
     manifests_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _MergedFile:
-    """A new file and those it stands for."""
+    """A new file and the files it replaces."""
 
     sources: tuple[LiveFile, ...]
     path: str
 
 
 def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[LiveFile]]:
-    """Neighbours of one partition that become one file each, at most `target_bytes` large.
+    """Groups of neighbouring files of one partition, each to be merged into one file of at most `target_bytes`.
 
-    A file is never rewritten for the sake of less than its own size, unless the result is as large as wanted: so a
-    record is rewritten about log2(target / first size) times, however often this runs.
+    A file is never rewritten together with less than its own size, unless the result reaches the target: a record is
+    rewritten about log2(target / first size) times, however often this runs.
     """
     groups: list[list[LiveFile]] = []
     ordered = sorted(files, key=lambda file: (file.partition, file.first_offset))
@@ -89,7 +89,7 @@ def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[Liv
 
 
 def _neighbouring_files(files: Iterable[LiveFile], target_bytes: int) -> Iterator[list[LiveFile]]:
-    """Neighbours which fit into a target together, without those that are large enough as they are."""
+    """Neighbouring files that fit into a target together; files that are large enough are omitted."""
     run: list[LiveFile] = []
     for file in files:
         is_large = 2 * file.bytes > target_bytes
@@ -107,11 +107,11 @@ def _size(files: Sequence[LiveFile]) -> int:
 
 
 def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_BYTES) -> RewriteReport:
-    """Rewrite what is small, committing whenever `target_bytes` have been read, and merge the manifests.
+    """Rewrite small files, committing whenever `target_bytes` have been read, and merge the manifests.
 
     Raises:
-        CommitConflict: Others commit so often that no commit got through.
-        ArchiveError: A file is damaged, or its rows are not those the table lists.
+        CommitConflict: Concurrent commits came first every time.
+        ArchiveError: A file is damaged, or its rows differ from the table's metadata.
         OSError: The warehouse cannot be read or written.
     """
     table.refresh()
@@ -129,7 +129,7 @@ def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_BYTES) ->
 
 
 def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
-    """Write the rows of these files into a new one beside the first of them."""
+    """Write the rows of these files to a new one in the directory of the first."""
     first = group[0]
     name = f"merged-{first.partition}-{first.first_offset}-{uuid.uuid4().hex}.parquet"
     path = posixpath.join(posixpath.dirname(first.path), name)
@@ -159,7 +159,7 @@ def _rows_of(table: ArchiveTable, group: Sequence[LiveFile]) -> Iterator[pa.Reco
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches put together to what becomes a row group."""
+    """Batches concatenated to row groups."""
     waiting: list[pa.RecordBatch] = []
     size = rows = 0
     for batch in batches:
@@ -175,7 +175,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _replace_files(
     table: ArchiveTable, pending: Sequence[_MergedFile], report: RewriteReport
 ) -> RewriteReport:
-    """Put the new files in the place of the old ones, all in one commit."""
+    """Replace the old files by the new ones in one commit."""
     kept: list[_MergedFile] = []
 
     def attempt() -> int:
@@ -200,7 +200,7 @@ def _replace_files(
 
 
 def _data_files(table: ArchiveTable) -> list[DataFile]:
-    """What the manifests refer to now, as a commit wants it."""
+    """The data files of the current manifests, as a commit needs them."""
     return [task.file for task in table.iceberg.scan().plan_files()]
 
 
@@ -218,10 +218,10 @@ def _commit(table: ArchiveTable, replaced: Sequence[_MergedFile], live: dict[str
 
 
 def merge_manifests(table: ArchiveTable) -> None:
-    """Make one manifest of many, if there are many. The rows and files of the table stay as they are.
+    """Merge the manifests into one, if there are many. Rows and files of the table do not change.
 
     Raises:
-        CommitConflict: Others commit so often that the commit did not get through.
+        CommitConflict: Concurrent commits came first every time.
     """
 
     def attempt() -> int:
@@ -230,7 +230,7 @@ def merge_manifests(table: ArchiveTable) -> None:
         configured = table.iceberg.properties.get(MERGE_COUNT_PROPERTY)
         with table.transaction() as transaction:
             transaction.set_properties({MERGE_COUNT_PROPERTY: "2"})
-            # An append of nothing, which merges what it finds.
+            # An empty append, which merges the existing manifests.
             transaction.update_snapshot(snapshot_properties=OPERATION).merge_append().commit()
             if configured is None:
                 transaction.remove_properties(MERGE_COUNT_PROPERTY)

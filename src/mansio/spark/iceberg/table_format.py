@@ -1,11 +1,11 @@
-"""What the archive's table looks like: its columns, its properties, and the small values that travel between steps.
+"""Format of the archive's table: columns, properties, and the values exchanged between planning, tasks and commit.
 
-One Iceberg table per topic. What a batch has archived stands in the *table's properties*, written in the same
-transaction as the batch's files: a snapshot's summary would vanish with maintenance.
+One Iceberg table per topic. The committed offsets are in the *table's properties*, written in the same transaction as
+the batch's files: the summary of a snapshot would be lost with maintenance.
 
-Always true of a table that `commit` alone has written: it holds every record of a partition from
-`Commit.first_offsets` up to, not including, `Commit.offsets`, each exactly once; but for the ranges that somebody has
-accepted as lost, which are listed.
+Invariants of a table that only `commit` has written:
+* It holds every record of a partition with offsets in [`Commit.first_offsets`, `Commit.offsets`), each exactly once,
+  except for the listed ranges that were accepted as lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
 HISTORY_PROPERTY = "mansio.marks"
 LOST_PROPERTY = "mansio.lost"
 LOST_MAX = 1_000
-"""Of the lost ranges so many are listed, the newest."""
+"""Maximum number of lost ranges listed; the newest are kept."""
 
 RETRIES_PROPERTY = "commit.retry.num-retries"
 
@@ -54,7 +54,7 @@ TABLE_SCHEMA = pa.schema(
         pa.field(LANE, pa.string()),
     ]
 )
-"""Columns of every archive table, as its Parquet files have them. All nullable, as the source's are."""
+"""Columns of every archive table, as in its Parquet files. All are nullable, as in the source."""
 
 DEAD_LETTER_SCHEMA = pa.schema(
     [
@@ -67,18 +67,19 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns of a table of dead letters: which offsets, the last one inclusive, cannot be read and why. `kind` is
-`batch`, and then `value` is the whole record batch as the broker has it, or `record`, and then key and value are the
-record's."""
+"""Columns of a table of dead letters: unreadable offsets (both inclusive) and the reason. If `kind` is `batch`, `value`
+is
+the whole record batch as stored by the broker; if it is `record`, key and value are the record's.
+"""
 
 TABLE_PROPERTIES = {
-    # The library's own retry applies the append again without looking whether it is already in.
+    # The library's own retry repeats an append without checking whether it was applied.
     RETRIES_PROPERTY: "0",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
     "write.metadata.previous-versions-max": "5",
     "write.metadata.delete-after-commit.enabled": "true",
-    # Bounds only of what reads prune by: manifests stay small whatever the records hold.
+    # Bounds only of the columns used for pruning: manifests stay small regardless of the records.
     "write.metadata.metrics.default": "none",
     **{f"write.metadata.metrics.column.{name}": "full" for name in (PARTITION, OFFSET, TIMESTAMP)},
 }
@@ -86,9 +87,9 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What one batch is to archive: of every partition the records from `start` up to, not including, `end`.
+    """The records to archive in one batch: [`start`, `end`) of each partition.
 
-    `query` and `batch` name it: a repeat after a crash carries the same names and the same offsets.
+    `query` and `batch` identify it: a repeated batch has the same ids and the same offsets.
     """
 
     query: str
@@ -99,7 +100,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataFile:
-    """One Parquet file a task has written for a batch. It holds records of one partition, in the order of offsets."""
+    """A Parquet file that a task wrote for a batch, with records of one partition in offset order."""
 
     path: str
     rows: int
@@ -111,9 +112,9 @@ class WrittenDataFile:
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """One data file that a snapshot of the table refers to. Offsets and times (microseconds, UTC) are both inclusive.
-
-    The times are None where the file has no record with a timestamp, or no bounds were kept.
+    """A data file of a snapshot. Offsets and times (microseconds, UTC) are inclusive. The times are None if no record
+    has
+    a timestamp, or without bounds.
     """
 
     path: str
@@ -128,19 +129,21 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """How far the table has come: the last batch, and per partition the first offset that is not archived yet."""
+    """Committed state: the last batch, and by partition the first offset that is not archived yet."""
 
     query: str
     batch: int
     offsets: dict[int, int]
     first_offsets: dict[int, int] = field(default_factory=dict)
-    """Where the archive of each partition began."""
+    """First archived offset of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets from `start` up to, not including, `end` that the log had deleted before they were archived, or in which
-    there are records that cannot be read; somebody has said that the archive goes on without them."""
+    """Offsets [`start`, `end`) that the log deleted before they were archived, or with unreadable records, and that
+    were
+    accepted as lost.
+    """
 
     partition: int
     start: int
@@ -149,18 +152,18 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch."""
+    """Result of a commit."""
 
     added: bool
-    """False: the table had it already, and its files are unreferenced."""
+    """False: the table already had the batch, and its files are orphans."""
     commit: Commit
-    """Where the table stands now."""
+    """The committed state after the call."""
     snapshot_id: int | None = None
     attempts: int = 1
 
 
 def offsets_text(offsets: Mapping[int, int]) -> str:
-    """Offsets by partition as JSON, partitions in order: equal offsets are equal texts."""
+    """Offsets by partition as JSON, sorted: equal offsets are equal texts."""
     return json.dumps(
         {str(partition): offsets[partition] for partition in sorted(offsets)}, separators=(",", ":")
     )
@@ -170,7 +173,7 @@ def parse_offsets(text: str) -> dict[int, int]:
     """The inverse of `offsets_text`.
 
     Raises:
-        ValueError: The text is not an object of whole numbers.
+        ValueError: The text is not an object of integers.
     """
     value = json.loads(text)
     if not isinstance(value, dict):
@@ -182,10 +185,10 @@ def parse_offsets(text: str) -> dict[int, int]:
 
 
 def read_commit(properties: Mapping[str, str]) -> Commit | None:
-    """Where a table stands by its properties; None if no batch has been committed yet.
+    """The committed state in the properties of a table; None before the first batch.
 
     Raises:
-        ValueError: The properties are not as `commit_properties` writes them.
+        ValueError: The properties are not as written by `commit_properties`.
     """
     if OFFSETS_PROPERTY not in properties:
         return None
@@ -198,7 +201,7 @@ def read_commit(properties: Mapping[str, str]) -> Commit | None:
 
 
 def commit_properties(commit: Commit) -> dict[str, str]:
-    """The properties that say where a table stands."""
+    """The properties of a committed state."""
     return {
         QUERY_PROPERTY: commit.query,
         BATCH_PROPERTY: str(commit.batch),
@@ -208,16 +211,16 @@ def commit_properties(commit: Commit) -> dict[str, str]:
 
 
 def read_lost(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
-    """What was accepted as lost, oldest first.
+    """The ranges accepted as lost, oldest first.
 
     Raises:
-        ValueError: The property is not as `lost_text` writes it.
+        ValueError: The property is not as written by `lost_text`.
     """
     return tuple(LostRange(*map(int, entry)) for entry in json.loads(properties.get(LOST_PROPERTY, "[]")))
 
 
 def lost_text(lost: Iterable[LostRange]) -> str:
-    """Lost ranges as their property has them: `[[partition, start, end], ...]`."""
+    """The property of lost ranges: `[[partition, start, end], ...]`."""
     return json.dumps(
         [[one.partition, one.start, one.end] for one in lost][-LOST_MAX:], separators=(",", ":")
     )
@@ -230,12 +233,18 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 ENTRIES_MAX = 400
 NUMBERS_MAX = 20_000
-"""Offsets in all marks together; then the oldest go."""
+"""Maximum number of offsets in all entries; the oldest entries are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """At `at_ms` (milliseconds since the epoch, UTC) the table held everything below `offsets`."""
+    """At `at_ms` (milliseconds since the epoch, UTC) the table held everything below `offsets`.
+
+    Snapshots expire after a few dozen commits, because the cost of a commit grows with their number. A table only gains
+    records, so its offsets at a time describe its content. The history holds the offsets at the first commit and at
+    every full hour after a change; of past days only the last entry, which is the state at midnight (UTC). Entries are
+    in time order, offsets never decrease, and the number of entries is bounded.
+    """
 
     at_ms: int
     offsets: dict[int, int]
@@ -244,14 +253,16 @@ class HistoryEntry:
 def add_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
-    """The marks after a commit at `at_ms`. `before`: the commit before it, since which the table stood so; None: there
-    is none. The first commit of an hour makes a mark of how the hour began; a clock set back makes none."""
+    """The history after a commit at `at_ms`. `before`: the previous commit, whose state was valid since; None: there is
+    none. The first commit of an hour adds the state at the beginning of the hour; after the clock was set back nothing
+    is added.
+    """
     full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
     if full_hour_ms > at_ms or (history and full_hour_ms <= history[-1].at_ms):
         return tuple(history)
     kept: list[HistoryEntry] = []
     for entry in history:
-        # Of a day gone by, midnight at its end included, the last mark stays. So does the first of all.
+        # Of a past day, midnight at its end included, the last entry is kept; and the first entry of all.
         is_recent = entry.at_ms > at_ms - DAY_MS
         if not is_recent and len(kept) > 1 and _day(kept[-1]) == _day(entry):
             kept[-1] = entry
@@ -267,7 +278,7 @@ def _day(entry: HistoryEntry) -> int:
 
 
 def entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
-    """The last mark at or before a time; None if the marks begin later."""
+    """The last entry at or before a time; None if the history starts later."""
     found = None
     for entry in history:
         if entry.at_ms > at_ms:
@@ -277,7 +288,7 @@ def entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None
 
 
 def history_text(history: Sequence[HistoryEntry]) -> str:
-    """Marks as the property has them: `[[ms, {partition: offset}], ...]`."""
+    """The property of the history: `[[ms, {partition: offset}], ...]`."""
     return "[" + ",".join(f"[{entry.at_ms},{offsets_text(entry.offsets)}]" for entry in history) + "]"
 
 
@@ -285,7 +296,7 @@ def parse_history(text: str) -> tuple[HistoryEntry, ...]:
     """The inverse of `history_text`.
 
     Raises:
-        ValueError: The text is something else.
+        ValueError: The text has another format.
     """
     value = json.loads(text)
     if not isinstance(value, list):

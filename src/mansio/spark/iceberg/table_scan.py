@@ -1,11 +1,12 @@
-"""Reads an archive table without Spark: its files in the order of offsets, as Arrow batches.
+"""Scan of an archive table without Spark, in offset order, as Arrow batches.
 
-Owns what is left out before it is read: whole files by the bounds in the manifests, row groups by the bounds in the
-files, rows at last.
+Data is pruned in three steps: files by their bounds in the manifests, row groups by their bounds in the files, then
+rows.
 
-Always true: the batches of a partition come in the order of offsets, each offset at most once, or the read ends with
-an error; one batch is in memory at a time, and holds no more than a row group, so writers bound its bytes; a read goes
-by the one state of the table it was given, whatever is committed meanwhile.
+Invariants:
+* The batches of a partition are in offset order, each offset at most once, or the scan fails.
+* One batch is in memory at a time, of at most one row group, so writers bound its size.
+* A scan reads one state of the table, whatever is committed concurrently.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
 
 RecordPosition = tuple[int, int]
-"""A partition and an offset in it."""
+"""(partition, offset)"""
 
 BATCH_ROWS: Final = 65_536
 BEFORE_FIRST: Final[RecordPosition] = (-1, -1)
@@ -37,16 +38,16 @@ BEFORE_FIRST: Final[RecordPosition] = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which records of a table are wanted; all by default. Starts are inclusive, ends are not.
+    """Selection of records of a table; all by default. Starts are inclusive, ends are exclusive.
 
-    `from_us` and `to_us` are microseconds since the epoch (UTC): a record without a timestamp is outside of both.
+    `from_us` and `to_us` are microseconds since the epoch (UTC): a record without a timestamp matches neither.
     """
 
     partitions: frozenset[int] | None = None
     starts: Mapping[int, int] = field(default_factory=dict)
-    """First offset wanted, for the partitions named here."""
+    """First selected offset of the partitions named here."""
     ends: Mapping[int, int] | None = None
-    """First offset not wanted any more; a partition that is missing here is not wanted at all. None: no end."""
+    """End offset (exclusive); a partition that is missing here is not selected at all. None: no end."""
     from_us: int | None = None
     to_us: int | None = None
 
@@ -55,7 +56,7 @@ class Selection:
         return self.from_us is not None or self.to_us is not None
 
     def offsets(self, partition: int) -> tuple[int, int] | None:
-        """The wanted offsets of a partition, the end exclusive; None if there are none."""
+        """The selected offsets of a partition, end exclusive; None if there are none."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         end = _OFFSET_MAX if self.ends is None else self.ends.get(partition, 0)
@@ -63,7 +64,7 @@ class Selection:
         return (start, end) if start < end else None
 
     def above(self, starts: Mapping[int, int]) -> Selection:
-        """The same without what lies below these offsets, and without partitions that are not among them."""
+        """The selection without offsets below `starts`, and without partitions that are not among them."""
         known = frozenset(starts)
         return replace(
             self,
@@ -72,7 +73,7 @@ class Selection:
         )
 
     def may_match(self, file: LiveFile) -> bool:
-        """Whether the file may hold a wanted record, going by its bounds."""
+        """Whether the file may hold a selected record, by its bounds."""
         offsets = self.offsets(file.partition)
         if offsets is None or file.last_offset < offsets[0] or file.first_offset >= offsets[1]:
             return False
@@ -86,7 +87,7 @@ class Selection:
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The wanted rows of a batch, which are of one partition."""
+        """The selected rows of a batch, which are of one partition."""
         if not batch.num_rows:
             return batch
         offsets = self.offsets(batch.column(PARTITION)[0].as_py())
@@ -114,11 +115,12 @@ def scan(
     snapshot_id: int | None = None,
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """The selected records as `table` stood when it was last refreshed, or at one of its snapshots: partition by
-    partition, in the order of offsets, with the columns of `TABLE_SCHEMA`.
+    """The selected records as of the table's last refresh, or of one of its snapshots: by partition, in offset order,
+    with
+    the columns of `TABLE_SCHEMA`.
 
     Raises:
-        ArchiveError: An offset is there twice, or a file is damaged.
+        ArchiveError: An offset exists twice, or a file is damaged.
         OSError: A file cannot be read.
     """
     last: RecordPosition = BEFORE_FIRST
@@ -133,7 +135,7 @@ def scan(
 def files_of(
     table: ArchiveTable, selection: Selection = ALL_RECORDS, *, snapshot_id: int | None = None
 ) -> list[LiveFile]:
-    """The files which may hold selected records, by partition and offset."""
+    """The files that may hold selected records, by partition and offset."""
     partitions = selection.partitions
     only_partition = next(iter(partitions)) if partitions is not None and len(partitions) == 1 else None
     return [
@@ -146,16 +148,16 @@ def files_of(
 def read_file(
     io: FileIO, file: LiveFile, selection: Selection = ALL_RECORDS, *, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, without the row groups that hold nothing wanted.
+    """The rows of one file, without row groups that hold no selected record.
 
     Raises:
-        ArchiveError: The bytes are not the Parquet file that was written.
+        ArchiveError: The file is not the Parquet file that was written.
         OSError: The file cannot be read.
     """
     try:
         with io.new_input(file.path).open() as stream:
             parquet = pq.ParquetFile(stream)
-            # One after the other: a batch over several groups would have as many rows as asked for, of any size.
+            # One row group after the other: a batch over several groups would have `batch_rows` rows of any size.
             for group in _wanted_groups(parquet.metadata, file, selection):
                 for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
                     yield batch if batch.schema.equals(TABLE_SCHEMA) else _cast_to_table_schema(batch)
@@ -164,7 +166,7 @@ def read_file(
 
 
 def _wanted_groups(metadata: Any, file: LiveFile, selection: Selection) -> list[int]:
-    """Row groups whose bounds let a wanted record be in them."""
+    """Row groups whose bounds allow a selected record."""
     columns = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     wanted = []
     for index in range(metadata.num_row_groups):
@@ -185,16 +187,16 @@ def _group_bounds(group: Any, column: int) -> tuple[int, int] | None:
 
 
 def _cast_to_table_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Another program may have rewritten a file: same columns, types that hold the same."""
+    """Cast to the table's types: another program may have rewritten the file with equivalent ones."""
     columns = [batch.column(column.name).cast(column.type) for column in TABLE_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
 
 
 def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> RecordPosition:
-    """Whether the offsets go on growing from `last`; returns the new last.
+    """Check that the offsets grow from `last`; returns the new last position.
 
     Raises:
-        ArchiveError: They do not: a record is there twice, or files overlap.
+        ArchiveError: A record exists twice, or files overlap.
     """
     if not batch.num_rows:
         return last
@@ -210,5 +212,5 @@ def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> Recor
 
 
 def record_count(files: Iterable[LiveFile]) -> int:
-    """Records in these files together."""
+    """Number of records in these files."""
     return sum(file.rows for file in files)

@@ -1,11 +1,12 @@
-"""What `--from-snapshot` may say: a snapshot's id, the name of a tag, or a time.
+"""Resolution of `--from-snapshot`: a snapshot's id, the name of a tag, or a time.
 
-Snapshots are few and soon expire, so a time is answered by offsets: the table only gains records, and what it held at
-a time is everything below the offsets it had then. Those are known for every kept snapshot of the archive and, longer
-and coarser, for the marks in the table's properties.
+Snapshots are few and expire soon, so a time is resolved to offsets: the table only gains records, and at a time it held
+everything below its offsets then. These are known for every retained snapshot and, with lower resolution, from the
+offset history in the table's properties.
 
-Always true: a moment holds no record that was archived after it, and says when it was: where the snapshots are gone,
-that is the last full hour before the time that was asked for, and for days gone by the last midnight (UTC).
+Invariants:
+* A version contains no record that was archived after it, and has its time. Where the snapshots have expired, that is
+  the last full hour before the requested time, and for past days the last midnight (UTC).
 """
 
 from __future__ import annotations
@@ -28,39 +29,42 @@ TIMES_SHOWN = 3
 
 
 class SnapshotNotFound(ArchiveError):
-    """The table keeps no such snapshot, and no offsets of that time."""
+    """The table has no such snapshot, and no offsets of that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """The table as it was once: by a kept snapshot's files, or by everything below some offsets; neither: as it is."""
+    """A version of the table: the files of a retained snapshot, or everything below `ends`; neither: the current
+    state.
+    """
 
     at_ms: int
-    """When the archive stood so (milliseconds since the epoch); not later than the time that was asked for."""
+    """Time of this state (milliseconds since the epoch); not later than the requested time."""
     snapshot_id: int | None = None
     ends: dict[int, int] | None = None
 
     @property
     def is_latest(self) -> bool:
-        """Whether it is the table as it is now, which another time is another table."""
+        """Whether it is the current state, which changes with every commit."""
         return self.snapshot_id is None and self.ends is None
 
     def of(self, selection: Selection) -> Selection:
-        """The selection without what came after this moment."""
+        """The selection without records that were archived after this version."""
         return selection if self.ends is None else replace(selection, ends=self.ends)
 
 
 def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int]) -> TableVersion:
-    """The moment that `text` names: the id of a kept snapshot, a tag, or what `parse_time` reads as milliseconds.
+    """The version that `text` names: the id of a retained snapshot, a tag, or a time that `parse_time` converts to
+    milliseconds.
 
     Raises:
-        SnapshotNotFound: It names none; says which there are.
-        ValueError: It is no time either; `parse_time` raised it.
+        SnapshotNotFound: There is none; the message lists the existing ones.
+        ValueError: It is not a time either; raised by `parse_time`.
     """
     metadata = table.iceberg.metadata
     reference = metadata.refs.get(text)
     if reference is not None and reference.snapshot_ref_type is not SnapshotRefType.TAG:
-        reference = None  # a branch goes on: it names no moment, but another one after every batch
+        reference = None  # a branch moves with every batch, so it names no fixed version
     wanted = reference.snapshot_id if reference is not None else int(text) if _is_number(text) else None
     snapshot = None if wanted is None else metadata.snapshot_by_id(wanted)
     if snapshot is not None:
@@ -76,10 +80,10 @@ def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int
 
 
 def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
-    """What the table held at a time, as of its last refresh.
+    """The content of the table at a time, as of its last refresh.
 
     Raises:
-        SnapshotNotFound: Nothing is known of a time so early.
+        SnapshotNotFound: The time is before the known history.
     """
     metadata = table.iceberg.metadata
     newest = table.iceberg.current_snapshot()
@@ -104,7 +108,7 @@ def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
 
 
 def is_archive_of(table: ArchiveTable, topic_id: bytes) -> bool:
-    """Whether a topic of this id (all zero: unknown) is the one that was archived, and not a later one of its name."""
+    """Whether a topic with this id (all zero: unknown) is the archived one, and not a later one of the same name."""
     known = table.topic_id.replace("-", "").lower()
     return not known or not any(topic_id) or known == topic_id.hex()
 

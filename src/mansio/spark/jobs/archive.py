@@ -1,14 +1,15 @@
-"""Archive: a topic into its Iceberg table, as it grows or up to now, each record exactly once.
+"""Archive job: copies a topic to its Iceberg table, continuously or up to now, each record exactly once.
 
-A query plans what to read, and the table's sink reads and writes it. Where to go on is read from the *table*, at every
-start: the query's checkpoint lives in a temporary directory for as long as the query and decides nothing afterwards. So
-there is one truth, and to lose the checkpoint, the machine or the broker's offsets costs the batch under way, no more.
+A query plans the offsets, and the table's sink reads and writes the records. Each start resumes from the offsets in the
+*table*: the query's checkpoint is in a temporary directory for the life of the query. The table is the only source of
+truth; losing the checkpoint, the machine or the broker's offsets costs the running batch only. The offsets are
+published as those of the group `mansio.pipeline.<name>`, which shows the lag and makes the broker retain what is not
+archived yet.
 
-The offsets are published as those of the group `mansio.pipeline.<name>`, for people who look at the lag and for the
-broker, which holds back deletion of what is not archived yet.
-
-Always true: what is published is in the table; a record that was deleted before it was archived is an error, or, where
-that was accepted, listed in the table; never skipped in silence.
+Invariants:
+* Published offsets are in the table.
+* A record that was deleted before it was archived is an error or, if accepted, listed in the table; never skipped
+  silently.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIGGER_S: Final = 60.0
-"""Every batch makes a file for each partition, and reads slow down with the number of files."""
+"""Every batch creates a file per partition, and reads slow down with the number of files."""
 RECORDS_MAX: Final = 2_000_000
-"""Of one batch: what a crash makes a restart read again."""
+"""Per batch: the amount that is read again after a crash."""
 POLL_S: Final = 0.5
 RESTARTS_MAX: Final = 3
 PUBLISH_TIMEOUT_MS: Final = 10_000
 HOLD_OWNER_PREFIX: Final = "archive "
-"""Begins what the offsets of an archive are marked with; the table's id follows."""
+"""Prefix of the owner in the archive's retention holds; the table's id follows."""
 COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
 
 ACCEPT_LOSS_HINT: Final = (
@@ -73,12 +74,12 @@ _OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
 
 
 class ArchiveFailed(MansioError):
-    """The query that archives ended with an error."""
+    """The archive's query ended with an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """What to archive, and where. `name`: the pipeline's, in the group that shows its offsets."""
+    """An archive: topic, table and options. `name`: the pipeline's, in the group that shows its offsets."""
 
     topic: str
     warehouse: str
@@ -86,19 +87,21 @@ class ArchiveJob:
     name: str
     catalog: str | None = None
     is_once: bool = False
-    """Up to what is there now, then end; otherwise until it is stopped."""
+    """Archive what exists now, then end; otherwise run until it is stopped."""
     trigger_s: float = TRIGGER_S
     records_max: int = RECORDS_MAX
     accept_loss: bool = False
-    """Go on where the log begins, if it has deleted what is not archived; the table lists what it lacks."""
+    """If the log has deleted unarchived records, continue at the log start; the table lists the missing ranges."""
     on_unreadable: str = SUSPEND
-    """What to do with records that cannot be read: `suspend` ends with an error; `skip` goes on without them, and the
-    table lists their offsets; `dead-letter` also keeps them as they are, in the table of dead letters."""
+    """Unreadable records: `suspend` ends with an error; `skip` continues without them, and the table lists their
+    offsets;
+    `dead-letter` also stores them in the table of dead letters.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch that is in the table. `lag`: records that are in the log and not in the table yet, None if unknown."""
+    """One committed batch. `lag`: records in the log that are not in the table yet, None if unknown."""
 
     batch: int
     records: int
@@ -108,7 +111,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """What a run came to. Offsets by partition: the first that is not archived."""
+    """Result of a run. Offsets by partition: the first that is not archived."""
 
     table: str
     records: int
@@ -122,17 +125,20 @@ def archive(
     report: Callable[[Progress], None] | None = None,
     is_stopping: Callable[[], bool] | None = None,
 ) -> ArchiveResult:
-    """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, asked twice a second, says so.
+    """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, which is polled twice a second,
+    returns
+    true.
 
-    `report` hears of every batch. Where another archive moved the table on (one that was killed may take a moment to
-    die), or Spark's Python workers were late, the query starts again from the table's offsets, `RESTARTS_MAX` times.
+    `report` is called for every batch. After a concurrent commit of another archive (a killed one may end with a
+    delay), or if Spark's Python workers were late, the query restarts from the table's offsets, up to `RESTARTS_MAX`
+    times.
 
     Raises:
         DataLoss: Records were deleted before they were archived, and that was not accepted.
-        UnreadableRecords: Records are damaged, or not what records have to be, and are not to be skipped.
+        UnreadableRecords: Records are damaged or invalid, and are not to be skipped.
         NotAnArchiveTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
         ConfigError: An archive into another table has the same name.
-        ConcurrentArchive: Another archive keeps writing into it.
+        ConcurrentArchive: Another archive keeps committing.
         ArchiveFailed: The query ended with another error; its reason in one line.
     """
     run = _ArchiveRun(spark, job, report or _ignore_progress, is_stopping or _never)
@@ -145,7 +151,7 @@ def archive(
 
 
 class _ArchiveRun:
-    """One call of `archive`: the table, and what has been said of its batches."""
+    """State of one call of `archive`: the table, and the batches reported so far."""
 
     def __init__(
         self,
@@ -168,7 +174,7 @@ class _ArchiveRun:
         self._batches = 0
 
     def once(self) -> ArchiveResult:
-        """One query, from the table's offsets to its end."""
+        """Run one query, from the table's offsets to its end."""
         self._table.refresh()
         start = self._start()
         self._check_pipeline_name(start)
@@ -190,8 +196,9 @@ class _ArchiveRun:
         return list(found.partitions), found.topic_ids[self._job.topic].hex()
 
     def _start(self) -> dict[int, int]:
-        """Where the query starts: the table's offsets, and the beginning of partitions it does not have. The first
-        commit has all partitions there were, so one that is missing in a later one was added, and is wanted from 0."""
+        """Start offsets of the query: the table's offsets, and the log start of partitions it does not have. The first
+        commit has all partitions of that time, so a partition that is missing later was added, and is archived from 0.
+        """
         earliest = {
             p.partition: offset for p, offset in earliest_offsets(self._client, self._find()[0]).items()
         }
@@ -220,8 +227,9 @@ class _ArchiveRun:
         return earliest | archived_offsets
 
     def _check_pipeline_name(self, start: Iterable[int]) -> None:
-        """That no archive into another table has the pipeline's name: of two that share their offsets, the one behind
-        would lose what the other has archived."""
+        """Check that no archive into another table uses the pipeline's name: of two archives with the same offsets, the
+        slower would lose what the other has archived.
+        """
         partitions = [TopicPartition(self._job.topic, partition) for partition in start]
         try:
             found = self._client.run(
@@ -279,7 +287,7 @@ class _ArchiveRun:
         return writer.trigger(processingTime=f"{job.trigger_s} seconds").start()
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Tell of every batch until the query ends, or is to end."""
+        """Report every batch until the query ends or is stopped."""
         seen = -1
         is_over = False
         while not is_over and not self._is_stopping():
@@ -294,7 +302,7 @@ class _ArchiveRun:
             self._report_batches(query, seen)
 
     def _report_batches(self, query: StreamingQuery, seen: int) -> int:
-        """Publish and report what is new; the last batch that was told of."""
+        """Publish and report new batches; returns the last one reported."""
         new = [one for one in query.recentProgress if one["batchId"] > seen and one["numInputRows"] > 0]
         if not new:
             return seen
@@ -310,8 +318,10 @@ class _ArchiveRun:
         return int(new[-1]["batchId"])
 
     def _publish(self, offsets: dict[int, int]) -> int | None:
-        """Commit the offsets of the group, and say how far behind they are. A failure is logged: the next batch says it
-        anew, and until then the broker keeps more than it need."""
+        """Commit the group's offsets; returns the lag. A failure is logged: the next batch commits again, and until
+        then
+        the broker retains more than necessary.
+        """
         topic = self._job.topic
         metadata = encode_hold_metadata(self._hold_owner)
         commits = {
@@ -336,16 +346,16 @@ class _ArchiveRun:
 
 
 def _ignore_progress(_progress: Progress) -> None:
-    """For a caller that wants the result only."""
+    """Default of `report`."""
 
 
 def _never() -> bool:
-    """For a caller that waits to the end."""
+    """Default of `is_stopping`."""
     return False
 
 
 def _query_error(error: StreamingQueryException) -> MansioError:
-    """Why a query ended: our own line out of the traceback that Spark wraps it in."""
+    """The reason why a query ended: Mansio's error line in the traceback that Spark wraps."""
     if WORKERS_LATE in str(error):
         return WorkersLate()
     found = _OUR_ERROR.findall(str(error))
@@ -360,7 +370,7 @@ def _query_error(error: StreamingQueryException) -> MansioError:
             f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip goes on without them, and lists them;"
             " dead-letter also keeps them apart"
         )
-    if kind == DataLoss.__name__:  # what to do is said for a reader, which has other options
+    if kind == DataLoss.__name__:  # the remedy in the message is for a reader, which has other options
         line, lost, _ = line.partition(". Begin later (")
         line = f"{line}. {ACCEPT_LOSS_HINT}" if lost else line
     known = getattr(archive_errors, kind, None) or getattr(errors, kind, None)
@@ -370,7 +380,7 @@ def _query_error(error: StreamingQueryException) -> MansioError:
 
 @contextlib.contextmanager
 def _temporary_directory() -> Iterator[str]:
-    """Spark may still write into it while it stops."""
+    """A temporary directory; errors of its removal are ignored, because Spark may write to it while it stops."""
     directory = make_directory("mansio-archive-")
     try:
         yield directory

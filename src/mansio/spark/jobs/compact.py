@@ -1,16 +1,16 @@
-"""Compact: an archive's records to the latest one of each key, as a table of its own.
+"""Compact job: the latest record of each key of an archive, as a table of its own.
 
-Spark groups by key, sorting and spilling to disk, so memory grows neither with the number of keys nor with that of
-records. Its tasks write files beside those of earlier runs; then one commit exchanges them for those of the run before,
-and readers see the one or the other. The table says up to which offsets of the topic it goes.
+Spark groups by key, sorting and spilling to disk, so memory does not depend on the number of keys or records. Its tasks
+write files beside those of earlier runs; one commit replaces the files of the previous run, so readers see one or the
+other. The table's properties hold the topic's offsets up to which it is complete.
 
-What is latest: in a partition the higher offset, whatever the timestamps say, as in the log. A key that is in several
-partitions (they were added, or named by producers) is taken from where its latest record has the later timestamp, then
-from the higher partition. A key whose latest record has no value is deleted, and not in the table; nor are records
-without a key.
+Latest: within a partition the higher offset, regardless of timestamps, as in the log. For a key in several partitions
+(added partitions, or explicit ones) the record with the later timestamp, then the one of the higher partition. A key
+whose latest record has no value is deleted and not in the table; records without a key are not either.
 
-Always true: a run that dies leaves the table as it was, and what it had written is swept away by later runs; run again
-without news it gives the same rows.
+Invariants:
+* A run that fails leaves the table unchanged; its files are removed by later runs.
+* A repeated run without new records gives the same rows.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
 SOURCE_PROPERTY: Final = "mansio.compacted-from"
 OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
 RUN_PROPERTY: Final = "mansio.compacted-run"
-"""Names the run whose files the table has: where the catalog did not answer, it tells whether the exchange is in."""
+"""Id of the run that wrote the table's files: it shows whether a commit with an unknown result was applied."""
 SNAPSHOTS_KEPT: Final = 2
 GRACE_S: Final = 3600.0
-"""How long the files of earlier runs stay for readers that began with them."""
+"""Time for which files of earlier runs are retained for running readers."""
 _CARRIED: Final = ("value", "headers", OFFSET, TIMESTAMP, TIMESTAMP_TYPE, LANE)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What a run read and left. `offsets`: of each partition the first offset that is not in the table yet."""
+    """Result of a run. `offsets`: by partition the first offset that is not in the table yet."""
 
     table: str
     records: int
@@ -73,11 +73,11 @@ class CompactReport:
 
 
 def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport:
-    """Make the table `to`, in the catalog of the archive `source`, what the archive says of every key now.
+    """Write the latest record of every key of the archive `source` to the table `to` in the same catalog.
 
     Raises:
-        NotAnArchiveTable: There is a table of that name that compaction did not make, or made of another topic.
-        CommitConflict: Another compaction into the same table was faster.
+        NotAnArchiveTable: A table of that name was not created by compaction, or from another topic.
+        CommitConflict: A concurrent compaction into the same table came first.
         ArchiveError, OSError: The catalog or the files cannot be used.
     """
     source.refresh()
@@ -116,7 +116,7 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
-    """The latest record of every key of rows with the archive's columns, also those that delete their key."""
+    """The latest record of every key of rows with the archive's columns, including deletions."""
     last = functions.max_by(functions.struct(*_CARRIED), functions.col(OFFSET)).alias("last")
     in_partitions = rows.where("key is not null").groupBy("key", PARTITION).agg(last)
     time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP}"), functions.lit(-1))
@@ -128,7 +128,7 @@ def latest_by_key(rows: DataFrame) -> DataFrame:
 
 
 def _read(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The archive's files, by name: replaced ones lie in the same directory."""
+    """The archive's files by name: the directory also holds replaced ones."""
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)
     reader = spark.read.schema(ARCHIVE_SCHEMA).option("recursiveFileLookup", "true")
@@ -136,7 +136,7 @@ def _read(spark: SparkSession, paths: list[str]) -> DataFrame:
 
 
 def open_target(source: ArchiveTable, to: str) -> Table:
-    """The table for the latest records; made if it is not there."""
+    """The table of latest records; created if it does not exist."""
     catalog, identifier = source.iceberg.catalog, (NAMESPACE, to)
     try:
         table = catalog.load_table(identifier)
@@ -160,10 +160,10 @@ def open_target(source: ArchiveTable, to: str) -> Table:
 
 
 def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
-    """One commit: these files instead of all there are, and up to where they go.
+    """One commit: replace all files by these, and set the end offsets.
 
     Raises:
-        CommitConflict: Somebody else was faster, or the catalog did not say what became of it and it is not in.
+        CommitConflict: A concurrent commit came first, or the catalog's answer was lost and the commit was not applied.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.guard():

@@ -1,7 +1,8 @@
-"""The files of one compaction, written by Spark's tasks. Apart from the job itself, so that tasks load little else.
+"""Files of one compaction, written by Spark's tasks. A module of its own, so that tasks import little else.
 
-Always true: a task writes one file, or none where it has no rows, and says what it wrote when it is on the disk; one
-row group is in memory.
+Invariants:
+* A task writes one file, or none without rows, and reports it after it is flushed to the disk.
+* One row group is in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ COMPRESSION: Final = "zstd"
 
 
 def write_files(location: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of one task as one Parquet file under this address; its path and number of rows, if there are rows."""
+    """Write the rows of one task as one Parquet file under this address; yields its path and number of rows, if there
+    are
+    rows.
+    """
     name = f"compact-{uuid.uuid4().hex}.parquet"
     system, directory = file_system(location)
     writer, rows = None, 0

@@ -1,10 +1,12 @@
-"""Which keys make a topic lopsided: the heaviest keys, how evenly its partitions are loaded, and what would help.
+"""Hot-key analysis: the heaviest keys of a topic, the load of its partitions, and advice.
 
-Counts are exact: Spark groups all rows by key and partition once and keeps the groups on disk, so memory does not grow
-with the number of keys. What the counts mean is decided by pure functions (`assess_skew`): chance alone makes
-partitions unequal, and that is no reason for an alarm.
+Counts are exact: Spark groups all rows by key and partition once and keeps the groups on disk, so memory does not
+depend on the number of keys. The assessment (`assess_skew`) is pure: random variation alone makes partitions unequal,
+which is not reported.
 
-Always true: `HotKeys` has the totals of all rows, and the heaviest keys in order; without an alarm there is no advice.
+Invariants:
+* `HotKeys` has the totals of all rows, and the heaviest keys in order.
+* Without an alarm there is no advice.
 """
 
 from __future__ import annotations
@@ -24,22 +26,21 @@ if TYPE_CHECKING:
 
 TOP: Final = 20
 HOT_SHARE_OF_PARTITION: Final = 0.5
-"""A key this heavy, measured by what a partition carries on average, is hot."""
+"""A key is hot above this share of the mean load of a partition."""
 HOT_TIMES_MEAN_KEY: Final = 10
-"""And it has to stand out from the other keys: few keys are each of them heavy without one being hot."""
+"""In addition it must exceed the other keys by this factor: with few keys, each is heavy."""
 SKEW_MAX: Final = 1.25
-"""The busiest partition may carry so many times the mean."""
+"""The busiest partition may carry this multiple of the mean."""
 RANDOM_DEVIATIONS_MAX: Final = 5
-"""So many standard deviations over the mean are what chance does."""
+"""Standard deviations above the mean that are attributed to random variation."""
 RANDOM_RATIO_MAX: Final = 2.0
-"""Chance or not, a partition with more than this many times the mean is worth a word."""
+"""A partition above this multiple of the mean is always reported."""
 KEYS_PER_PARTITION_MIN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLoad:
-    """One key: how many records have it, the bytes of their values, in how many partitions it is. `key` None: records
-    without a key."""
+    """One key: number of records, bytes of their values, number of partitions. `key` None: records without a key."""
 
     key: bytes | None
     records: int
@@ -49,7 +50,7 @@ class KeyLoad:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoad:
-    """One partition: its records, the bytes of their values, how many different keys."""
+    """One partition: number of records, bytes of their values, number of distinct keys."""
 
     partition: int
     records: int
@@ -59,7 +60,9 @@ class PartitionLoad:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """What was counted. `partitions` has every partition of the topic, also empty ones; `top` the heaviest keys."""
+    """Result of a count. `partitions` has every partition of the topic, including empty ones; `top` the heaviest
+    keys.
+    """
 
     records: int
     bytes: int
@@ -69,7 +72,7 @@ class HotKeys:
     is_by_bytes: bool = False
 
     def weight(self, of: KeyLoad | PartitionLoad) -> int:
-        """What a key or a partition is measured by."""
+        """Load of a key or a partition: bytes or records."""
         return of.bytes if self.is_by_bytes else of.records
 
     @property
@@ -82,14 +85,14 @@ class HotKeys:
 
     @property
     def skew(self) -> float:
-        """How many times the mean the busiest partition carries; 1 is even."""
+        """Load of the busiest partition as a multiple of the mean; 1 is even."""
         busiest = max((self.weight(one) for one in self.partitions), default=0)
         return busiest / self.partition_mean if self.total else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SkewAssessment:
-    """What is wrong, if anything: the hot keys, whether partitions are unequal beyond chance, and what to do."""
+    """Assessment: hot keys, whether partitions are unequal beyond random variation, and advice."""
 
     hot: tuple[KeyLoad, ...]
     is_skewed: bool
@@ -109,7 +112,7 @@ def count_topic(
     top: int = TOP,
     is_by_bytes: bool = False,
 ) -> HotKeys:
-    """`count_keys` over all that a topic holds now."""
+    """`count_keys` over all current records of a topic."""
     reader = (
         spark.read.format("mansio")
         .option("kafka.bootstrap.servers", bootstrap_servers)
@@ -123,7 +126,7 @@ def count_topic(
 def count_keys(
     rows: DataFrame, partition_count: int, *, top: int = TOP, is_by_bytes: bool = False
 ) -> HotKeys:
-    """Count the rows by key and partition. `rows` has `key`, `partition` and, to measure by bytes, `value`."""
+    """Count the rows by key and partition. `rows` has `key`, `partition` and, to measure bytes, `value`."""
     size = functions.length("value") if is_by_bytes else functions.lit(0)
     groups = rows.groupBy("key", "partition").agg(
         functions.count(functions.lit(1)).alias("records"),
@@ -171,7 +174,7 @@ def count_keys(
 
 
 def assess_skew(found: HotKeys) -> SkewAssessment:
-    """Whether the counts are a reason to act, and how."""
+    """Whether the counts require action, and which."""
     mean = found.partition_mean
     mean_key = found.total / max(found.keys, 1)
     hot = tuple(
@@ -192,7 +195,7 @@ def assess_skew(found: HotKeys) -> SkewAssessment:
 
 
 def _random_deviation(found: HotKeys) -> float:
-    """How many times the mean chance may give the busiest partition: keys fall into them like balls into boxes."""
+    """Multiple of the mean that random placement of keys may give the busiest partition (balls into bins)."""
     keys = found.keys / max(len(found.partitions), 1)
     return 1 + RANDOM_DEVIATIONS_MAX / sqrt(keys) if keys else 1.0
 
@@ -275,7 +278,7 @@ _LOUD_COLOUR: Final = "#c0392b"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: its label, its length, what is written behind it, whether it is the one to look at."""
+    """One bar: label, length, text, and whether it is highlighted."""
 
     label: str
     value: float
@@ -285,7 +288,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bars under a title. `mark` draws a line at this value, for instance at the mean."""
+    """Bars under a title. `mark` draws a line at this value, for example the mean."""
 
     title: str
     bars: Sequence[Bar]
@@ -293,8 +296,9 @@ class Chart:
 
 
 def label_of(data: bytes | None) -> str:
-    """A key for people: its text if it is printable, else its bytes in hexadecimal. One that is long lacks its middle:
-    what keys of one kind differ in is mostly at their end."""
+    """A key for display: its text if it is printable, else hexadecimal. A long key is shortened in the middle, because
+    keys of one kind usually differ at the end.
+    """
     if data is None:
         return "(no key)"
     try:
@@ -310,7 +314,7 @@ def label_of(data: bytes | None) -> str:
 
 
 def text_lines(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
-    """The chart as lines; loud bars are marked by an exclamation mark, so that nothing depends on colour."""
+    """The chart as text lines; highlighted bars have an exclamation mark, so that nothing depends on colour."""
     longest = max((bar.value for bar in chart.bars), default=0) or 1
     label_width = max((len(bar.label) for bar in chart.bars), default=0)
     lines = [chart.title]
@@ -323,7 +327,7 @@ def text_lines(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
 
 
 def svg(charts: Sequence[Chart]) -> str:
-    """All charts below each other, as one SVG document."""
+    """All charts in one SVG document."""
     parts: list[str] = []
     top = 10
     for chart in charts:
@@ -344,7 +348,7 @@ def svg(charts: Sequence[Chart]) -> str:
         if chart.mark is not None:
             x = _BARS_AT + chart.mark / longest * _BARS_WIDTH
             parts.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{top + height}" class="mark"/>')
-        parts += texts  # over the line
+        parts += texts  # above the line
         top += height + 20
     style = (
         "text{font:13px sans-serif;fill:#222;stroke:#fff;stroke-width:3px;paint-order:stroke}"

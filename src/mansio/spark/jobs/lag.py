@@ -1,9 +1,10 @@
-"""Lag: how far each pipeline is behind its topics, from what it published last.
+"""Lag of pipelines: end offsets of the topics minus the offsets that the pipelines published.
 
-A pipeline publishes the offsets of every micro-batch that is through, so what is shown is exact within one trigger. The
-records are counted up to the end of each partition as it is now. Needs no Spark: a question to the brokers.
+A pipeline publishes its offsets after every micro-batch, so the lag is exact within one trigger. Needs no Spark, only
+requests to brokers.
 
-Always true: a pipeline is a group `mansio.pipeline.<name>`; one that was released and does not run is not shown.
+Invariants:
+* A pipeline is a group `mansio.pipeline.<name>`; one that was released and does not run is not shown.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition of one pipeline: `committed` is the next offset it will read, `end` that of the next record to
-    come. `holds`: whether the broker keeps what was not read yet."""
+    """One partition of one pipeline: `committed` is the next offset it will read, `end` the offset of the next record.
+    `holds`: whether the broker retains unread records for it.
+    """
 
     pipeline: str
     topic: str
@@ -40,7 +42,9 @@ class PartitionLag:
 
 
 def pipeline_lag(client: SyncClient, name: str | None = None) -> list[PartitionLag]:
-    """The lag of one pipeline, or of all, by name, topic and partition. `GroupIdNotFound` for one that is not known."""
+    """The lag of one pipeline, or of all, by name, topic and partition. Raises `GroupIdNotFound` for an unknown
+    pipeline.
+    """
     return client.run(_pipeline_lag(client.cluster, name))
 
 
@@ -60,7 +64,7 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
 
 
 async def _pipelines(cluster: Cluster) -> list[str]:
-    """The names of all pipelines that have published anything."""
+    """The names of all pipelines that have published offsets."""
     await cluster.retry(lambda: cluster.refresh(()))
     names: set[str] = set()
     for node_id in list(cluster.nodes):

@@ -1,11 +1,11 @@
-"""Maintenance of an archive: few large files, one manifest, few snapshots, and nothing on disk that nobody needs.
+"""Maintenance of an archive: compaction of files and manifests, expiry of snapshots, removal of orphan files.
 
-Run it now and then, as often as is convenient (an hour, a day), beside the archive, its readers and other maintenance:
-nobody has to stop. A file that is not needed any more is deleted by the first run that finds it so for the grace
-time, so the run that makes files superfluous never deletes them.
+Run it periodically (hourly, daily), concurrently with the archive, its readers and other maintenance. A file is deleted
+by the first run that finds it unreferenced for the whole grace time, so the run that replaces a file never deletes it.
 
-Always true: rows, offsets and the archive's place are the same before and after; whatever dies half way is finished by
-the next run.
+Invariants:
+* Rows, offsets and location of the archive do not change.
+* An interrupted run is completed by the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 SNAPSHOTS_KEPT: Final = 10
 GRACE_S: Final = 3600.0
 NOT_TAGS: Final = ("now",)
-"""What `--from-snapshot` means by itself: a tag comes first there, so all later reads would end at it."""
+"""Names with a meaning in `--from-snapshot`: tags have precedence there, so such a tag would redirect all later
+reads.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What one run did, and what the table comes to now."""
+    """Result of one run, and the table's size afterwards."""
 
     rewritten: RewriteReport
     swept: CleanupReport
@@ -48,15 +50,15 @@ def maintain(
     grace_s: float = GRACE_S,
     tag: str | None = None,
 ) -> MaintenanceReport:
-    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, delete what nothing needs; of
-    the table of dead letters too, where there is one, expire and delete.
+    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, and delete orphan files; for a
+    table of dead letters, only expire and delete.
 
-    `tag`: first give the table as it is now this name, which keeps its snapshot for ever. `grace_s`: how long a file
-    must have been unreferenced, in seconds.
+    `tag`: first give the current state this name, which retains its snapshot permanently. `grace_s`: time for which a
+    file must have been unreferenced, in seconds.
 
     Raises:
-        InvalidRequest: The tag is there already.
-        CommitConflict, CatalogLocked, ArchiveError, OSError: See `rewrite_data_files` and `remove_orphan_files`.
+        InvalidRequest: The tag exists.
+        CommitConflict, CatalogLocked, ArchiveError, OSError: As in `rewrite_data_files` and `remove_orphan_files`.
     """
     began = time.monotonic()
     table.refresh()
@@ -79,7 +81,7 @@ def maintain(
 
 
 def tag_snapshot(table: ArchiveTable, name: str) -> int:
-    """Name the newest snapshot, so that it is kept, and return its id. `InvalidRequest`: the name is taken."""
+    """Tag the newest snapshot, so that it is retained, and return its id. Raises `InvalidRequest` if the tag exists."""
     if name.isdigit() or name in NOT_TAGS:
         raise InvalidRequest(f"{name} cannot be a tag: it would be taken for a snapshot's id, or a time")
 

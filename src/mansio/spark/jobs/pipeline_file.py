@@ -1,12 +1,13 @@
-"""The user's pipeline: a Python file with one function on DataFrames.
+"""The user's pipeline file: a Python file with one function on DataFrames.
 
 The file defines one of
 * `transform(frame) -> DataFrame`: gets the records of all topics of the command line;
-* `pipeline(spark, read) -> DataFrame`: for joins and several inputs; `read("flights")` gives the records of a topic as
-  a stream, with options of the source as keywords.
+* `pipeline(spark, read) -> DataFrame`: for joins and several inputs; `read("flights")` returns the records of a topic
+  as a stream, with options of the source as keywords.
 
-Always true: the file is run as it stands, on the driver; its functions travel to Spark's workers by value, so the file
-need not be there; what goes wrong in it is an error that names the file and the line.
+Invariants:
+* The file is executed on the driver; its functions are pickled by value, so workers do not need the file.
+* An error in it is reported with file and line.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class PipelineFileError(MansioError):
 
 
 def load(path: str) -> ModuleType:
-    """Run the file. `PipelineFileError` when it is not there, fails, or defines neither function or both."""
+    """Execute the file. Raises `PipelineFileError` if it is missing, fails, or does not define exactly one of the
+    functions.
+    """
     if not os.path.isfile(path):
         raise PipelineFileError(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
@@ -57,7 +60,7 @@ def load(path: str) -> ModuleType:
 
 
 def builder(path: str, topics: tuple[str, ...]) -> Build:
-    """The function that makes the DataFrame of a pipeline. `topics`: what `transform` gets the records of."""
+    """The function that builds the DataFrame of a pipeline. `topics`: the input of `transform`."""
     module = load(path)
     if callable(getattr(module, "transform", None)):
         if not topics:
@@ -90,7 +93,7 @@ def _call(path: str, module: ModuleType, function: Callable[..., object], *argum
 
 
 def error_location(error: Exception, path: str) -> str:
-    """One line: the file, the line in it, and what was wrong."""
+    """One line: file, line number, error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.lineno is not None:
         lines = [error.lineno]

@@ -1,13 +1,14 @@
-"""Makes a Spark query visible as a consumer group: where it is, and so how far behind.
+"""Listener that publishes the offsets of a Spark query as those of a consumer group.
 
-Spark keeps the offsets of a query in the query's checkpoint, where nobody else looks. Whoever adds a `ProgressListener`
-to a session has them committed to the broker as well, after each micro-batch whose output is written, as offsets of the
-group `mansio.pipeline.<name>`: `mansio group describe` and every dashboard for consumer groups then show the query and
-its lag. The commit carries the mark that holds back deletion
-(`mansio.wire.internal_records.encode_hold_metadata`), within the limits of the topic.
+Spark keeps the offsets of a query in its checkpoint. A session with a `ProgressListener` also commits them to the
+broker after each micro-batch whose output is written, for the group `mansio.pipeline.<name>`: `mansio group describe`
+and dashboards for consumer groups then show the query and its lag. The commit's metadata makes the broker retain unread
+records (`mansio.wire.internal_records.encode_hold_metadata`), within the limits of the topic.
 
-Always true: the checkpoint decides where a query goes on, these offsets never do; they say at most what is done, so a
-record that they hold back is one that may still be needed; what goes wrong with them is logged and stops no query.
+Invariants:
+* The checkpoint decides where a query resumes, never these offsets.
+* Published offsets are at most the completed ones, so a retained record may still be needed.
+* Errors are logged and do not stop the query.
 """
 
 from __future__ import annotations
@@ -44,15 +45,17 @@ logger = logging.getLogger(__name__)
 
 CLIENT_ID = "mansio-spark-progress"
 COMMIT_TIMEOUT_MS = 10_000
-"""Spark's queue of events waits as long as a commit does."""
+"""Spark's event queue is blocked during a commit."""
 
 
 class OffsetPublisher:
-    """Commits the offsets of one pipeline. A thread of its own talks to the brokers; `close()` ends it. Spark tells of
-    a query's last batches when it finds the time, so what comes after that is not published, and no error."""
+    """Commits the offsets of one pipeline, in a thread of its own; `close()` ends it. Spark reports a query's last
+    batches
+    asynchronously: offsets that arrive later are not published, which is no error.
+    """
 
     def __init__(self, name: str, bootstrap_servers: str) -> None:
-        """Connect. `ConnectionLost` when no broker answers."""
+        """Connect. Raises `ConnectionLost` if no broker answers."""
         self.name = name
         self.group = pipeline_group(name)
         self._thread = LoopThread("mansio-spark-progress")
@@ -65,7 +68,7 @@ class OffsetPublisher:
             raise
 
     def publish(self, offsets: Mapping[TopicPartition, int], query_id: str = "") -> None:
-        """Commit the next offsets that the pipeline will read. Raises what the broker says."""
+        """Commit the next offsets that the pipeline will read. Raises the broker's error."""
         mark = encode_hold_metadata(query_id)
         marked = {partition: CommittedOffset(offset, mark) for partition, offset in offsets.items()}
         with self._lock:
@@ -75,7 +78,7 @@ class OffsetPublisher:
                 )
 
     def close(self) -> None:
-        """Close the connections and end the thread; again is harmless."""
+        """Close the connections and end the thread. Idempotent."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -91,23 +94,24 @@ class ProgressListener(StreamingQueryListener):
         self._publisher = OffsetPublisher(name, bootstrap_servers)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is done yet."""
+        """Nothing to publish yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch is through, or the query looked and found nothing."""
+        """A micro-batch is complete, or there was no new data."""
         if event.progress.name == self.name:
             self.publish(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """What is done was published."""
+        """Nothing to do: completed batches were published."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """What is done was published."""
+        """Nothing to do: completed batches were published."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit how far a micro-batch came. Raises nothing: a failure is logged, and the next one says it anew.
-
-        Of a partition that two sources read, as in a join of a topic with itself, the one behind counts."""
+        """Commit the offsets of a micro-batch. Raises nothing: a failure is logged, and the next batch commits again.
+        For
+        a partition that two sources read, as in a self-join, the lower offset counts.
+        """
         found: dict[TopicPartition, int] = {}
         for source in progress.sources:
             for partition, offset in offsets_in(source.endOffset).items():
@@ -123,8 +127,10 @@ class ProgressListener(StreamingQueryListener):
 
 
 def offsets_in(text: str | None) -> dict[TopicPartition, int]:
-    """The offsets in a source's own JSON, `{"topic": {"0": 5}}`, as Mansio's source and Spark's Kafka source write
-    them; nothing for the offsets of any other source."""
+    """Offsets in a source's JSON, `{"topic": {"0": 5}}`, as written by Mansio's source and Spark's Kafka source; empty
+    for
+    other sources.
+    """
     try:
         found = json.loads(text or "null")
     except ValueError:

@@ -1,21 +1,23 @@
-"""Replay: archived records go into a topic again, also those the log no longer has.
+"""Replay job: writes archived records to a topic again, including records that the log has deleted.
 
-A partition's records go into the partition of the same number, in their order, with the keys, values, headers and
-timestamps they had; nothing is added to them.
+Records go to the partition of the same number, in order, with their keys, values, headers and timestamps.
 
-Run twice, it adds nothing, and after a crash it goes on where it stopped. For that there is no state to be lost: before
-writing, it reads what the target has and counts how many of the wanted records are there already, in order, whatever
-others wrote between them (`count_present`). So after a replay a partition of the target *contains the selection in
-order*, and whoever asks for that again finds it done.
+A repeated run adds nothing, and an interrupted one resumes. This needs no state: before writing, the job reads the
+target and counts how many of the selected records it contains in order, regardless of other records between them
+(`count_present`). After a replay a partition of the target *contains the selection in order*.
 
-Why without Spark: order makes the replay of a partition one stream, a process does more of it than one broker takes
-in with acks=all, and a session takes longer to start than most replays take. What Spark would bring is many machines,
-and with them tasks that are run again from their start.
+It runs without Spark: order makes the replay of a partition one stream, one process writes more than one broker accepts
+with acks=all, and a session takes longer to start than most replays take. Spark would only add machines, and tasks that
+are repeated from their start.
 
-Always true: only acknowledged records count as replayed; memory is a batch per partition of a round; a topic is
-replayed into itself only as its archive stood at some moment, because the copies are archived as well, and a selection
-without an end would grow by them. Not covered: two replays of the same records into the same topic at the same time,
-and a target that has deleted what was replayed.
+Invariants:
+* Only acknowledged records count as replayed.
+* Memory is one batch per partition of a round.
+* A topic is replayed into itself only from a past version of its archive, because the copies are archived too, and an
+  unbounded selection would grow by them.
+
+Not covered: two concurrent replays of the same records into the same topic, and a target that has deleted replayed
+records.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ if TYPE_CHECKING:
     from mansio.spark.sync_client import SyncClient
 
     Row = tuple[int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
-    """Timestamp (microseconds), key, value, headers: what makes two records the same."""
+    """(timestamp in microseconds, key, value, headers): records with equal rows are the same."""
 
 ROWS_AT_ONCE: Final = 16_384
-"""Of one partition in a round."""
+"""Of one partition, per round."""
 PARTITIONS_AT_ONCE: Final = 16
 NO_TIME_US: Final = -1_000
 """A record without a timestamp has -1 ms (KIP-32)."""
@@ -74,7 +76,7 @@ SENT_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PartitionReplay:
-    """What became of one partition: records that were there already, and those written now."""
+    """Result for one partition: records that were present, and records written."""
 
     partition: int
     already_present: int
@@ -83,7 +85,7 @@ class PartitionReplay:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What a replay did."""
+    """Result of a replay."""
 
     topic: str
     partitions: tuple[PartitionReplay, ...]
@@ -108,16 +110,16 @@ def replay(
     include_deleted: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> ReplayReport:
-    """Write the selected records of an archive into the topic `target`, which is made if it is not there.
+    """Write the selected records of an archive to the topic `target`, which is created if it does not exist.
 
-    `version`: the table as it was then. Without `include_deleted` only what the archived topic itself still has.
-    `progress` is told, now and then, how many records have been written.
+    `version`: the state of the table to read. Without `include_deleted` only records that the archived topic still has.
+    `progress` is called with the number of records written since the last call.
 
     Raises:
         InvalidRequest: The target has too few partitions, would not keep timestamps, or is the archived topic itself
-            and `version` leaves open where the selection ends.
-        PolicyViolation: The target would delete or compact what is written into it.
-        ArchiveError, DataLoss, or what the brokers answer.
+        and `version` is not fixed.
+        PolicyViolation: The target would delete or compact the records.
+        ArchiveError, DataLoss, or the brokers' errors.
     """
     began = time.monotonic()
     client = sync_client(bootstrap_servers)
@@ -158,8 +160,10 @@ def replay(
 
 
 def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
-    """The selection without what the topic itself has deleted: what lies below the starts of its logs, and everything
-    if the topic is gone or was made anew."""
+    """The selection without records that the topic has deleted: offsets below its log starts, or everything if the
+    topic
+    was deleted or recreated.
+    """
     client.cluster.mark_stale((table.topic,))
     try:
         view = client.run(client.cluster.topic(table.topic, wait_ms=0))
@@ -173,8 +177,10 @@ def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selectio
 
 
 def _oldest(files: Iterable[LiveFile]) -> int | None:
-    """As far as bounds tell. Of a file with records that have no time (-1 ms) only the youngest has a bound that does,
-    and those records must not hide how old the others are."""
+    """Oldest timestamp, by the bounds. If a file has records without a timestamp (-1 ms), only its upper bound is a
+    valid
+    time, and such records must not hide the age of the others.
+    """
     bounds = (one for file in files for one in (file.first_us, file.last_us))
     return min((one for one in bounds if one is not None and one >= 0), default=None)
 
@@ -182,9 +188,11 @@ def _oldest(files: Iterable[LiveFile]) -> int | None:
 def _first_copy(
     table: ArchiveTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
-    """The lowest offset at which a copy can be. Where a topic is replayed into itself the originals are no copies:
-    those come behind everything that is selected. A file may reach beyond that, and hold copies itself. A topic of the
-    same name that was made anew has no originals, and its offsets are others."""
+    """The lowest offset at which a copy can be. If a topic is replayed into itself, copies are above everything
+    selected;
+    the originals do not count. A file may extend beyond that and contain copies. A recreated topic of the same name has
+    no originals, and other offsets.
+    """
     offsets = wanted.offsets(partition)
     if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:
         return 0
@@ -193,7 +201,7 @@ def _first_copy(
 
 @dataclass(slots=True)
 class _Stream:
-    """One partition on its way: what is wanted of it, and what the target has."""
+    """The replay of one partition: its selection, and the progress."""
 
     client: SyncClient
     table: ArchiveTable
@@ -210,7 +218,7 @@ class _Stream:
         return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_AT_ONCE)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
-        """What the target does not have yet, as it is sent."""
+        """The selected records that the target does not have yet, as they are sent."""
         self.already_present = count_present(
             _rows(map(sendable, self.wanted())),
             _rows(_present(self.client, self.view, self.partition, self.first_copy)),
@@ -230,7 +238,9 @@ def _write(
     streams: list[_Stream],
     progress: Callable[[int], None] | None,
 ) -> list[PartitionReplay]:
-    """Write several partitions together, a batch of each in a round: their brokers and disks work at the same time."""
+    """Write several partitions concurrently, one batch of each per round, so that brokers and disks work in
+    parallel.
+    """
     sender = TaskSender(client, SinkOptions(bootstrap_servers, topic=target))
     in_progress = {stream.partition: (stream, stream.missing()) for stream in streams}
     try:
@@ -263,7 +273,7 @@ def sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
-    """How many of the wanted records, from the first on, are present in their order; others may lie between them."""
+    """Number of selected records, from the first, that are present in order; other records may be between them."""
     already_present = 0
     expected = next(wanted, None)
     for row in present:
@@ -278,7 +288,7 @@ def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
 def _present(
     client: SyncClient, view: TopicView, partition: int, first_copy: int
 ) -> Iterator[pa.RecordBatch]:
-    """What the target's partition has now, from `first_copy` on."""
+    """The records of the target's partition from `first_copy` on."""
     one = TopicPartition(view.name, partition)
     start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST}))[one].offset)
     end = client.run(list_offsets(client.cluster, {one: LATEST}, isolation_level=READ_COMMITTED))[one].offset
@@ -291,7 +301,7 @@ def _present(
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Records as values that compare."""
+    """Records as comparable values."""
     for batch in batches:
         times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIME_US).to_pylist()
         keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
@@ -299,7 +309,7 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
 
 
 def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
-    """Null and empty are the same: no headers."""
+    """Null and empty lists are equal: no headers."""
     if not len(column.flatten()):
         return [()] * len(column)
     return [
@@ -317,11 +327,11 @@ TOPIC_RESOURCE: Final = 2
 def check_target(
     client: SyncClient, view: TopicView, partitions: Sequence[int], *, oldest_us: int | None
 ) -> None:
-    """Whether records of these partitions, the oldest of them from `oldest_us`, stay in the topic as they are.
+    """Check that the topic would keep records of these partitions unchanged; `oldest_us` is the oldest timestamp.
 
     Raises:
-        InvalidRequest: It has too few partitions, or stamps records with its own clock.
-        PolicyViolation: It would compact them, or delete them for their age or their size.
+        InvalidRequest: It has too few partitions, or uses LogAppendTime.
+        PolicyViolation: It would compact the records, or delete them by age or size.
     """
     name = view.name
     if max(partitions) >= len(view.partitions):

@@ -1,14 +1,13 @@
-"""Run: the user's function on DataFrames, from topics to a topic or a table, for as long as it runs or up to now.
+"""Pipeline runner: a user's function on DataFrames from topics to a topic or a table, continuously or up to now.
 
-Spark's checkpoint is the truth: a run that was killed goes on from there with the same command. What is done is shown
-three ways: to the caller batch by batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which
-holds back deletion of what was not read yet.
+Spark's checkpoint is the source of truth: a killed run resumes from it with the same command. Progress is reported to
+the caller per batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which makes the broker retain
+unread records. Output to a topic is at-least-once (see `mansio.spark.sink.task_sender`): the running batch of a killed
+process is written again. Output to a table, a directory of Parquet files with Spark's log, is exactly-once.
 
-Into a topic each record is written at least once (see `mansio.spark.sink.task_sender`): the batch under way
-when the process died is written again. Into a table, a directory of Parquet files that Spark keeps a log of,
-exactly once.
-
-Always true: topics, file and checkpoint are looked at before anything is read; a stop lets the batch under way end.
+Invariants:
+* Topics, file and checkpoint are checked before anything is read.
+* A stop lets the running batch complete.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 TRIGGER_S: Final = 1.0
 POLL_S: Final = 0.2
 STOP_S_MAX: Final = 60.0
-"""So long a batch under way is waited for when the run is to end."""
+"""Maximum wait for the running batch when the run is stopped."""
 REASON_CHARACTERS_MAX: Final = 500
 RESTARTS_MAX: Final = 3
 WORKERS_LATE: Final = "Python worker failed to connect back"
@@ -56,12 +55,12 @@ class PipelineFailed(MansioError):
 
 
 class WorkersLate(PipelineFailed):
-    """Spark gives its Python workers ten seconds to start, and this machine is too busy for that: try again."""
+    """Spark gives its Python workers ten seconds to start, which was too short on this busy machine: try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """What to run. Exactly one of `topic` and `table` (a directory) says where the result goes."""
+    """A pipeline run. Exactly one of `topic` and `table` (a directory) is the target."""
 
     file: str
     name: str
@@ -71,24 +70,24 @@ class PipelineJob:
     topic: str | None = None
     table: str | None = None
     is_once: bool = False
-    """Up to what is there now, then end; otherwise until it is stopped."""
+    """Process what exists now, then end; otherwise run until it is stopped."""
     trigger_s: float = TRIGGER_S
     starting: str = "earliest"
     records_max: int | None = None
-    """Of one batch."""
+    """Per batch."""
     output_mode: str = "append"
     options: dict[str, str] = field(default_factory=dict)
-    """More options of the source."""
+    """Additional options of the source."""
 
     @property
     def target(self) -> str:
-        """Where the result goes, as people name it."""
+        """The target for messages."""
         return f"topic {self.topic}" if self.topic is not None else f"table {self.table}"
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One batch that is written. `lag`: records that are in the topics and were not read yet; None where unknown."""
+    """One completed batch. `lag`: records in the topics that were not read yet; None if unknown."""
 
     batch: int
     records: int
@@ -98,7 +97,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResult:
-    """What a run came to."""
+    """Result of a run."""
 
     name: str
     target: str
@@ -113,14 +112,15 @@ def run(
     report: Callable[[Progress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> PipelineResult:
-    """Run a pipeline until it is up to date (`is_once`) or `is_stopping` says so; `report` hears of every batch.
+    """Run a pipeline until it is up to date (`is_once`) or `is_stopping` returns true; `report` is called for every
+    batch.
 
-    Where Spark's Python workers were late, the query starts again from its checkpoint, `RESTARTS_MAX` times.
+    If Spark's Python workers were late, the query restarts from its checkpoint, up to `RESTARTS_MAX` times.
 
     Raises:
-        PipelineFileError: The user's file is not there, is wrong, or failed while it built the DataFrame.
-        UnknownTopicOrPartition: An input is not there.
-        CheckpointMismatch, TopicRecreated: The checkpoint belongs to something else.
+        PipelineFileError: The user's file is missing, invalid, or failed while it built the DataFrame.
+        UnknownTopicOrPartition: An input does not exist.
+        CheckpointMismatch, TopicRecreated: The checkpoint belongs to another pipeline or topic.
         PipelineFailed: The query ended with an error; its reason in one line.
     """
     if (job.topic is None) == (job.table is None):
@@ -152,18 +152,18 @@ def run(
 
 
 class _PipelineInputs:
-    """The topics a pipeline reads: looked up before they are read."""
+    """The input topics of a pipeline, checked before they are read."""
 
     def __init__(self, spark: SparkSession, job: PipelineJob, client: SyncClient) -> None:
         self.ids: dict[str, str] = {}
         self.partitions = 1
-        """Of the largest input."""
+        """Number of partitions of the largest input."""
         self._spark = spark
         self._job = job
         self._client = client
 
     def read(self, topic: str, **options: str) -> DataFrame:
-        """The records of a topic, or of several with commas between, as a stream."""
+        """The records of a topic, or of several separated by commas, as a stream."""
         for name in (one.strip() for one in topic.split(",")):
             view = find_topic(self._client, name)
             self.ids[name] = view.topic_id.hex()
@@ -182,8 +182,10 @@ class _PipelineInputs:
 
 
 def as_records(frame: DataFrame) -> DataFrame:
-    """A DataFrame as the sink takes it: one without a column `value` becomes JSON, all columns but `key` and what else
-    has a place of its own in a record."""
+    """A DataFrame in the sink's columns: without a column `value`, all columns except `key` and other record fields
+    become
+    JSON.
+    """
     from pyspark.sql import functions
 
     if "value" in frame.columns:
@@ -224,7 +226,7 @@ def _follow(
     reporter: _ProgressReporter,
     is_stopping: Callable[[], bool],
 ) -> PipelineResult:
-    """Tell of every batch until the query ends or is to end."""
+    """Report every batch until the query ends or is stopped."""
     try:
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             reporter.report_new(query)
@@ -238,13 +240,14 @@ def _follow(
         if query.isActive:
             query.stop()
     if reporter.last is not None:
-        listener.publish(reporter.last)  # Spark's own call may still be on its way
+        listener.publish(reporter.last)  # Spark's own event may still be queued
     return PipelineResult(job.name, job.target, reporter.batches, reporter.records, reporter.lag)
 
 
 def end_between_batches(query: StreamingQuery) -> None:
-    """End a query when the batch under way is through, as far as that can be seen. One that is behind begins the next
-    at once: that is cut off before it has written much, and is done again."""
+    """End a query after its running batch, as far as that can be observed. A query with a backlog starts the next batch
+    immediately: that one is aborted early and repeated later.
+    """
     end = time.monotonic() + STOP_S_MAX
     before = query.lastProgress
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
@@ -256,7 +259,7 @@ def end_between_batches(query: StreamingQuery) -> None:
 
 
 class _ProgressReporter:
-    """What was reported of a query."""
+    """The batches of a query that were reported."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
         self.batches = 0
@@ -267,7 +270,7 @@ class _ProgressReporter:
         self._batch = -1
 
     def report_new(self, query: StreamingQuery) -> None:
-        """Report what is new."""
+        """Report new batches."""
         newest = query.lastProgress
         if newest is None or (self.last is not None and newest.timestamp == self.last.timestamp):
             return
@@ -285,7 +288,7 @@ class _ProgressReporter:
 
 
 def lag_of(progress: StreamingQueryProgress) -> int | None:
-    """How many records were there and not read when a batch was planned; None where no source tells."""
+    """Records that existed but were not read when a batch was planned; None if no source reports it."""
     lag: int | None = None
     for source in progress.sources:
         done, latest = offsets_in(source.endOffset), offsets_in(source.latestOffset)
@@ -295,7 +298,7 @@ def lag_of(progress: StreamingQueryProgress) -> int | None:
 
 
 def reason(text: str) -> str:
-    """Why something failed: our own line out of the traceback that Spark wraps it in, else the innermost error's."""
+    """The reason of a failure: Mansio's error line in the traceback that Spark wraps, else the innermost error's."""
     ours = _OUR_ERROR.findall(text)
     if ours:
         return str(ours[-1]).partition(": ")[2].strip()
@@ -316,7 +319,7 @@ class CheckpointMismatch(MansioError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBinding:
-    """`topics`: topic -> id in hex. `target`: what is written, as people name it."""
+    """Identity of a checkpoint. `topics`: topic -> id in hex. `target`: the output, for messages."""
 
     name: str
     topics: dict[str, str]
@@ -324,7 +327,7 @@ class CheckpointBinding:
 
 
 def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
-    """Whether a pipeline may go on from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
+    """Check that a pipeline may resume from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
     restart_hint = "give another checkpoint, or remove this one to begin anew"
     if bound.topics.keys() != wanted.topics.keys():
         raise CheckpointMismatch(
@@ -344,7 +347,7 @@ def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) 
 
 
 def bind(spark: SparkSession, checkpoint: str, wanted: CheckpointBinding) -> None:
-    """Compare with what the checkpoint belongs to, or write it down there if it is new."""
+    """Compare with the checkpoint's identity, or store it in a new checkpoint."""
     files = _Directory(spark, checkpoint)
     text = files.read(FILE)
     if text is None:
@@ -369,7 +372,7 @@ def _parse(text: str, checkpoint: str) -> CheckpointBinding:
 
 
 class _Directory:
-    """A directory of any file system that Spark knows, by Hadoop's classes."""
+    """A directory on any file system that Spark supports, through Hadoop's classes."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         assert spark._jvm is not None
@@ -378,7 +381,7 @@ class _Directory:
         self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
     def has_entries(self) -> bool:
-        """Whether there is more than what an earlier start of ours left when it was killed while it wrote."""
+        """Whether there are files other than those of an interrupted write."""
         if not self._files.exists(self._path):
             return False
         names = [str(one.getPath().getName()) for one in self._files.listStatus(self._path)]
@@ -395,7 +398,7 @@ class _Directory:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Whole or not at all: under another name first."""
+        """Atomic: written under another name first."""
         partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL}")
         stream = self._files.create(partial, True)
         try:

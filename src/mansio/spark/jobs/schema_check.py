@@ -1,12 +1,14 @@
-"""Schema check: which records of a topic are not what a JSON Schema says, why, and out of the way if wanted.
+"""Schema check: finds the records of a topic that violate a JSON Schema, with the reason, and quarantines them on
+request.
 
-Values are read as JSON and validated by Spark's tasks, one validator each; only rows that are bad go on. They are
-grouped by what is wrong with them, and can be written to a quarantine topic, with the reason and where they came from
-as headers.
+Values are parsed as JSON and validated in Spark's tasks, with one validator each; only invalid rows are passed on. They
+are grouped by violation, and can be written to a quarantine topic with reason and origin as headers.
 
-Always true: a record without a value is good, because it says nothing; a bad record is counted once, for the reason
-that says most about it; no record, whatever is in it, ends the check of the others. Writing to the quarantine is at
-least once: a repeated run writes its bad records again.
+Invariants:
+* A record without a value is valid.
+* An invalid record is counted once, for the most relevant violation.
+* No record, whatever its content, ends the check of the others.
+* Writing to the quarantine is at-least-once: a repeated run writes its records again.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ BAD_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>, place string, rule string, reason string"
 )
-"""Columns of `find_invalid`: the record, and where in it which rule of the schema is broken."""
+"""Columns of `find_invalid`: the record, the position in its value, and the violated rule."""
 
 REASON_HEADER: Final = "mansio-schema-error"
 ORIGIN_HEADER: Final = "mansio-schema-origin"
@@ -50,7 +52,7 @@ _REQUIRED = re.compile(r"'(.+)' is a required property", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class InvalidGroup:
-    """Bad records with one thing wrong. `reason` is that of the first of them, which is at `partition` and `offset`."""
+    """Invalid records with the same violation. `reason` is that of the first one, at `partition` and `offset`."""
 
     place: str
     rule: str
@@ -62,7 +64,7 @@ class InvalidGroup:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What was found. `groups` are the largest, at most `GROUPS_MAX`; `without_value` are among the good."""
+    """Result of a check. `groups` are the largest, at most `GROUPS_MAX`; records `without_value` are valid."""
 
     records: int
     without_value: int
@@ -74,11 +76,11 @@ class CheckReport:
 def check_topic(
     spark: SparkSession, topic: str, bootstrap_servers: str, schema: Any, *, quarantine: str | None = None
 ) -> CheckReport:
-    """Validate all values that a topic holds now; write the bad records to the topic `quarantine`, if one is named,
-    which is made with as many partitions if it is not there, and then keeps them for ever: they have their old
-    timestamps, and an ordinary retention time would delete them minutes later.
+    """Validate all current values of a topic; write invalid records to the topic `quarantine`, if given. It is created
+    with as many partitions if it does not exist, with unlimited retention: the records keep their old timestamps, and
+    an ordinary retention time would delete them within minutes.
 
-    Raises `ConfigError` when the schema is none, `UnknownTopicOrPartition` when there is no such topic.
+    Raises `ConfigError` for an invalid schema, `UnknownTopicOrPartition` for an unknown topic.
     """
     check_schema(schema)
     if quarantine is not None:
@@ -110,13 +112,13 @@ def check_topic(
 
 
 def find_invalid(rows: DataFrame, schema: Any) -> DataFrame:
-    """The rows whose value is not what the schema says, with the columns of `BAD_SCHEMA`. `rows` has `COLUMNS`."""
+    """The rows whose value violates the schema, with the columns of `BAD_SCHEMA`. `rows` has `COLUMNS`."""
     check_schema(schema)
     return rows.select(*COLUMNS).mapInArrow(partial(invalid_rows, json.dumps(schema)), BAD_SCHEMA)
 
 
 def check_schema(schema: Any) -> None:
-    """Raises `ConfigError` if this is no JSON Schema, or one that needs others from elsewhere."""
+    """Raises `ConfigError` if this is not a JSON Schema, or if it needs external schemas."""
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
@@ -128,7 +130,7 @@ def check_schema(schema: Any) -> None:
 
 
 def to_quarantine_rows(invalid: DataFrame) -> DataFrame:
-    """Bad records as they are written to the quarantine: as they were, with why and where from as headers behind."""
+    """Invalid records as quarantined: unchanged, with reason and origin as additional headers."""
     place = (functions.col(name).cast("string") for name in ("partition", "offset"))
     origin = functions.concat_ws("/", functions.col("topic"), *place)
     more = functions.array(
@@ -188,7 +190,7 @@ def invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 class ValueCheck:
-    """Called with a value: (place, rule, reason) of what is most wrong with it, or None if it is good."""
+    """Called with a value: (position, rule, reason) of the most relevant violation, or None if it is valid."""
 
     def __init__(self, schema: Any) -> None:
         self._validator = validator_for(schema, default=Draft202012Validator)(schema)
@@ -200,9 +202,9 @@ class ValueCheck:
             document = json.loads(value, parse_constant=_raise_invalid_constant)
         except RecursionError:
             return "$", NOT_JSON, "the value is nested too deep"
-        except ValueError as error:  # of JSON, of UTF-8 and of numbers
+        except ValueError as error:  # errors of JSON, UTF-8 and numbers
             return "$", NOT_JSON, _truncated(f"the value is no JSON: {error}")
-        # A record that cannot be judged must not end the job: it is told with the bad ones.
+        # A record that cannot be validated must not end the job: it is reported as invalid.
         try:
             worst = best_match(self._validator.iter_errors(document))
         except RecursionError:
@@ -218,11 +220,11 @@ class ValueCheck:
 
 
 def _raise_invalid_constant(word: str) -> None:
-    """Python reads `NaN`, `Infinity` and `-Infinity` as numbers, RFC 8259 does not know them."""
+    """Python parses `NaN`, `Infinity` and `-Infinity` as numbers; RFC 8259 does not allow them."""
     raise ValueError(f"{word} is no number")
 
 
 def _truncated(text: str) -> str:
-    """One line of bounded length, of characters that have a place in UTF-8: JSON may name halves of others."""
+    """One line of bounded length, valid in UTF-8: JSON strings may contain lone surrogates."""
     line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 1] + "…"

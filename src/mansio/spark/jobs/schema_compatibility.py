@@ -1,14 +1,16 @@
-"""What changed between two JSON Schemas that breaks somebody. Pure: schemas in, changes out.
+"""Breaking changes between two JSON Schemas. Pure.
 
-One question is asked twice: is there a value that the one schema allows and the other refuses? From old to new such
-a value is a record in the topic that new readers refuse; from new to old it is a record of new writers that readers in
-service refuse. Both break; adding an optional field, or dropping one that nobody requires, breaks neither.
+Both directions ask the same question: is there a value that one schema allows and the other rejects? From old to new,
+such a value is an existing record that new readers reject (backward); from new to old, a record of new writers that
+current readers reject (forward). Adding an optional field, or removing a field that is not required, breaks neither.
 
-Where content is open (`additionalProperties` not false) a field that a schema does not mention is taken as not used,
-though it might be. Keywords that cannot be judged (`not`, `if`, `dependentSchemas`, ...) are reported as soon as they
-differ. What is judged: https://json-schema.org/draft/2020-12/json-schema-validation.
+With open content (`additionalProperties` not false) a field that a schema does not mention is considered unused, though
+it might be used. Keywords that cannot be compared (`not`, `if`, `dependentSchemas`, ...) are reported if they differ.
+Reference: https://json-schema.org/draft/2020-12/json-schema-validation.
 
-Always true: equal schemas have no changes; `old -> new` of BACKWARD are `new -> old` of FORWARD.
+Invariants:
+* Equal schemas have no changes.
+* `old -> new` of BACKWARD equals `new -> old` of FORWARD.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Compatibility(StrEnum):
-    """What has to go on working: new readers over old records, readers in service over new records, or both."""
+    """Required compatibility: new readers with old records, current readers with new records, or both."""
 
     BACKWARD = "backward"
     FORWARD = "forward"
@@ -37,8 +39,7 @@ class Compatibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One breaking change: where (`$.flight.delay`, `$.legs[*]`), what, and whether it is old records that new readers
-    refuse (`backward`) or new records that readers in service refuse (`forward`)."""
+    """One breaking change: path (`$.flight.delay`, `$.legs[*]`), description, and the direction it breaks."""
 
     path: str
     message: str
@@ -46,7 +47,7 @@ class Change:
 
 
 DEPTH_MAX: Final = 64
-"""Schemas nested deeper, as recursive ones are, are compared so far."""
+"""Maximum depth of the comparison; deeper, as in recursive schemas, is not compared."""
 
 _TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 _LOWER: Final = ("minLength", "minItems", "minProperties")
@@ -90,13 +91,13 @@ _BY_TYPE: Final = {
     **dict.fromkeys(("minItems", "maxItems", "uniqueItems", "items"), "array"),
     **dict.fromkeys(("minProperties", "maxProperties"), "object"),
 }
-"""Keywords that say something of values of one type only."""
+"""Keywords that apply to values of one type only."""
 
 
 def breaking_changes(
     old: Schema, new: Schema, compatibility: Compatibility = Compatibility.FULL
 ) -> list[Change]:
-    """The changes from `old` to `new` that break what `compatibility` promises, in the order of their paths."""
+    """The changes from `old` to `new` that break `compatibility`, sorted by path."""
     found: list[Change] = []
     if compatibility is not Compatibility.FORWARD:
         found += _changes(_SchemaPair(old, new, "old records"), Compatibility.BACKWARD)
@@ -112,17 +113,19 @@ def _changes(pair: _SchemaPair, breaks: Compatibility) -> Iterator[Change]:
 
 @dataclass(frozen=True, slots=True)
 class _SchemaPair:
-    """Whose values are `writer`, and the schema that has `reader` them or not. `subject` names the values in
-    messages."""
+    """The schema of the `writer`, and the schema of the `reader` that must accept its values. `subject` names the
+    values
+    in messages.
+    """
 
     writer: Schema
     reader: Schema
     subject: str
     in_progress: set[tuple[str, str]] = field(default_factory=set)
-    """What is being compared: a schema that refers to itself is compared once on each way down."""
+    """Pairs being compared: a recursive schema is compared once per path."""
 
     def incompatibilities(self, writer: Any, reader: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
-        """(path, why) for everything `writer` allows and `reader` refuses."""
+        """(path, reason) for everything that `writer` allows and `reader` rejects."""
         writer, reader = _resolved(writer, self.writer), _resolved(reader, self.reader)
         if reader is True or writer is False or depth > DEPTH_MAX:
             return
@@ -156,7 +159,9 @@ class _SchemaPair:
     def _compare_alternatives(
         self, writer: Sequence[Schema], reader: Sequence[Schema], path: str, depth: int
     ) -> Iterator[tuple[str, str]]:
-        """Each alternative has to fit into one of the other schema's; else the reasons of the nearest are given."""
+        """Each alternative must be accepted by one of the other schema's; otherwise the reasons of the closest one are
+        reported.
+        """
         for one in writer:
             tried = [list(self.incompatibilities(one, other, path, depth + 1)) for other in reader]
             if all(tried):
@@ -199,7 +204,7 @@ class _SchemaPair:
     def _compare_enumerated(
         self, values: Sequence[Any], reader: Schema, path: str
     ) -> Iterator[tuple[str, str]]:
-        """Where a schema lists its values, those count and not its bounds: which of them are beyond the other's."""
+        """If a schema lists its values, they are compared instead of its bounds."""
         for keyword in (*_NUMBERS, *_LOWER, *_UPPER, "pattern", "multipleOf"):
             limit = reader.get(keyword)
             refused = [one for one in values if limit is not None and not _is_within(keyword, limit, one)]
@@ -237,7 +242,7 @@ class _SchemaPair:
 
 
 def _resolved(schema: Any, root: Schema) -> Any:
-    """The schema behind a `$ref` into its own document, and one of `allOf` with a single part without it."""
+    """The schema with local `$ref` resolved, and an `allOf` with one element replaced by it."""
     for _ in range(DEPTH_MAX):
         if not isinstance(schema, dict):
             return schema
@@ -269,7 +274,7 @@ def _step(found: Any, step: str, reference: str) -> Any:
 
 
 def _choices(schema: Schema) -> list[Schema]:
-    """The alternatives of `anyOf` or `oneOf`, each with what stands beside them; else the schema itself."""
+    """The alternatives of `anyOf` or `oneOf`, each with the other keywords of the schema; else the schema itself."""
     for keyword in _ALTERNATIVES:
         if keyword in schema:
             shared = {key: value for key, value in schema.items() if key != keyword}
@@ -278,7 +283,7 @@ def _choices(schema: Schema) -> list[Schema]:
 
 
 def _cases(schema: Schema) -> list[Schema]:
-    """The alternatives, those of several types one for each."""
+    """The alternatives; one with several types is split into one per type."""
     return [
         {**one, "type": name} if isinstance(one.get("type"), list) else one
         for one in _choices(schema)
@@ -287,7 +292,7 @@ def _cases(schema: Schema) -> list[Schema]:
 
 
 def _bound(schema: Schema, is_upper: bool) -> tuple[float, bool] | None:
-    """The strictest bound of numbers, to be compared: larger is stricter. The second: it is itself not allowed."""
+    """The strictest numeric bound: (signed value, is exclusive); larger is stricter."""
     sign, names = (-1, _NUMBERS[2:]) if is_upper else (1, _NUMBERS[:2])
     bounds = [
         (sign * schema[name], is_exclusive)
@@ -298,13 +303,13 @@ def _bound(schema: Schema, is_upper: bool) -> tuple[float, bool] | None:
 
 
 def _bound_text(bound: tuple[float, bool], is_upper: bool) -> str:
-    """A bound in words."""
+    """A bound as text."""
     words = ("at most", "below") if is_upper else ("at least", "above")
     return f"{words[bound[1]]} {-bound[0] if is_upper else bound[0]}"
 
 
 def _types(schema: Schema) -> list[str]:
-    """The types a schema allows; those of its values where it lists values."""
+    """The types that a schema allows; if it lists values, their types."""
     stated = schema.get("type")
     if stated is not None:
         return [stated] if isinstance(stated, str) else list(stated)
@@ -331,7 +336,7 @@ def _may_be(schema: Schema, name: str) -> bool:
 
 
 def _values(schema: Schema) -> list[Any] | None:
-    """The values a schema lists, if it does."""
+    """The listed values of a schema, if there are any."""
     if "const" in schema:
         return [schema["const"]]
     return list(schema["enum"]) if "enum" in schema else None
@@ -348,7 +353,7 @@ def _is_stricter(keyword: str, bound: Any, own: Any) -> bool:
 
 
 def _is_within(keyword: str, limit: Any, value: Any) -> bool:
-    """Whether one value is as a keyword wants it, which says nothing of values of other types."""
+    """Whether one value satisfies a keyword; true for values of other types."""
     kind = "number" if keyword in _NUMBERS else _BY_TYPE[keyword]
     if not _is_type_of(_type_of(value), {"type": kind}):
         return True

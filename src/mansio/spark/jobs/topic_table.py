@@ -1,17 +1,18 @@
-"""A topic as one table: what is archived and what is only in the log yet, in one batch read.
+"""A topic as one table: archive and log in one batch read.
 
-The archive holds everything of a partition below some offset, and that offset is read together with the list of files
-from one state of the table. The log is read from that very offset on. So there is neither gap nor overlap, wherever
-the cut is and however far the archive moves on meanwhile. The log ends where it ends when the DataFrame is first used.
+The archive holds everything of a partition below some offset, which is read together with the list of files from one
+state of the table. The log is read from that offset on, so there is neither gap nor overlap, however far the archive
+advances concurrently. The end of the log is determined when the DataFrame is first evaluated.
 
-Always true: a file whose bounds hold nothing of the selection is not opened, and of the log only the offsets that may
-hold some are fetched; each row is checked against the selection all the same; records that are in neither half (deleted
-from the log before they were archived) are an error unless `failOnDataLoss` is false; a topic that was made anew since
-is an error in any case, because offsets of the two halves would mean different records.
+Invariants:
+* Files whose bounds exclude the selection are not opened, and only offsets of the log that may match are fetched; each
+  row is checked against the selection.
+* Records that are in neither part (deleted from the log before they were archived) are an error unless `failOnDataLoss`
+  is false. A recreated topic is always an error, because offsets of the two parts would mean different records.
 
-The source's own pushdown of filters is not used: Spark keeps what one query has pushed down for the next query of the
-same DataFrame, which would then miss records. The files of a DataFrame stay readable for the grace time of
-maintenance: read the topic anew for each piece of work.
+The source's filter pushdown is not used: Spark keeps the filters pushed down by one query for the next query of the
+same DataFrame, which would then miss records. The files of a DataFrame stay readable for the grace time of maintenance:
+call this function again for each piece of work.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ ARCHIVED_AS: Final = {
 }
 FIXED_OPTIONS: Final = ("subscribe", "subscribepattern", "assign", "topicids", "pushdown")
 FILTER_COLUMNS: Final = ("partition", "offset", "timestamp")
-"""What a selection looks at."""
+"""Columns that a selection refers to."""
 
 
 def read_topic_as_table(
@@ -67,14 +68,14 @@ def read_topic_as_table(
 ) -> DataFrame:
     """Archive and log of a topic as one DataFrame, with the columns of `format("mansio")`.
 
-    `options`: those of a batch read (`broker`, `columns`, `includeHeaders`, `failOnDataLoss`, ...), but not what is
-    read and from where: that is `selection`'s and the table's. It chooses before anything is read; for a filter
-    on the DataFrame each file has to be opened.
+    `options`: those of a batch read (`kafka.bootstrap.servers`, `columns`, `includeHeaders`, `failOnDataLoss`, ...),
+    except what selects topics and offsets, which `selection` and the table determine. The selection is applied before
+    anything is read; a filter on the DataFrame has to open each file.
 
     Raises:
-        ConfigError: An option is wrong, or decided here; the topic is not there.
-        DataLoss: Records are in neither half. TopicRecreated: The table is of an earlier topic of this name.
-        ArchiveError: The table is not this topic's, or its catalog does not work.
+        ConfigError: An option is invalid or fixed here; the topic does not exist.
+        DataLoss: Records are in neither part. TopicRecreated: The table is of an earlier topic of this name.
+        ArchiveError: The table is not this topic's, or its catalog cannot be used.
     """
     if topic != table.topic:
         raise InvalidRequest(f"table {table.name} is the archive of {table.topic}, not of {topic}")
@@ -111,9 +112,10 @@ def _check_options(options: Mapping[str, str]) -> None:
 def _unarchived_ranges(
     table: ArchiveTable, options: SourceOptions, selection: Selection
 ) -> dict[int, OffsetRange]:
-    """What is read of the log of each partition: from where the archive ends, or where the selection begins behind
-    that. A partition that was added since the last batch is read from its beginning, and so is everything before the
-    first batch. An end of `LATEST` is the end there is when rows are first read."""
+    """Offsets to read of the log of each partition: from the archive's end, or from a later start of the selection. A
+    partition that was added since the last batch is read from its beginning, and so is everything before the first
+    batch. An end of `LATEST` is the log end when rows are first read.
+    """
     committed = table.committed()
     client = sync_client(options.bootstrap_servers)
     found = find_partitions(client, options)
@@ -136,10 +138,10 @@ def _unarchived_ranges(
         if wanted is None:
             continue
         archive_end = EARLIEST if committed is None else committed.offsets.get(one.partition, 0)
-        # What is not there yet is not there for this read; an archive beyond the log's end is for the source to tell.
+        # Later records are not part of this read; if the archive ends beyond the log, the source reports it.
         begin = archive_end if wanted[0] == 0 else max(archive_end, min(wanted[0], latest[one]))
         since = latest[one] if first.get(one, 0) < 0 else min(first.get(one, 0), latest[one])
-        # How old records were that are in neither half nobody knows: that they are gone is for the source to tell, too.
+        # The timestamps of records in neither part are unknown, so the source reports that they are missing.
         is_deleted = 0 <= begin < earliest[one]
         start = begin if is_deleted or not since else max(begin, since)
         end = wanted[1] if wanted[1] <= latest[one] else LATEST
@@ -149,7 +151,7 @@ def _unarchived_ranges(
 
 
 def _archived(spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...]) -> DataFrame:
-    """The archive's files. Their directory is never listed: files that were replaced lie there too."""
+    """The archive's files. The directory is never listed, because it also holds replaced files."""
     reader = (
         spark.read.schema(ARCHIVE_SCHEMA)
         .option("recursiveFileLookup", "true")
@@ -181,7 +183,7 @@ def _unarchived(
 
 
 def _condition(selection: Selection) -> Column | None:
-    """The selection as a filter, in the form that is pushed down on both sides."""
+    """The selection as a filter that both parts can push down."""
     col, lit = functions.col, functions.lit
     parts: list[Column] = []
     if selection.partitions is not None:
