@@ -1,7 +1,9 @@
-"""The demo, step by step: a broker, a producer, three consumers of a group, and a SIGKILL half way.
+"""Broker demo: a producer, three consumers of a group, and a SIGKILL of the broker halfway.
 
-Everything a user could do goes through the public client; only the broker's process is handled from outside.
-Always true: whatever happens, the broker's process and its directory are gone at the end.
+Everything a user could do goes through the public client; only the broker's process is controlled from outside.
+
+Invariants:
+* The broker's process and its directory are removed in any case.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ BUFFER_BYTES_MAX = 1 << 20
 
 @dataclass(slots=True)
 class Run:
-    """What happens, as it happens. Times are seconds on one monotonic clock."""
+    """State of the run. Times are seconds on one monotonic clock."""
 
     flights: list[Flight]
     checker: Checker = field(default_factory=Checker)
@@ -99,7 +101,7 @@ async def run_demo(count: int) -> int:
 
 
 async def _stream(console: Console, run: Run, process: BrokerProcess) -> bool:
-    """Everything between the first record and the last. False when it took too long."""
+    """Everything between the first record and the last. False after a timeout."""
     async with connect(process.kafka) as client:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
         print_line(console, "topic", f"{TOPIC!r}, keyed by aircraft; the producer: acks=all, idempotent")
@@ -121,7 +123,7 @@ async def _stream(console: Console, run: Run, process: BrokerProcess) -> bool:
 
 
 async def _publish(client: Client, run: Run) -> None:
-    """Send everything in the file's order; note each acknowledgement with the offset it names."""
+    """Publish everything in order; record each acknowledgement with its offset."""
     pending: deque[tuple[Flight, Delivery]] = deque()
     options = ProducerOptions(acks="all", linger_ms=LINGER_MS, buffer_bytes_max=BUFFER_BYTES_MAX)
     async with client.producer(options) as producer:
@@ -143,7 +145,7 @@ def _note_acknowledged(run: Run, pending: deque[tuple[Flight, Delivery]]) -> Non
 
 
 async def _consume(bootstrap_servers: str, run: Run) -> None:
-    """One member of the group, until everything has come (to whichever member)."""
+    """One member of the group, until all records were delivered to some member."""
     async with connect(bootstrap_servers) as client:
         consumer = client.consume(TOPIC, group=GROUP, from_="earliest", auto_commit=True)
         async with consumer:

@@ -1,6 +1,7 @@
-"""A `mansio serve` in a process of its own, to be killed and started again on the same ports.
+"""A `mansio serve` process that can be killed and restarted on the same ports.
 
-Always true: `start` returns when its `ready` line is out; at the end of the `with` block the process is gone.
+Invariants:
+* `start` returns after the `ready` line; after the `with` block the process has ended.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ STOP_S_MAX = 10.0
 
 
 class BrokerProcess(AbstractContextManager["BrokerProcess"]):
-    """One broker over one directory. Ports 0 at the first start; the ones it got ever after."""
+    """One broker on one directory. The first start chooses free ports; later starts use the same ones."""
 
     def __init__(self, directory: str, settings: Mapping[str, str] | None = None) -> None:
-        """`settings`: the broker's own, by name, beside the defaults."""
+        """`settings`: settings of the broker by name, in addition to the defaults."""
         self.directory = directory
         self._environment = {f"MANSIO_{name.upper()}": text for name, text in (settings or {}).items()}
         self.kafka = "127.0.0.1:0"
@@ -38,8 +39,8 @@ class BrokerProcess(AbstractContextManager["BrokerProcess"]):
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # closed in __exit__
 
     def start(self) -> float:
-        """Start it and wait until it is ready. Returns the seconds that took. Raises `Unavailable` with
-        its words.
+        """Start the broker and wait until it is ready. Returns the duration in seconds. Raises `Unavailable` with its
+        output.
         """
         started = time.monotonic()
         command = [sys.executable, "-m", "mansio.cli.main", "serve", "--data", self.directory]
@@ -65,7 +66,7 @@ class BrokerProcess(AbstractContextManager["BrokerProcess"]):
         return time.monotonic() - started
 
     def kill(self) -> None:
-        """SIGKILL: no farewell, nothing flushed. Harmless when it does not run."""
+        """SIGKILL: nothing is flushed. No effect if it does not run."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:

@@ -1,6 +1,7 @@
-"""What the demo shows: one screen of at most 80 columns, with moving bars on a terminal, plain lines elsewhere.
+"""Output of the demos: at most 80 columns, progress bars on a terminal, plain lines elsewhere.
 
-Always true: nothing here decides anything; the numbers come from the story, the verdict from the checker.
+Invariants:
+* No decision is made here; all numbers come from the caller.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ COLUMNS_MAX = 80
 
 
 class Measurements(NamedTuple):
-    """What was measured. Rates in records per second over the whole run, the kill included; times in
-    seconds.
-    """
+    """Measurements. Rates in records per second over the whole run, including the kill; times in seconds."""
 
     publish_rate: float
     deliver_rate: float
@@ -39,7 +38,7 @@ class Measurements(NamedTuple):
 
 
 class Bars:
-    """Two counts on their way to the same total."""
+    """Two progress bars with the same total."""
 
     def __init__(
         self, console: Console, total: int, labels: tuple[str, str] = ("acknowledged", "delivered")
@@ -63,10 +62,10 @@ class Bars:
             ]
 
     def show(self, first: int, second: int, seconds: float) -> None:
-        """Move both bars."""
+        """Update both bars."""
         if self._progress is not None:
             for task, count in zip(self._tasks, (first, second), strict=True):
-                if not self._progress.tasks[task].finished:  # so that the rate of the one that is done stays
+                if not self._progress.tasks[task].finished:  # a completed bar keeps its rate
                     self._progress.update(task, completed=count, rate=count / max(seconds, 0.001))
             return
         step = min(first, second) * PLAIN_STEPS // self._total
@@ -77,7 +76,7 @@ class Bars:
             )
 
     def print_line(self, label: str, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         print_line(self._progress.console if self._progress else self._console, label, text)
 
     @contextlib.contextmanager
@@ -87,19 +86,19 @@ class Bars:
 
 
 def new_console() -> Console:
-    """Standard output, at most 80 columns wide; 80 where it is no terminal."""
+    """Standard output, at most 80 columns wide; 80 if it is not a terminal."""
     console = Console(highlight=False)
     console.width = min(console.width, COLUMNS_MAX)
     return console
 
 
 def print_line(console: Console, label: str, text: str) -> None:
-    """One line of the story."""
+    """Print one labelled line."""
     console.print(Text.assemble((f" {label:<{LABEL_WIDTH}}  ", "bold"), text), soft_wrap=True)
 
 
 def show_outcome(console: Console, result: CheckResult, figures: Measurements) -> None:
-    """The table at the end."""
+    """Print the result table."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(width=22)
     table.add_column(justify="right", width=11)
@@ -137,7 +136,7 @@ def show_outcome(console: Console, result: CheckResult, figures: Measurements) -
 
 
 def show_next(console: Console, good: bool) -> None:
-    """The last lines: whether it held, and what to try."""
+    """Print the conclusion and commands to try next."""
     console.print()
     if not good:
         console.print(" [bold red]A promise was broken: see the numbers above.[/]")
@@ -154,7 +153,7 @@ def show_next(console: Console, good: bool) -> None:
 
 
 def mansio_command() -> str:
-    """What to type for `mansio` here: its name when the shell finds it, else the way to it."""
+    """How to call `mansio` here: its name if it is on PATH, else its path."""
     if shutil.which("mansio"):
         return "mansio"
     beside_us = Path(sys.executable).with_name("mansio")

@@ -1,7 +1,7 @@
-"""Mean departure delay by carrier and month: worked out from the flights in plain Python, compared, and drawn.
+"""Mean departure delay by carrier and month: computation in plain Python, comparison, and chart.
 
-Pure. Owns what the demo's Spark query is held against, and the picture. A flight without a departure (cancelled) counts
-as a flight and not for the mean.
+Pure. Owns the expected result of the demo's Spark query. A flight without a departure (cancelled) counts as a flight,
+but not for the mean.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from mansio_demo.flights import Flight
 
 YEAR, MONTH, DAY, DELAY, CARRIER, HOUR, MINUTE = 1, 2, 3, 6, 10, 17, 18
-"""Where these are in a record's value, split at commas; the line number comes first."""
+"""Fields of a record's value, split at commas; the line number comes first."""
 
 TOLERANCE_MIN = 1e-9
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class Mean(NamedTuple):
-    """The flights of a carrier in a month; `delay_min` is None where none of them departed."""
+    """The flights of a carrier in a month; `delay_min` is None if none of them departed."""
 
     flights: int
     delay_min: float | None
 
 
 def departure_ms(flight: Flight) -> int:
-    """When a flight was to leave, New York's clock read as UTC, in milliseconds since the epoch."""
+    """Scheduled departure, New York's local time as UTC, in milliseconds since the epoch."""
     cells = flight.value.split(b",")
     year, month, day, hour, minute = (int(cells[at]) for at in (YEAR, MONTH, DAY, HOUR, MINUTE))
     moment = datetime(year, month, day, hour, minute, tzinfo=UTC)
@@ -38,7 +38,7 @@ def departure_ms(flight: Flight) -> int:
 
 
 def means(flights: Iterable[Flight]) -> dict[tuple[str, int], Mean]:
-    """By carrier and month, from the flights themselves."""
+    """The means by carrier and month, computed from the flights."""
     count: dict[tuple[str, int], int] = defaultdict(int)
     delays: dict[tuple[str, int], list[float]] = defaultdict(list)
     for flight in flights:
@@ -56,7 +56,7 @@ def means(flights: Iterable[Flight]) -> dict[tuple[str, int], Mean]:
 def differences(
     expected: Mapping[tuple[str, int], Mean], found: Mapping[tuple[str, int], Mean]
 ) -> list[tuple[str, int]]:
-    """Carriers and months for which the two do not agree, by number of flights or by mean."""
+    """Carriers and months with different numbers of flights or means."""
     return sorted(
         key for key in expected.keys() | found.keys() if not _same(expected.get(key), found.get(key))
     )
@@ -77,7 +77,7 @@ DELAY_MAX_MIN = 40.0
 
 
 def chart_svg(found: Mapping[tuple[str, int], Mean], title: str) -> str:
-    """A map of carriers and months as SVG, the warmer the later."""
+    """Heat map of carriers and months as SVG."""
     carriers = sorted({carrier for carrier, _ in found})
     width, height = LEFT + 12 * CELL_WIDTH + 20, TOP + len(carriers) * CELL_HEIGHT + 20
     parts = [

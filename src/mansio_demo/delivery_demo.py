@@ -1,10 +1,11 @@
-"""The demo's chapter on delivery: a flight nobody can deal with, its dead letter, its redrive; and a worker that joins.
+"""Delivery demo: retries, dead letters and redrive in a share group; rebalance of a consumer group.
 
-First a share group works on the flights of one day. Four of them were cancelled and have no delay, and the workers'
-code does not know that. Then a consumer group reads eight partitions under a steady load, and a fourth worker joins.
+First a share group processes the flights of one day. Four of them were cancelled and have no delay, which the workers'
+code does not expect. Then a fourth consumer joins a consumer group of eight partitions under constant load. Everything
+a user could do goes through the public client.
 
-Everything a user could do goes through the public client. Always true: whatever happens, the broker's process and its
-directory are gone at the end.
+Invariants:
+* The broker's process and its directory are removed in any case.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ POLL_INTERVAL_S: Final = 0.05
 
 @dataclass(slots=True)
 class DemoState:
-    """What happens, as it happens."""
+    """State of the run."""
 
     flights: list[Flight]
     attempts: Attempts
@@ -69,12 +70,12 @@ class DemoState:
     wrong: list[str] = field(default_factory=list)
 
     def check(self, holds: bool, otherwise: str) -> None:
-        """Note what is wrong, to be told at the end."""
+        """Record an error, which is printed at the end."""
         if not holds:
             self.wrong.append(otherwise)
 
     def handle(self, message: Leased) -> None:
-        """What a worker does with a flight. A cancelled one has no delay, which it knows only when it is fixed."""
+        """Handler of a flight. A cancelled one has no delay, which fails until the handler is fixed."""
         value = message.value or b""
         place = (message.partition, message.offset)
         attempt = Attempt(time.monotonic(), line_of(value), message.delivery_count, *place, is_done=True)
@@ -152,7 +153,7 @@ async def _flights_of_a_day(
 async def _work(
     bootstrap_servers: str, group: str, handle: Callable[[Leased], object], receivers: list[Receiver]
 ) -> None:
-    """One member of a share group, in parallel, until its receiver is stopped."""
+    """One member of a share group, in parallel mode, until its receiver is stopped."""
     async with connect(bootstrap_servers) as client, client.receive(TOPIC, group=group) as receiver:
         receivers.append(receiver)
         await receiver.run(handle, mode="parallel", concurrency=CONCURRENCY)
@@ -166,7 +167,7 @@ async def _publish(client: Client, flights: list[Flight]) -> None:
 
 
 async def _give_up(console: Console, state: DemoState, client: Client) -> None:
-    """Until all that cannot be dealt with is in the dead-letter topic; then look whether it was as it should be."""
+    """Wait until all failing records are in the dead-letter topic; then check the deliveries."""
     attempts, poison = state.attempts, state.attempts.poison
     began = min(one.at for each in attempts.found.values() for one in each)
     good = len(state.flights) - len(poison)
@@ -206,12 +207,12 @@ async def _dead(client: Client) -> int:
 
 
 async def _dead_letters(client: Client) -> list[DeadLetter]:
-    """All there are."""
+    """All dead letters."""
     return [dead_letter async for dead_letter in read_dead_letters(client, f"dlq.{TOPIC}")]
 
 
 async def _redrive(console: Console, state: DemoState, client: Client) -> None:
-    """The workers are fixed; what is dead is offered to them again, once."""
+    """Fix the handlers, and redrive the dead records once."""
     attempts, poison = state.attempts, state.attempts.poison
     state.is_fixed = True
     offered, _ = await _offer_again(client)
@@ -224,7 +225,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
         f"the workers are fixed; {offered} offered again, once more with the same id: {again}",
     )
     await _until(lambda: attempts.done >= len(state.flights) and len(state.audited) >= len(state.flights))
-    with suppress(TimeoutError):  # nothing more is to come
+    with suppress(TimeoutError):  # no further delivery is expected
         async with asyncio.timeout(0.3):
             await _until(lambda: len(state.audited) > len(state.flights))
     state.wrong += attempts.wrong_after_redrive()
@@ -237,7 +238,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
 
 
 async def _offer_again(client: Client) -> tuple[int, int]:
-    """How many were offered, and how many had been under the same id."""
+    """(number of offered records, number offered before under the same id)."""
     offered = done_before = 0
     positions = [(dead_letter.partition, dead_letter.offset) for dead_letter in await _dead_letters(client)]
     for index in range(PARTITIONS):
@@ -257,7 +258,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 def _show(console: Console, state: DemoState, rebalance: RebalanceRun) -> None:
-    """The second part, which has happened."""
+    """Print the result of the second part."""
     state.wrong += rebalance.wrong()
     console.print()
     print_line(console, "group", rebalance.sentence())
@@ -275,14 +276,14 @@ def _show(console: Console, state: DemoState, rebalance: RebalanceRun) -> None:
 
 
 NUMBER, TAIL = 11, 12
-"""Where these are in a record's value, split at commas; the line number comes first."""
+"""Fields of a record's value, split at commas; the line number comes first."""
 
 EARLY_S = 0.001
-"""A clock of a computer is no better."""
+"""Resolution of a computer's clock."""
 
 
 class Attempt(NamedTuple):
-    """A flight reached a worker: which delivery of it, and whether it was dealt with."""
+    """One delivery of a flight to a worker, and whether it was processed."""
 
     at: float
     line: int
@@ -306,19 +307,19 @@ def is_cancelled(flight: Flight) -> bool:
 
 
 def delay_min(value: bytes) -> int:
-    """What the workers work out. Raises `ValueError` for a flight that never left: that is what is wrong with them."""
+    """The delay of a flight. Raises `ValueError` for a cancelled one: the error in the handlers."""
     return int(value.split(b",")[DELAY])
 
 
 def mean_delay_min(flights: Iterable[Flight]) -> float:
-    """Of those that left."""
+    """Mean delay of the flights that departed."""
     delays = [delay_min(flight.value) for flight in flights if not is_cancelled(flight)]
     return sum(delays) / len(delays)
 
 
 @dataclass(slots=True)
 class Attempts:
-    """Feed it every attempt."""
+    """All deliveries."""
 
     flights: Sequence[Flight]
     limit: int
@@ -335,12 +336,12 @@ class Attempts:
 
     @property
     def done(self) -> int:
-        """Flights that were dealt with."""
+        """Number of processed flights."""
         return sum(any(one.is_done for one in attempts) for attempts in self.found.values())
 
     @property
     def good_done_at(self) -> float:
-        """When the last of those was dealt with that nothing is wrong with; 0 before."""
+        """When the last flight without an error was processed; 0 before."""
         good = {flight.line for flight in self.flights if not is_cancelled(flight)}
         times = [one.at for line in good for one in self.found.get(line, ()) if one.is_done]
         return max(times) if len(times) >= len(good) else 0.0
@@ -349,12 +350,12 @@ class Attempts:
         return sum(self.delays.values()) / max(1, len(self.delays))
 
     def backoffs_of(self, line: int) -> list[float]:
-        """How long a flight rested between its tries, in seconds."""
+        """Times between the deliveries of a flight, in seconds."""
         times = [one.at for one in self.found[line][: self.limit]]
         return [later - earlier for earlier, later in pairwise(times)]
 
     def passed(self, line: int) -> tuple[int, int]:
-        """Of the flights behind this one in its partition: how many were done before its last try, and how many are."""
+        """(number of later flights of its partition processed before its last delivery, number processed in total)."""
         last = self.found[line][: self.limit][-1]
         later_records = [
             one
@@ -365,7 +366,7 @@ class Attempts:
         return sum(one.at < last.at for one in later_records), len(later_records)
 
     def wrong_before_redrive(self) -> list[str]:
-        """Each good flight once; each poison one tried up to the limit, after its rests."""
+        """Errors: each valid flight must be delivered once, each failing one up to the limit with backoffs."""
         wrong = []
         poison = {flight.line for flight in self.poison}
         for flight in self.flights:
@@ -387,7 +388,7 @@ class Attempts:
         return wrong
 
     def wrong_after_redrive(self) -> list[str]:
-        """Each poison flight came once more, in the delivery after the last one, and was dealt with."""
+        """Errors: each failing flight must be delivered once more and be processed."""
         wrong = []
         for flight in self.poison:
             again = [(one.delivery, one.is_done) for one in self.found[flight.line][self.limit :]]
@@ -399,7 +400,7 @@ class Attempts:
 def wrong_dead_letters(
     dead_letters: Sequence[DeadLetter], poison: Sequence[Flight], topic: str, group: str, limit: int
 ) -> list[str]:
-    """What is wrong with the dead letters: one for each flight, with the record whole, and where it was."""
+    """Errors of the dead letters: one per flight, with the whole record and its position."""
     values = Counter(dead_letter.message.value for dead_letter in dead_letters)
     if values != Counter(flight.value for flight in poison):
         return [

@@ -1,8 +1,9 @@
-"""The demo's second chapter: flights are archived while they stream in, the log is deleted, and nothing is missing.
+"""Pipeline demo: flights are archived while they are published, the log is deleted, and no record is missing.
 
-What is done with Spark is in `spark_thread`; here is the story, and what is checked of it.
+Spark runs in `spark_thread`; this module has the steps and the checks.
 
-Always true: whatever happens, the broker's process, the session and the directory are gone at the end.
+Invariants:
+* The broker's process, the session and the directory are removed in any case.
 """
 
 from __future__ import annotations
@@ -41,23 +42,23 @@ PIPELINE = "demo"
 SEGMENTS_PER_PARTITION = 25
 RECORDS_PER_SECOND = 15_000
 HEAD_START = 0.1
-"""So much of the flights is there when the archive begins; the others come when it has taken the first of them."""
+"""Share of the flights that exist when the archive starts; the others follow when it has archived the first ones."""
 RECORDS_PER_TURN = 500
 REDRAW_S = 0.2
 RETENTION_CHECK_MS = 200
 SETTLED_S = 1.5
-"""The start of the log has not moved for so long: retention has taken what it may."""
+"""Retention has finished when the log start has not moved for this time."""
 RUN_S_MAX = 280.0
 LIVE_FROM_MS = 1_385_856_000_000
 """2013-12-01, UTC: from here on flights are only in the log."""
 DAY_FROM_MS = 1_362_700_800_000
-"""2013-03-08, UTC: snow, and the worst delays of the year. The day that is brought back."""
+"""2013-03-08, UTC: a snow storm with the worst delays of the year. The day that is replayed."""
 DAY_MS = 86_400_000
 
 
 @dataclass(slots=True)
 class DemoState:
-    """What happens, as it happens. `past` goes into the archive, `live` stays in the log alone."""
+    """State of the run. `past` is archived, `live` stays in the log only."""
 
     past: list[tuple[int, Flight]]
     live: list[tuple[int, Flight]]
@@ -71,16 +72,16 @@ class DemoState:
 
     @property
     def day(self) -> list[Flight]:
-        """The flights of the day that is brought back, in the order in which they were published."""
+        """The flights of the replayed day, in the order of publishing."""
         return [flight for when, flight in self.past if DAY_FROM_MS <= when < DAY_FROM_MS + DAY_MS]
 
     def more_archived(self, records: int) -> bool:
-        """So many more are in the archive; whether that is all that is meant for it."""
+        """Count archived records; returns whether all of `past` are archived."""
         self.archived += records
         return self.archived >= len(self.past)
 
     def check(self, holds: bool, otherwise: str) -> None:
-        """Note what is wrong, to be told at the end."""
+        """Record an error, which is printed at the end."""
         if not holds:
             self.wrong.append(otherwise)
 
@@ -117,7 +118,7 @@ async def run_demo(count: int, plot: str) -> int:
 
 
 def _new_state(flights: Sequence[Flight], count: int) -> DemoState:
-    """Some of the flights, evenly from all of the year, in the order of departure."""
+    """A sample of the flights, evenly over the year, in order of departure."""
     chosen = [flights[number * len(flights) // count] for number in range(count)]
     timed = sorted((departure_ms(flight), flight) for flight in chosen)
     return DemoState(
@@ -149,7 +150,7 @@ async def _start(console: Console, spark: SparkThread) -> None:
 
 
 async def _stream(console: Console, state: DemoState, spark: SparkThread, client: Client) -> None:
-    """Publish until November and archive it, at the same time."""
+    """Publish until November and archive concurrently."""
     total = len(state.past)
     bars = Bars(console, total, ("published", "archived"))
     began = time.monotonic()
@@ -171,7 +172,7 @@ async def _stream(console: Console, state: DemoState, spark: SparkThread, client
 
 
 async def _publish_meanwhile(client: Client, state: DemoState) -> None:
-    """The flights until November, no faster than one can watch."""
+    """Publish the flights until November at a limited rate."""
     head = int(len(state.past) * HEAD_START)
     await _publish(client, state, state.past[:head], paced=False)
     while not state.archived:  # noqa: ASYNC110 - it changes in another thread
@@ -196,7 +197,7 @@ async def _publish(
 
 
 def _acknowledged(pending: deque[Delivery]) -> int:
-    """How many more are on the disk. Raises what kept one from it."""
+    """Number of newly acknowledged records. Raises the first failure."""
     count = 0
     while pending and pending[0].done():
         pending.popleft().result()
@@ -205,7 +206,7 @@ def _acknowledged(pending: deque[Delivery]) -> int:
 
 
 async def _shorten_retention(console: Console, state: DemoState, client: Client) -> None:
-    """Let retention take everything, and see what it leaves: what the archive has not read, for one."""
+    """Set retention to 1 ms and check what remains: records that are not archived."""
     began = time.monotonic()
     await client.admin.alter_topic_config(TOPIC, {"retention.ms": "1"})
     left, moved_at = await _records_left(client), 0.0

@@ -1,6 +1,7 @@
-"""Who read which partition when, and how long nothing came: reckoned, and drawn in letters. Pure.
+"""Gaps in the reading of partitions: computation and text chart. Pure.
 
-Always true: times are seconds on one monotonic clock; a record counts with its first delivery.
+Invariants:
+* Times are seconds on one monotonic clock; a record counts with its first delivery.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ COLUMNS: Final = 60
 
 
 class Read(NamedTuple):
-    """A record reached a worker. `worker` is one letter."""
+    """Delivery of a record. `worker` is one letter."""
 
     at: float
     partition: int
@@ -25,7 +26,7 @@ class Read(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Nothing of a partition came from `begin` to `end`."""
+    """No record of a partition was delivered from `begin` to `end`."""
 
     partition: int
     begin: float
@@ -37,7 +38,7 @@ class Gap(NamedTuple):
 
 
 def first_reads(reads: Iterable[Read]) -> list[Read]:
-    """In the order of their times, each record once."""
+    """The first delivery of each record, sorted by time."""
     seen: set[tuple[int, int]] = set()
     found = []
     for read in sorted(reads):
@@ -48,7 +49,7 @@ def first_reads(reads: Iterable[Read]) -> list[Read]:
 
 
 def gaps(reads: Sequence[Read], begin: float, end: float) -> list[Gap]:
-    """Those that ended within a span of time, of what `first_reads` gives."""
+    """Gaps that ended in (`begin`, `end`], of the result of `first_reads`."""
     last: dict[int, float] = {}
     found = []
     for read in reads:
@@ -59,13 +60,13 @@ def gaps(reads: Sequence[Read], begin: float, end: float) -> list[Gap]:
 
 
 def longest_s(found: Iterable[Gap], partitions: Iterable[int]) -> float:
-    """Of these partitions; 0 if there is none."""
+    """The longest gap of these partitions; 0 if there is none."""
     wanted = set(partitions)
     return max((gap.seconds for gap in found if gap.partition in wanted), default=0.0)
 
 
 def moved(reads: Sequence[Read], since: float) -> set[int]:
-    """The partitions that somebody else has read since then than the one who read them last before."""
+    """Partitions that were read by another worker after `since` than before."""
     before: dict[int, str] = {}
     after: dict[int, set[str]] = defaultdict(set)
     for read in reads:
@@ -77,7 +78,7 @@ def moved(reads: Sequence[Read], since: float) -> set[int]:
 
 
 def chart_lines(reads: Sequence[Read], begin: float, end: float, *, columns: int = COLUMNS) -> list[str]:
-    """Time to the right, a line per partition: in each column the worker who read it last, a dot where nothing came."""
+    """Chart with time to the right, a line per partition: in each column the last reader, a dot without a delivery."""
     step = (end - begin) / columns
     cells: dict[int, list[str]] = {}
     for read in reads:
@@ -88,5 +89,5 @@ def chart_lines(reads: Sequence[Read], begin: float, end: float, *, columns: int
 
 
 def column(at: float, begin: float, end: float, *, columns: int = COLUMNS) -> int:
-    """Where a moment is in the picture."""
+    """Column of a time in the chart."""
     return min(columns - 1, max(0, int((at - begin) / (end - begin) * columns)))

@@ -1,7 +1,7 @@
-"""Eight partitions under a steady load, three workers of a group, and a fourth that joins: who read what when.
+"""Rebalance demo: eight partitions under constant load, three consumers of a group, and a fourth that joins.
 
-Always true: every worker has a client of its own; all times are of one monotonic clock, taken in the moment of the
-delivery.
+Invariants:
+* Every consumer has its own client; all times are of one monotonic clock, taken at delivery.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ PARTITIONS: Final = 8
 WORKERS: Final = ("a", "b", "c")
 NEWCOMER: Final = "d"
 INTERVAL_S: Final = 0.025
-"""Between two records of a partition."""
+"""Interval between two records of a partition."""
 BEFORE_S: Final = 2.0
 AFTER_S: Final = 3.0
 POLL_MS: Final = 200
 PAUSE_S_MAX: Final = 1.0
-"""A partition that stays is not to wait so long, however busy the machine is. A group that stops for a rebalance waits
-for the slowest of its members."""
+"""Maximum gap of a partition that keeps its consumer, also on a busy machine. A stop-the-world rebalance waits for the
+slowest member.
+"""
 MOVE_S_MAX: Final = 3.0
 
 
 @dataclass
 class RebalanceRun:
-    """What happened."""
+    """Result of the run."""
 
     stored: dict[int, int] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
     assignment_changes: list[tuple[float, int]] = field(default_factory=list)
-    """When a worker was given a partition, or had to give it up."""
+    """(time, partition) of each assignment and revocation."""
     begin: float = 0.0
     joined: float = 0.0
     end: float = 0.0
@@ -83,7 +84,7 @@ class RebalanceRun:
         return read_gaps.gaps(self.first_reads, begin, end)
 
     def wrong(self) -> list[str]:
-        """What is not as it should be: all is read, what stays is left alone, and nobody pauses."""
+        """Errors: all records must be read once, and partitions that are not moved must not pause."""
         found = []
         read = {(one.partition, one.offset) for one in self.reads}
         missing = sum(
@@ -111,7 +112,7 @@ class RebalanceRun:
         return f"{PARTITIONS} partitions, {rate} records a second each, {len(WORKERS)} workers; {NEWCOMER!r} joins:"
 
     def chart_lines(self) -> list[str]:
-        """The workers by their letters, time to the right."""
+        """The chart of readers over time, with the time of the join."""
         at = read_gaps.column(self.joined, self.begin, self.end)
         return [
             *read_gaps.chart_lines(self.first_reads, self.begin, self.end),
@@ -120,7 +121,7 @@ class RebalanceRun:
 
 
 async def join_and_watch(bootstrap_servers: str) -> RebalanceRun:
-    """Let it happen."""
+    """Run the load, and add the fourth consumer."""
     state = RebalanceRun()
     async with connect(bootstrap_servers) as client:
         await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
@@ -145,7 +146,7 @@ async def join_and_watch(bootstrap_servers: str) -> RebalanceRun:
 
 
 def _is_even(state: RebalanceRun, workers: tuple[str, ...]) -> bool:
-    """Is everything read, by all of these, with even shares?"""
+    """Whether everything is read by all of these workers, with even shares."""
     readers: dict[int, str] = {}
     for read in state.reads[-20 * PARTITIONS :]:
         readers[read.partition] = read.worker
@@ -154,7 +155,7 @@ def _is_even(state: RebalanceRun, workers: tuple[str, ...]) -> bool:
 
 
 async def _publish(client: Client, state: RebalanceRun, stop: asyncio.Event) -> None:
-    """A record for each partition, again and again, each acknowledged."""
+    """Publish a record to each partition periodically, each acknowledged."""
     async with client.producer(ProducerOptions(acks="all", linger_ms=0)) as producer:
         due = time.monotonic()
         while not stop.is_set():
@@ -167,7 +168,7 @@ async def _publish(client: Client, state: RebalanceRun, stop: asyncio.Event) -> 
 
 
 async def _read(bootstrap_servers: str, name: str, state: RebalanceRun, stop: asyncio.Event) -> None:
-    """One member of the group, until all that is stored was read by whichever."""
+    """One member of the group, until all stored records were read by some member."""
 
     def assignment_changes(partitions: list[TopicPartition]) -> None:
         state.assignment_changes += [(time.monotonic(), partition.partition) for partition in partitions]

@@ -1,9 +1,10 @@
-"""What the demo does with Spark: archive a topic, ask over archive and log, bring back a time that was deleted.
+"""Spark part of the pipeline demo: archive a topic, query archive and log, replay a deleted day.
 
-Everything happens in one thread beside the loop: a session belongs to the thread that made it. What Java and Spark's
-workers say on standard error goes into a file, which is shown when something fails.
+Everything runs in one thread beside the loop: a session belongs to the thread that created it. The standard error of
+Java and of Spark's workers goes to a file, which is printed after a failure.
 
-Always true: a session that was there before the demo is left as it was.
+Invariants:
+* A session that existed before the demo is not changed.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ T = TypeVar("T")
 
 
 class _Archived(Exception):
-    """All that was to be archived is in the table."""
+    """All records to be archived are in the table."""
 
 
 class SparkThread:
-    """Everything with Spark, in a thread of its own."""
+    """A Spark session in a thread of its own."""
 
     def __init__(self, bootstrap_servers: str, topic: str, warehouse: str, pipeline: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -53,7 +54,7 @@ class SparkThread:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def start(self) -> str:
-        """The session; says what it is."""
+        """Start the session; returns its description."""
         from mansio.spark.iceberg.errors import IcebergNotInstalled
         from mansio.spark.session import SparkNotInstalled, is_started, session
         from mansio.spark.session.java import find_java
@@ -65,12 +66,12 @@ class SparkThread:
         self._is_ours = not is_started()
         self._session = session(name="mansio-demo")
         if not self._is_ours:
-            # Any frame makes it the active session of this thread as well.
+            # Any DataFrame makes it the active session of this thread.
             self._session.createDataFrame([], "nothing int")
         return f"Spark {self._session.version} on Java {java.version} from {java.source}"
 
     async def stop(self) -> None:
-        """End the session, unless it was there before; what the thread does ends with it."""
+        """Stop the session, unless it existed before, and the thread."""
         running, self._session = self._session, None
         if running is not None and self._is_ours:
             await asyncio.to_thread(running.stop)
@@ -83,8 +84,10 @@ class SparkThread:
         return self._session
 
     def archive(self, archived: Callable[[int], bool]) -> int:
-        """Archive until there is enough: `archived` is told how many records each batch had, and says so. Returns the
-        number of batches."""
+        """Archive until `archived`, called with the number of records of each batch, returns true. Returns the number
+        of
+        batches.
+        """
         from mansio.spark.jobs.archive import ArchiveJob, archive
 
         batches = 0
@@ -103,7 +106,7 @@ class SparkThread:
         return batches
 
     def means(self) -> dict[tuple[str, int], Mean]:
-        """The question: over archive and live log as one table."""
+        """The query over archive and log as one table."""
         from pyspark.sql import functions
 
         from mansio.spark.iceberg.catalog import open_table
@@ -128,7 +131,7 @@ class SparkThread:
         return {(row["carrier"], row["month"]): Mean(row["flights"], row["mean"]) for row in found.collect()}
 
     def replay(self, target: str, from_ms: int, to_ms: int) -> int:
-        """Bring back into `target` what the archive has of that time; returns how many records were written."""
+        """Replay archived records of that time to `target`; returns the number of records written."""
         from mansio.spark.iceberg.catalog import open_table
         from mansio.spark.iceberg.table_scan import Selection
         from mansio.spark.jobs.replay import replay
@@ -140,7 +143,9 @@ class SparkThread:
 
 @contextmanager
 def quiet(path: str) -> Iterator[None]:
-    """Standard error, also of Java and of Spark's workers, goes into a file; its end is shown when something fails."""
+    """Redirect standard error, including that of Java and Spark's workers, to a file; its end is printed after a
+    failure.
+    """
     sys.stderr.flush()
     own = os.dup(2)
     log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)

@@ -1,4 +1,4 @@
-"""Registration of `format("mansio")`: Spark imports every package whose name begins with `pyspark_`."""
+"""Registers `format("mansio")`: Spark searches packages whose name begins with `pyspark_`."""
 
 from mansio.spark.data_source import MansioSource as DefaultSource
 

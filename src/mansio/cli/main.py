@@ -1,9 +1,10 @@
-"""The `mansio` command: puts the nouns together and turns failures into one line and an exit code.
+"""The `mansio` command: registers the subcommands, and converts errors to one line and an exit code.
 
-Exit codes: 0 done, 1 it failed (one line on standard error), 2 the command line was wrong, 130 interrupted,
-143 terminated.
-Always true: nothing is imported here but typer and modules of this package that import no more than typer, so
-that `mansio --help` costs little over starting Python.
+Exit codes: 0 success, 1 failure (one line on standard error), 2 usage error, 130 interrupted, 143 terminated.
+
+Invariants:
+* Only typer and modules that import nothing but typer are imported here, so that `mansio --help` costs little more than
+  starting Python.
 """
 
 from __future__ import annotations
@@ -71,15 +72,15 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us: what is said there is not wanted
+        if getattr(sys, name) is None:  # closed by the parent process, which wants no output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
-    # kio imports hypothesis wherever it is installed, to teach it its types; a quarter of a second for nothing here.
+    # kio imports hypothesis if it is installed, to register its types; that takes a quarter of a second.
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # None: an ImportError for who asks
     try:
         try:
             app(args=None if arguments is None else list(arguments), prog_name="mansio")
         finally:
-            sys.stdout.flush()  # what cannot be written is said here, and not by the interpreter at its end
+            sys.stdout.flush()  # report write errors here, not in the interpreter's shutdown
     except ConnectionLost as error:
         sys.exit(print_error(f"{error.message}; {NO_BROKER_HINT}"))
     except MansioError as error:
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _give_up_output() -> None:
-    """What standard output does not take is dropped; the interpreter would try again at its end, and complain."""
+    """Discard unwritten output: the interpreter would try to write it again at exit, and print a traceback."""
     try:
         sys.stdout.flush()
     except OSError:

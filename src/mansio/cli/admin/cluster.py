@@ -1,7 +1,8 @@
 """`mansio cluster`: status, brokers, partitions, elect.
 
-Always true: what is shown comes from the brokers over the Kafka protocol, asked now; an election in which records may
-be lost is not held before somebody has read that they may be.
+Invariants:
+* All output comes from the brokers over the Kafka protocol at the time of the command.
+* An unclean election requires confirmation (`--yes` or a prompt).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
 
 
 class PartitionFilter(StrEnum):
-    """Which partitions to show."""
+    """Filter of the partition list."""
 
     ANY_PROBLEM = "troubled"
     OFFLINE = "offline"
@@ -67,16 +68,16 @@ TopicsOption = Annotated[
 
 @app.callback()
 def command_group() -> None:
-    """Brokers, who leads what, and what is short of replicas."""
+    """Status, brokers, partition leaders and under-replicated partitions."""
 
 
 @app.command()
 def status(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """Show the cluster in a few lines: brokers, partitions, and how many of them are in trouble.
+    """Show a summary of the cluster: brokers, partitions, and the number of partitions with a problem.
 
-    OFFLINE: without a leader. UNDER MIN ISR: acks=all is refused. UNDER REPLICATED: a replica is not in sync.
+    OFFLINE: without a leader. UNDER MIN ISR: acks=all is rejected. UNDER REPLICATED: a replica is not in sync.
     """
     cluster, partitions = run(_describe_cluster(bootstrap_servers))
     found = _summary(cluster, partitions)
@@ -101,9 +102,9 @@ def status(
 def brokers(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the brokers: where they are, what they lead and keep, and how much of that is not in sync.
+    """List the brokers: address, leaderships, replicas, and replicas that are not in sync.
 
-    A broker that keeps partitions and is not there is listed as gone.
+    A broker that has replicas and is not registered is listed as gone.
     """
     cluster, partitions = run(_describe_cluster(bootstrap_servers))
     known = {one.node_id: one for one in cluster.brokers}
@@ -124,10 +125,10 @@ def partitions(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """List partitions, internal ones too: who leads, who keeps, who is in sync.
+    """List partitions, including internal topics: leader, replicas and in-sync replicas.
 
-    STATE is the worst that is so: offline (no leader), under-min-in-sync (acks=all is refused), under-replicated (a
-    replica is not in sync), or ok.
+    STATE is the most severe of: offline (no leader), under-min-in-sync (acks=all is rejected), under-replicated (a
+    replica is not in sync), ok.
     """
 
     async def work() -> list[PartitionStatus]:
@@ -155,11 +156,11 @@ def elect(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Give partitions back to the first of their replicas, which should lead them; nothing is lost.
+    """Elect the preferred leader of partitions: the first of their replicas. No records are lost.
 
-    Without --topic for all partitions; those that are led as they should be are left out then. With --unclean a
-    partition without a leader gets one that lacks records: they are lost for good. The exit code is 1 when an
-    election failed.
+    Without --topic for all partitions that are not led by their preferred leader. With --unclean a partition without a
+    leader gets one that is not in sync: the records it lacks are lost permanently. The exit code is 1 if an election
+    failed.
     """
     if partition and len(topic or ()) != 1:
         usage_error("it needs one --topic", "--partition")
@@ -190,7 +191,7 @@ def elect(
 
 
 def _confirm(topics: Sequence[str], *, is_sure: bool) -> None:
-    """Say what may be lost; go on only if somebody wants that."""
+    """Print what may be lost and ask for confirmation."""
     if not topics:
         usage_error("it needs --topic: never for everything at once", "--unclean")
     print(f"mansio: unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", file=sys.stderr, flush=True)
@@ -239,7 +240,7 @@ def _broker_row(
 ) -> dict[str, Any]:
     replica_brokers = [one for one in partitions if node_id in one.replicas]
     address = None
-    if known is not None and known.host:  # of one that is fenced, nobody knows where it is
+    if known is not None and known.host:  # the address of a fenced broker is unknown
         address = f"[{known.host}]:{known.port}" if ":" in known.host else f"{known.host}:{known.port}"
     return {
         "broker": node_id,
@@ -269,7 +270,7 @@ def _partition_row(one: PartitionStatus) -> dict[str, Any]:
 
 
 def _problems(one: PartitionStatus) -> list[PartitionFilter]:
-    """The worst first."""
+    """Sorted by severity."""
     found = {
         PartitionFilter.OFFLINE: one.is_offline,
         PartitionFilter.UNDER_MIN_IN_SYNC: one.is_under_min_isr,

@@ -1,4 +1,9 @@
-"""Dead letters as the command line sees them: which topics have them, what each says of itself, which are meant."""
+"""Dead letters for the command line: topics, parsing, filters and redrive.
+
+Invariants:
+* Under one redrive id nothing is offered or appended twice, however often the command runs.
+* Each failure has a row with its reason.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 
 DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
 TOPIC_PREFIX: Final = "dlq."
-"""What brokers put in front of a topic's name, where they are not told another."""
+"""Default prefix of dead-letter topics."""
 
 KAFKA_HEADER_PREFIX: Final = "__dlq.errors."
 MANSIO_HEADER_PREFIX: Final = "mansio-dlq-"
@@ -30,8 +35,9 @@ FILTERS: Final = ("key", "group", "topic", "reason", "consumer")
 
 
 class DeadLetter(NamedTuple):
-    """One dead letter. `topic`, `partition`, `offset` are where the record was, and `topic_id` which topic that is;
-    `has_value`: whether it carries the record."""
+    """One dead letter. `topic`, `partition`, `offset`: position of the original record; `topic_id`: its topic;
+    `has_value`: whether the dead letter contains the record.
+    """
 
     message: Message
     group: str
@@ -48,7 +54,7 @@ class DeadLetter(NamedTuple):
 
 
 def parse_dead_letter(message: Message) -> DeadLetter | None:
-    """What a record of a dead-letter topic says; None for one that no broker of Mansio has put there."""
+    """Parse a record of a dead-letter topic; None if it was not written by a Mansio broker."""
     dead_letter_id = _text(message, f"{MANSIO_HEADER_PREFIX}id")
     try:
         uuid = dead_letter_id.rsplit("/", 4)[1]
@@ -76,7 +82,7 @@ def _text(message: Message, name: str) -> str:
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
-    """The headers that the record had: all but those that it got as a dead letter."""
+    """The headers of the original record, without those added to the dead letter."""
     return [
         (name, value)
         for name, value in message.headers
@@ -85,7 +91,7 @@ def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
 
 
 class Filter(NamedTuple):
-    """Which letters are meant: those that have this value there."""
+    """Selects dead letters with this value."""
 
     name: str
     value: str
@@ -99,7 +105,7 @@ class Filter(NamedTuple):
 
 
 def parse_filter(text: str) -> Filter:
-    """Read `NAME=VALUE`. Raises `ValueError`."""
+    """Parse `NAME=VALUE`. Raises `ValueError`."""
     name, equals, value = text.partition("=")
     if not equals or (
         name not in FILTERS and not (name.startswith("header.") and len(name) > len("header."))
@@ -109,7 +115,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def parse_position(text: str) -> tuple[int, int]:
-    """Read `PARTITION:OFFSET`. Raises `ValueError`."""
+    """Parse `PARTITION:OFFSET`. Raises `ValueError`."""
     partition, colon, offset = text.partition(":")
     if not colon or not (partition.isdecimal() and offset.isdecimal()):
         raise ValueError(f"{text!r} is not PARTITION:OFFSET of a dead letter, such as 0:42")
@@ -117,7 +123,7 @@ def parse_position(text: str) -> tuple[int, int]:
 
 
 async def list_dead_letter_topics(client: Client) -> list[str]:
-    """All topics that take dead letters, by name."""
+    """All dead-letter topics, sorted by name."""
     return [name for name in await client.admin.list_topics() if await _is_dead_letter_topic(client, name)]
 
 
@@ -127,7 +133,7 @@ async def _is_dead_letter_topic(client: Client, name: str) -> bool:
 
 
 async def resolve_dead_letter_topic(client: Client, name: str) -> str:
-    """The dead-letter topic that is meant: it is named, or the topic whose records it has is.
+    """The dead-letter topic for `name`: that topic itself, or the one with its dead letters.
 
     Raises `UnknownTopicOrPartition`.
     """
@@ -149,7 +155,7 @@ async def read_dead_letters(
     positions: Sequence[tuple[int, int]] = (),
     starts: dict[TopicPartition, int] | None = None,
 ) -> AsyncGenerator[DeadLetter, None]:
-    """The letters there are now that fit all filters and lie in one of the places, if any are named."""
+    """The current dead letters that match all filters and, if given, one of the positions."""
     from mansio.client.types import TopicPartition
 
     sources = [TopicPartition(topic, index) for index in partitions] or topic
@@ -168,7 +174,7 @@ async def read_dead_letters(
 
 
 CHUNK: Final = 500
-"""Records in one request."""
+"""Records per request."""
 
 
 class SharePartition(NamedTuple):
@@ -181,7 +187,9 @@ class SharePartition(NamedTuple):
 
 
 class RateLimit:
-    """So many records a second, 0 for as fast as it goes; `on_progress` is called with how many are done."""
+    """Limits the rate to `per_second` records, 0 for no limit; `on_progress` is called with the number of records
+    done.
+    """
 
     def __init__(self, per_second: int, on_progress: Callable[[int], None]) -> None:
         self._per_second = per_second
@@ -193,11 +201,11 @@ class RateLimit:
 
     @property
     def chunk(self) -> int:
-        """Records to do at once."""
+        """Number of records of the next request."""
         return min(CHUNK, self._per_second) or CHUNK
 
     async def done(self, records: int) -> None:
-        """Wait until so many more may have been done."""
+        """Count `records` as done and wait until the rate permits more."""
         import asyncio
 
         self._done += records
@@ -215,7 +223,7 @@ async def redrive_to_groups(
     *,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Offer the records again to those who gave them up. One row for each share partition, by name."""
+    """Redrive the records to their groups. One row per share partition, sorted."""
     offsets: dict[SharePartition, list[int]] = {}
     async for dead_letter in dead_letters:
         share_partition = SharePartition(
@@ -279,7 +287,7 @@ async def _redrive(
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending offsets as ranges, first and last of each."""
+    """Ascending offsets as ranges (first, last)."""
     ranges: list[tuple[int, int]] = []
     for offset in offsets:
         if ranges and ranges[-1][1] + 1 == offset:
@@ -299,9 +307,10 @@ async def redrive_to_topic(
     again: bool,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Append the records, as they were, to a topic; they carry the ids of their letter and of the redrive. `again`: it
-    may have been run before under this id, so what the target has is looked through first. `dead_letters` may be
-    called more than once."""
+    """Append the original records to a topic, with the ids of their dead letter and of the redrive. `again`: the
+    redrive
+    may have run before under this id, so the target is searched first. `dead_letters` may be called more than once.
+    """
     row: dict[str, Any] = {
         "topic": target,
         "letters": 0,
@@ -310,7 +319,7 @@ async def redrive_to_topic(
         "without_value": 0,
         "error": None,
     }
-    await client.admin.describe_topic(target)  # raises if there is no such topic
+    await client.admin.describe_topic(target)  # raises if the topic does not exist
     done: set[str] = set()
     if again:
         earliest_ms = min([one.dead_lettered_ms async for one in dead_letters()], default=0)
@@ -361,8 +370,9 @@ async def _append(
 
 
 async def _appended(client: Client, target: str, redrive_id: str, since_ms: int) -> set[str]:
-    """The letters whose records this redrive has put there. It began after the first of them was given up, but for
-    what clocks are apart."""
+    """Ids of the dead letters that this redrive has appended. It started after the first of them was written, with a
+    tolerance for clock differences.
+    """
     found: set[str] = set()
     since = datetime.fromtimestamp(max(since_ms - 3_600_000, 0) / 1000, UTC)
     async with client.consume(target, from_=since, to_end=True) as consumer:

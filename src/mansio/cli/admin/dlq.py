@@ -1,7 +1,9 @@
-"""`mansio dlq`: list, peek, redrive, purge: what share groups gave up, and what becomes of it.
+"""`mansio dlq`: list, peek, redrive and purge dead letters of share groups.
 
-Always true: TOPIC is a dead-letter topic, or the topic whose dead letters are meant; what is chosen by filters has to
-fit all of them; `--dry-run` shows the same rows and changes nothing.
+Invariants:
+* TOPIC is a dead-letter topic, or the topic of the original records.
+* A dead letter is selected if it matches all filters.
+* `--dry-run` shows the same rows and changes nothing.
 """
 
 from __future__ import annotations
@@ -67,14 +69,14 @@ CHARACTERS_MAX = 60
 
 @app.callback()
 def command_group() -> None:
-    """Look at dead letters, offer them again, delete them."""
+    """List, show, redrive and delete dead letters."""
 
 
 @app.command("list")
 def list_topics(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the topics of dead letters, and how many are in each."""
+    """List the dead-letter topics and the number of dead letters in each."""
 
     async def work() -> list[dict[str, Any]]:
         async with connect(bootstrap_servers) as client:
@@ -116,9 +118,9 @@ def peek(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Show dead letters; nothing of them changes. JSON has the record too, with all of its headers.
+    """Show dead letters without changing them. JSON also has the record with all headers.
 
-    LETTER is what `redrive --dead_letter` takes; SOURCE is where the record was.
+    LETTER is the argument of `redrive --letter`; SOURCE is the position of the original record.
     """
     wanted = _filters(filters, group)
 
@@ -135,7 +137,7 @@ def peek(
                 found.append(dead_letter)
                 if len(found) >= limit:
                     break
-            await dead_letters.aclose()  # it reads on otherwise
+            await dead_letters.aclose()  # otherwise it would continue to read
         return found
 
     rows = [_peek_row(dead_letter) for dead_letter in run(work())]
@@ -212,11 +214,11 @@ def redrive(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Offer dead records again to the group that gave them up, and to nobody else; the letters stay.
+    """Offer dead records again to the share group that rejected them; the dead letters stay.
 
-    Choose with --letter, --filter and --group, or take --all. OFFERED are now to be had by the group, DONE BEFORE were
-    offered under the same id, GONE are in the log no more (--to appends them from their letters), NOT DEAD were offered
-    by another redrive. The exit code is 1 where something failed; run it again with the same --id.
+    Select with --letter, --filter and --group, or use --all. OFFERED: available to the group now. DONE BEFORE: offered
+    under the same id earlier. GONE: deleted from the log (--to appends them from their dead letters). NOT DEAD: offered
+    by another redrive. The exit code is 1 if something failed; run it again with the same --id.
     """
     wanted = _filters(filters, group)
     try:
@@ -267,7 +269,7 @@ def _new_id() -> str:
 
 
 def _progress() -> Callable[[int], None]:
-    """Shows on a terminal how many records are done."""
+    """Progress on a terminal: the number of records done."""
     if not sys.stderr.isatty():
         return lambda _: None
     return lambda done: print(f"\r{done:,} records", end="", file=sys.stderr, flush=True)
@@ -287,7 +289,7 @@ def purge(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete the oldest dead letters of a topic, for good. The records they were made of stay where they are."""
+    """Delete the oldest dead letters of a topic permanently. The original records are not affected."""
     from mansio.cli.admin.topic import _before
 
     where = _before(before)

@@ -1,7 +1,8 @@
 """`mansio group`: list, describe, alter, reset-offsets, delete.
 
-Always true: offsets are moved only for a group without members (the broker refuses otherwise), and only within what
-the log holds; `--dry-run` shows the same table and changes nothing.
+Invariants:
+* Offsets are changed only for a group without members (the broker rejects others), and only within the log.
+* `--dry-run` shows the same table and changes nothing.
 """
 
 from __future__ import annotations
@@ -52,22 +53,23 @@ MEMBER_COLUMNS = ("member", "epoch", "instance", "host", "reads", "gets", "gives
 OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
 RESET_COLUMNS = ("topic", "partition", "old", "new")
 LISTED_MS_MAX = 15_000
-"""More than a cluster takes to give up a dead broker and to move its groups."""
+"""More than a cluster needs to declare a broker dead and to move its groups."""
 
-DEAD = "Dead"  # how Kafka describes a group that is not there
+DEAD = "Dead"  # Kafka's state of a group that does not exist
 
 
 @app.callback()
 def command_group() -> None:
-    """See where consumer groups are, and move them."""
+    """Show, change and delete consumer groups and share groups."""
 
 
 @app.command("list")
 def list_groups(
     output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
 ) -> None:
-    """List the groups. A broker that does not answer is waited for until the cluster gives it up, for some seconds, and
-    so is the new coordinator of its groups; the exit code is 1 when groups are missing."""
+    """List the groups. If a broker does not answer, the command waits some seconds until it is declared dead and its
+    groups have a new coordinator; the exit code is 1 if groups are missing.
+    """
 
     async def work() -> GroupListings:
         async with connect(bootstrap_servers) as client:
@@ -100,15 +102,14 @@ def describe(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Show a group's members, its settings, and for each partition where it is and how far behind.
+    """Show a group's members, settings, and position and lag per partition.
 
-    Of a group whose partitions the broker assigns, the table has a row for each member: its epoch, what it READS, what
-    it GETS when others have given it up, and what it GIVES UP. The table names the settings that are the group's own,
-    JSON all of them.
+    For a group with server-side assignment the table has a row per member: its epoch, the partitions it READS, those it
+    GETS when other members have revoked them, and those it GIVES UP. The table has the settings of the group itself,
+    JSON all settings.
 
-    Of a share group it has a row for each partition: from where to where records are open, how many are LEASED, PARKED
-    until their next try, on their way to the dead-letter topic (ARCHIVING) or DEAD; and one for each member that has
-    leased some.
+    For a share group it has a row per partition: the range of open records, and how many are LEASED, PARKED until their
+    next delivery, being written to the dead-letter topic (ARCHIVING) or DEAD; and a row per member with leases.
     """
 
     async def work() -> dict[str, Any]:
@@ -137,7 +138,7 @@ def describe(
 
 
 def _epochs(found: dict[str, Any]) -> str:
-    """Where a group whose partitions the broker assigns stands."""
+    """Epochs of a group with server-side assignment."""
     if found["type"] != "consumer":
         return ""
     behind = "" if found["target_epoch"] == found["epoch"] else f" (assigned: {found['target_epoch']})"
@@ -206,7 +207,7 @@ def _texts(partitions: Iterable[TopicPartition]) -> list[str]:
 
 
 async def _settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
-    """The group's settings, and whose each is; none where the broker has no settings of groups."""
+    """The group's settings and their sources; empty if the broker has no group settings."""
     try:
         found = await client.admin.describe_config(group, kind="group")
     except RequestError:
@@ -234,9 +235,9 @@ def alter(
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Change settings of a group, all of them or none; what is not named stays.
+    """Change settings of a group atomically; other settings are not changed.
 
-    The group need not exist yet. Its members are told with their next heartbeat.
+    The group need not exist yet. Its members receive the change with their next heartbeat.
     """
     changes: dict[str, str | None] = dict(key_values(settings or (), "NAME=VALUE"))
     changes.update(dict.fromkeys(unset or (), None))
@@ -271,7 +272,7 @@ def reset_offsets(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Move a group that has no members now. Offsets stay within what the partition holds.
+    """Change the committed offsets of a group without members. Offsets stay within the partition's log.
 
     Rows are sorted by topic and partition.
     """
@@ -292,7 +293,9 @@ def reset_offsets(
 
 
 async def _check_movable(client: Client, group: str, *, create: bool) -> None:
-    """The broker would make a group that does not exist, and let a dry run pass where it refuses the real one."""
+    """Check that the group can be changed: the broker would create a missing group, and accept a dry run that it would
+    otherwise reject.
+    """
     described = await client.admin.describe_group(group)
     if described.state == DEAD and not create:
         raise GroupIdNotFound(f"there is no group {group}; --create makes it")
@@ -303,7 +306,7 @@ async def _check_movable(client: Client, group: str, *, create: bool) -> None:
 async def _chosen(
     client: Client, group: str, topics: tuple[str, ...], indexes: frozenset[int]
 ) -> dict[TopicPartition, int | None]:
-    """The partitions to move, in order, and where the group is in each. Raises for those that do not exist."""
+    """The partitions to change, sorted, with their committed offsets. Raises for partitions that do not exist."""
     from mansio.client.types import TopicPartition
 
     committed = {one: entry.offset for one, entry in (await client.admin.group_offsets(group)).items()}
@@ -330,7 +333,7 @@ async def _reset(
             raise InvalidRequest(f"group {group} has no place there to move from; give --to an absolute one")
     try:
         new = await client.admin.reset_offsets(group, chosen, **target.arguments(), dry_run=dry_run)
-    except UnknownMember as error:  # what Kafka answers to a commit from outside while the group has members
+    except UnknownMember as error:  # Kafka's error for an external commit while the group has members
         raise NonEmptyGroup(f"group {group} still has members; stop them first") from error
     return [
         {"topic": one.topic, "partition": one.partition, "old": old, "new": new[one]}
@@ -343,9 +346,9 @@ def delete(
     groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The groups to delete.")],
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Forget groups without members, with everything they committed.
+    """Delete groups without members, with all committed offsets.
 
-    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    A failure does not stop the others; the exit code is 1 then.
     """
 
     async def work() -> None:
@@ -368,11 +371,11 @@ def delete(
 COLUMNS = ("topic", "partition", "start", "end", "lag", "leased", "parked", "archiving", "dead")
 HOLDER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
 RANGES_MAX = 100
-"""Leased ranges of one partition in JSON."""
+"""Number of leased ranges of one partition in JSON."""
 
 
 async def describe_share_group(client: Client, group: str) -> dict[str, Any] | None:
-    """All there is to say about a share group; None if this is none."""
+    """Description of a share group; None if it is not one."""
     try:
         described = await client.admin.shares.describe(group)
     except (GroupIdNotFound, InconsistentGroupProtocol):
@@ -429,7 +432,7 @@ def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
 
 
 def show_share_group(found: dict[str, Any]) -> None:
-    """The description as tables."""
+    """Print the description as tables."""
     print(f"share group  {found['group']}  {found['state']}, {len(found['members'])} members")
     partitions = found["partitions"]
     if partitions:

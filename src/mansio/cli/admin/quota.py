@@ -1,7 +1,8 @@
-"""`mansio quota`: list, set, delete: how many bytes per second clients may write and read.
+"""`mansio quota`: list, set, delete byte-rate quotas of clients.
 
-Always true: an entity is named the same way by every command: `--client`, `--user`, or both; each either by name or,
-with `--default-client` and `--default-user`, everybody who has no quota of their own.
+Invariants:
+* Every command names an entity in the same way: `--client`, `--user`, or both; each by name or, with `--default-client`
+  and `--default-user`, for all without a quota of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ COLUMNS = ("user", "client", PRODUCER, CONSUMER)
 
 @app.callback()
 def command_group() -> None:
-    """Limit how fast clients write and read."""
+    """Limit the rates at which clients write and read."""
 
 
 @app.command("list")
@@ -55,8 +56,7 @@ def list_quotas(
 ) -> None:
     """List the quotas, in bytes per second.
 
-    A user or client that is not named stands as "(default)" in the table; JSON says so in `default_user` and
-    `default_client`.
+    A default client or user is "(default)" in the table, and `default_user` or `default_client` in JSON.
     """
 
     async def work() -> list[Quota]:
@@ -121,7 +121,7 @@ def set_quota(
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Set quotas; what is not named stays."""
+    """Set quotas; other quotas are not changed."""
     entity = _entity(client, user, default_client=default_client, default_user=default_user)
     given = {PRODUCER: producer_byte_rate, CONSUMER: consumer_byte_rate}
     values = {name: value for name, value in given.items() if value is not None}
@@ -143,7 +143,7 @@ def delete(
     default_user: DefaultUserOption = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Remove all quotas of a client, a user, or a default."""
+    """Delete all quotas of a client, a user, or a default."""
     entity = _entity(client, user, default_client=default_client, default_user=default_user)
 
     async def work() -> None:

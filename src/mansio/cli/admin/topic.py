@@ -52,7 +52,7 @@ SettingsOption = Annotated[
 ]
 
 REPLICAS_MAX = 1_000
-BROKER_DEFAULT = -1  # in a request: what the broker is set to
+BROKER_DEFAULT = -1  # in a request: the broker's default
 BEFORE_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
 DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
 PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "offsets")
@@ -141,8 +141,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions and settings.
 
-    OFFSETS is END - START: that many records, unless compaction or transactions left gaps. The table names the
-    settings that differ from their defaults, JSON all of them.
+    OFFSETS is END - START: the number of records, unless compaction or transactions left gaps. The table has the
+    settings that differ from their defaults, JSON all settings.
     """
 
     async def work() -> dict[str, Any]:
@@ -220,7 +220,7 @@ def alter(
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Grow a topic or change its settings; what is not named stays."""
+    """Add partitions to a topic or change its settings; other settings are not changed."""
     changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
     changes.update(dict.fromkeys(unset or (), None))
     if partitions is None and not changes:
@@ -245,10 +245,10 @@ def delete_records(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete the oldest records of a topic, for good; the topic and its settings stay.
+    """Delete the oldest records of a topic permanently; the topic and its settings stay.
 
-    One row for each partition. Where a partition refuses, ERROR says why, the others go on, and the exit code is 1. An
-    offset below a partition's start deletes nothing there, one beyond its end is refused.
+    One row per partition. If a partition fails, ERROR has the reason, the others continue, and the exit code is 1. An
+    offset below a partition's start deletes nothing; one beyond its end is rejected.
     """
     where = _before(before)
 
@@ -265,7 +265,7 @@ def delete_records(
 
 
 def _before(text: str) -> Any:
-    """`--before` as `Admin.delete_records` takes it."""
+    """The value of `--before` for `Admin.delete_records`."""
     if text == "end":
         return text
     try:
@@ -287,9 +287,9 @@ def delete(
     ] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Delete topics and all their records, for good.
+    """Delete topics with all their records permanently.
 
-    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    A failure does not stop the others; the exit code is 1 then.
     """
 
     async def work() -> None:
@@ -313,17 +313,19 @@ def delete(
 T = TypeVar("T")
 
 AT_ONCE_MAX: Final = 16
-"""Partitions that are asked about one by one at the same time."""
+"""Maximum number of concurrent requests for single partitions."""
 
 GROUPS_ASKED_MAX: Final = 1_000
-"""Groups that are looked through for the pipeline that a refusal came from."""
+"""Maximum number of groups searched for the pipeline that prevents a deletion."""
 
 
 async def delete_partition_records(
     client: Client, topic: str, before: Any, indexes: Iterable[int], *, dry_run: bool
 ) -> list[dict[str, Any]]:
-    """One row for each partition, in order; `error` says why nothing was deleted. `before` is as for
-    `Admin.delete_records`; no `indexes`: all there are. Raises what is wrong with the topic as a whole."""
+    """One row per partition, sorted; `error` is the reason why nothing was deleted. `before` as in
+    `Admin.delete_records`;
+    without `indexes`: all partitions. Raises errors of the topic as a whole.
+    """
     from mansio.client.types import TopicPartition
 
     view = await client.admin.describe_topic(topic)
@@ -353,8 +355,10 @@ async def delete_partition_records(
 async def _name_holding_pipelines(
     client: Client, outcomes: dict[TopicPartition, int | MansioError], *, dry_run: bool
 ) -> None:
-    """The protocol has no words for why a deletion is refused: say which pipeline still needs the records. A dry run
-    asks before; it does not know the limits of holds, so it may name one that no longer counts."""
+    """Name the pipeline that still needs the records: the protocol has no field for the reason. A dry run checks
+    before;
+    it does not know the limits of retention holds, so it may name one that no longer applies.
+    """
     candidates = {
         one: outcome
         for one, outcome in outcomes.items()
@@ -380,7 +384,7 @@ async def _name_holding_pipelines(
 
 
 async def _check_allowed(client: Client, view: TopicDescription) -> None:
-    """The broker's rules about whole topics, so that a dry run goes by them too."""
+    """The broker's rules for whole topics, checked here so that a dry run applies them too."""
     if view.is_internal:
         raise InvalidTopic(f"{view.name} is the broker's own: its records are not deleted by hand")
     policy = (await client.admin.describe_config(view.name)).get("cleanup.policy")
@@ -392,8 +396,10 @@ async def for_each(
     partitions: list[TopicPartition],
     request: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, T]]],
 ) -> dict[TopicPartition, T | MansioError]:
-    """What `request` answers for each partition, or the error it raises for it. It is asked about all of them at once,
-    and when that fails about one at a time, to learn which; so asking twice must do no harm."""
+    """The result of `request`, or its error, for each partition. All partitions are requested at once, and after a
+    failure
+    one by one, to find the failing one; so repeating a request must be harmless.
+    """
     if not partitions:
         return {}
     try:

@@ -1,1 +1,1 @@
-"""Commands that run brokers and examine their data."""
+"""Commands that run brokers, and check their data and environment."""

@@ -1,4 +1,4 @@
-"""`mansio config`: what a broker would run with, and why."""
+"""`mansio config`: effective settings of a broker and their origins; the flags of `mansio serve`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def show(
     set_: SetOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show every setting `mansio serve` would use with the same flags, and where each value comes from.
+    """Show all settings of `mansio serve` with the same flags, and the origin of each value.
 
-    Origins, later ones win: default, file, environment (MANSIO_<NAME>), flag.
+    Origins in increasing precedence: default, file, environment (MANSIO_<NAME>), flag.
     """
     from mansio.config.settings import SPECIFICATIONS
 
@@ -145,9 +145,9 @@ SetOption = Annotated[
 
 
 def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list[str] | None) -> Settings:
-    """The settings these flags, the environment and the file make. `named`: from flags of their own; None: not given.
+    """The settings from flags, environment and file. `named`: settings with a flag of their own; None: not given.
 
-    A flag that is wrong is a wrong command line (exit code 2); `ConfigError` says what is wrong with the others.
+    An invalid flag is a usage error (exit code 2); other invalid settings raise `ConfigError`.
     """
     from mansio.config.settings import Origin
     from mansio.config.sources import load_settings

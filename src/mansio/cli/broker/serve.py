@@ -1,8 +1,11 @@
-"""`mansio serve`: one broker in the foreground, with its HTTP door, and its member of etcd where it has one.
+"""`mansio serve`: one broker in the foreground, with its HTTP listener and optionally its etcd member.
 
-Always true: the line with `ready` comes when every port accepts and not before; SIGTERM or SIGINT stops
-accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits 0;
-a second signal does not wait. The member is healthy before the broker starts, and ends after it.
+Invariants:
+* The `ready` line is printed when all ports accept connections, not before.
+* SIGTERM or SIGINT stops accepting, lets running requests finish for at most `shutdown_drain_ms`, closes all logs and
+  exits with 0; a second signal exits immediately.
+* The etcd member is healthy before the broker starts, and stops after it.
+* Notifications to systemd never block and never fail the broker.
 """
 
 from __future__ import annotations
@@ -46,12 +49,12 @@ if TYPE_CHECKING:
     from mansio.node.etcd_member.member import EtcdMember
 
 CLOSE_S = 5.0
-"""What closing the logs may take beyond the drain before we say so and give up."""
+"""Time for closing the logs after the drain before the process gives up."""
 
 LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 HELD_LINES_INTERVAL_S = 1.0
-"""How often log lines that were held back are looked at."""
+"""Interval at which suppressed log lines are released."""
 
 FORCED_EXIT_CODE = 130
 """After a second signal. Nothing acknowledged is lost; the next start recovers."""
@@ -161,7 +164,9 @@ async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | 
 
 
 async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Whether `work` came to its end. It is given up when told to stop meanwhile, and undoes then what it began."""
+    """Run `work` until it completes (True) or `stop` is set: then it is cancelled, and undoes what it started
+    (False).
+    """
     import asyncio
 
     working = asyncio.ensure_future(work)
@@ -179,7 +184,7 @@ async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Eve
 
 
 async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None:
-    """Once a second, or as often as systemd's watchdog wants."""
+    """Once a second, or as often as systemd's watchdog requires."""
     import asyncio
 
     next_heartbeat_s = 0.0
@@ -206,10 +211,10 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
 
 
 def _tune_garbage_collector() -> None:
-    """Look for cycles seldom, and not among what was made while starting.
+    """Run the garbage collector rarely, and exclude the objects created during the start.
 
-    Requests leave no cycles behind: reference counting frees them. With the defaults the collector walks the many
-    objects of the message schemas again and again, in the middle of a request.
+    Requests create no reference cycles. With the default thresholds the collector would traverse the many objects of
+    the message schemas repeatedly, during requests.
     """
     import gc
 
@@ -219,7 +224,7 @@ def _tune_garbage_collector() -> None:
 
 
 async def _started(broker: Broker, stop: asyncio.Event) -> bool:
-    """Whether it has started: in a cluster that may take for ever."""
+    """Whether the broker has started: in a cluster that may take arbitrarily long."""
     if not broker.settings.clustered:
         await _start(broker)
         return True
@@ -261,7 +266,7 @@ def _print_ready(settings: Settings, broker: Broker, http: tuple[str, int] | Non
 
 
 async def _close(settings: Settings, broker: Broker, http: HttpServer | None) -> int:
-    """Drain and close both doors, at the same time."""
+    """Drain and close the Kafka and HTTP listeners concurrently."""
     import asyncio
 
     work = [asyncio.ensure_future(broker.stop())]
@@ -298,11 +303,16 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 
 START_EXTENSION_S: Final = 30
 HEARTBEAT_INTERVAL_S: Final = 5.0
-"""Between beats, unless the watchdog wants them more often."""
+"""Interval of heartbeats, unless the watchdog requires a shorter one."""
 
 
 class SystemdNotifier:
-    """One connection to the service manager."""
+    """sd_notify messages to systemd (`Type=notify`): ready, stopping, watchdog.
+
+    Without `NOTIFY_SOCKET` in the environment nothing is sent. During the start each heartbeat extends the start
+    timeout, so that a long recovery is not considered a hang; afterwards it feeds the watchdog, if the unit has one.
+    Heartbeats run on the broker's event loop: a loop that hangs is detected and the broker restarted.
+    """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         variables = os.environ if environment is None else environment
@@ -324,19 +334,19 @@ class SystemdNotifier:
             self._socket.setblocking(False)
 
     def heartbeat(self) -> None:
-        """We are alive. Call every `heartbeat_interval_s`."""
+        """Send a heartbeat. Call it every `heartbeat_interval_s`."""
         if not self._ready:
             self._send(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1_000_000}\nSTATUS=reading logs")
         elif self._has_watchdog:
             self._send("WATCHDOG=1")
 
     def ready(self, status: str) -> None:
-        """Every port accepts."""
+        """All ports accept connections."""
         self._ready = True
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """No new work is taken."""
+        """No new work is accepted."""
         self._send("STOPPING=1\nSTATUS=draining")
 
     def close(self) -> None:
@@ -346,5 +356,7 @@ class SystemdNotifier:
 
     def _send(self, message: str) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # a manager that is gone, or reads too slowly: nothing of ours
+            with contextlib.suppress(
+                OSError
+            ):  # the manager has ended or reads too slowly; not an error of the broker
                 self._socket.sendto(message.encode(), self._address)

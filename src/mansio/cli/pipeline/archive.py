@@ -1,7 +1,8 @@
-"""`mansio pipeline archive TOPIC`: a topic into an Iceberg table, exactly once, for as long as it runs or up to now.
+"""`mansio pipeline archive TOPIC`: copies a topic to an Iceberg table, exactly once, continuously or up to now.
 
-Always true: it can be killed at any moment and started again with the same command; where it goes on is read from the
-table. What is said of batches goes to standard error, the result to standard output.
+Invariants:
+* It can be killed at any time and restarted with the same command; it resumes from the table.
+* Progress goes to standard error, the result to standard output.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Unreadable(StrEnum):
-    """What to do with records that cannot be read."""
+    """Handling of unreadable records."""
 
     SUSPEND = "suspend"
     SKIP = "skip"
@@ -73,8 +74,8 @@ def archive(
 ) -> None:
     """Archive a topic to an Iceberg table, each record exactly once.
 
-    Goes on where the table ends, whatever happened before. While it runs, and until `mansio pipeline release`, the
-    broker holds back deletion of records that are not archived yet.
+    Resumes at the table's end offsets. While it runs, and until `mansio pipeline release`, the broker retains records
+    that are not archived yet.
     """
     from mansio.errors import ConfigError
 
@@ -120,7 +121,7 @@ def _show(done: ArchiveResult, output: Output) -> None:
 
 
 def _print_progress(progress: Progress) -> None:
-    """One line per batch."""
+    """Print one line per batch."""
     rate = progress.records / progress.seconds if progress.seconds else 0
     behind = "" if progress.lag is None else f", {progress.lag:,} behind"
     print(

@@ -28,10 +28,10 @@ def compact(
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Make a table of the latest record of each key, from an archive.
+    """Write a table with the latest record of each key of an archive.
 
-    The table lies in the archive's catalog. Each run replaces all of it in one commit; readers see the rows of one run
-    or of the other. Keys whose latest record has no value, and records without a key, are not in it.
+    The table is in the archive's catalog. Each run replaces its content in one commit; readers see the rows of one run
+    or the other. It does not contain keys whose latest record has no value, nor records without a key.
     """
     archive = open_archive(topic, warehouse, catalog)
 

@@ -1,6 +1,7 @@
-"""`mansio pipeline hot-keys TOPIC`: the heaviest keys, how even the partitions are, and what would help.
+"""`mansio pipeline hot-keys TOPIC`: heaviest keys, partition skew, and advice.
 
-Always true: it only reads; an uneven topic is a result, not a failure, so the exit code is 0 all the same.
+Invariants:
+* It only reads. A skewed topic is a result, not a failure: the exit code is 0.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def hot_keys(
 ) -> None:
     """Find the heaviest keys of a topic, and whether its partitions are evenly loaded.
 
-    Counts all records that are there now, exactly. Says what would help where a key or a partition carries too much.
+    Counts all current records exactly. Gives advice if a key or a partition carries too much.
     """
 
     async def partitions() -> int:

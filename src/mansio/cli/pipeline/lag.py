@@ -1,6 +1,7 @@
-"""`mansio pipeline lag [NAME]`: where pipelines are and how far behind.
+"""`mansio pipeline lag [NAME]`: positions and lag of pipelines.
 
-Always true: what is shown is what a pipeline has said itself, after its last micro-batch; nothing is changed.
+Invariants:
+* The positions are those that a pipeline published after its last micro-batch; nothing is changed.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def lag(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Show how many records pipelines have not read yet, for each partition.
+    """Show the number of records that pipelines have not read yet, per partition.
 
-    A pipeline says where it is after each of its batches, so this is exact within one trigger.
-    `mansio group describe mansio.pipeline.NAME` shows the same.
+    A pipeline publishes its position after each batch, so this is exact within one trigger. `mansio group describe
+    mansio.pipeline.NAME` shows the same.
     """
     from mansio.spark.jobs.lag import pipeline_lag
     from mansio.spark.sync_client import close_sync_clients, sync_client

@@ -1,4 +1,4 @@
-"""`mansio pipeline maintain`: an archive's files put together, its old snapshots and unneeded files removed."""
+"""`mansio pipeline maintain`: rewrites small files of an archive, expires snapshots and deletes orphan files."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def maintain(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Rewrite small files of an archive, expire snapshots, delete unneeded files.
+    """Rewrite small files of an archive, expire snapshots, delete orphan files.
 
-    Nobody has to stop for it: the archive goes on, readers finish on the files they began with. Files are deleted by
-    the first run that finds them unneeded for the grace time, so run it regularly.
+    Runs concurrently with the archive and its readers. Files are deleted by the first run that finds them unreferenced
+    for the grace time, so run it regularly.
     """
     target_bytes, grace_s = _size(target_size), _duration_s(grace)
     if grace_s < SHORTEST_GRACE_S and not force:
@@ -92,7 +92,7 @@ def _rows(report: MaintenanceReport) -> list[tuple[str, str, str]]:
 
 
 def _size(text: str) -> int:
-    """A size such as 256MB, in bytes; units are powers of 1,024."""
+    """Parse a size such as 256MB, in bytes; units are powers of 1,024."""
     found = SIZE.fullmatch(text.strip())
     size = int(found[1]) * SIZE_UNITS[found[2].upper()] if found else 0
     if size < SMALLEST_TARGET_BYTES:
@@ -101,7 +101,7 @@ def _size(text: str) -> int:
 
 
 def _duration_s(text: str) -> float:
-    """A time span such as 1h, in seconds."""
+    """Parse a duration such as 1h, in seconds."""
     found = SPAN.fullmatch(text.strip())
     if found is None:
         usage_error(f"{text!r} is no time span; try 1h, 30m, 2d", "--grace")

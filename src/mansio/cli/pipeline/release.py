@@ -1,7 +1,8 @@
-"""`mansio pipeline release NAME`: a pipeline that will not run again gives up what it holds back.
+"""`mansio pipeline release NAME`: removes the retention holds of a pipeline that will not run again.
 
-Always true: only offsets that hold records back are forgotten, and the broker has stored that when the command ends. A
-pipeline that still runs holds again with its next commit; the truth of where it restarts is in its checkpoint or table.
+Invariants:
+* Only offsets with a retention hold are deleted, and the broker has stored that when the command ends.
+* A running pipeline sets its holds again with its next commit; it resumes from its checkpoint or table.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def release(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Let deletion and compaction go on as if a pipeline did not exist.
+    """Remove the retention holds of a pipeline, so that deletion and compaction continue.
 
-    Forgets the committed offsets that hold records back for it, and shows them; `held` is how many records
-    that is. For a pipeline that will not run again: one that still runs holds again with its next commit.
+    Deletes and shows the committed offsets with holds; `held` is the number of records they retained. For a pipeline
+    that will not run again: a running one sets its holds again with its next commit.
     """
 
     async def work() -> list[dict[str, Any]]:
@@ -79,7 +80,7 @@ async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str
 
 
 async def _unknown(client: Client, name: str) -> str:
-    """That there is no such pipeline, and which there are."""
+    """The message for an unknown pipeline, with the known ones."""
     try:
         groups = [group.group_id for group in await client.admin.list_groups()]
     except MansioError:

@@ -1,4 +1,4 @@
-"""`mansio pipeline replay`: archived records into a topic again, also those the log has deleted."""
+"""`mansio pipeline replay`: writes archived records to a topic again, including deleted ones."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def replay(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Write archived records into a topic again, each with its key, headers, timestamp and partition, in order.
+    """Write archived records to a topic again, in order, each with its key, headers, timestamp and partition.
 
-    Run twice, it adds nothing; interrupted, it goes on where it stopped: records that the target has already, in
-    order, are not written again. Without --include-deleted only what TOPIC itself still has is written.
+    A repeated run adds nothing, and an interrupted one resumes: records that the target already has, in order, are not
+    written again. Without --include-deleted only records that TOPIC itself still has are written.
     """
     from_ms, to_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
@@ -103,7 +103,7 @@ def replay(
 
 
 def _progress() -> Callable[[int], None]:
-    """One moving line on a terminal."""
+    """A progress line on a terminal."""
     written = 0
 
     def show(count: int) -> None:

@@ -1,7 +1,8 @@
-"""`mansio pipeline run FILE`: the user's function on DataFrames, from topics to a topic or a table.
+"""`mansio pipeline run FILE`: a user's function on DataFrames, from topics to a topic or a table.
 
-Always true: it can be stopped or killed at any moment and started again with the same command. What is said of batches
-goes to standard error, the result to standard output.
+Invariants:
+* It can be stopped or killed at any time and restarted with the same command.
+* Progress goes to standard error, the result to standard output.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Start(StrEnum):
-    """Where a pipeline without a checkpoint begins."""
+    """Start position of a pipeline without a checkpoint."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
 class Mode(StrEnum):
-    """Spark's output modes that a topic can take."""
+    """Spark's output modes that a topic supports."""
 
     APPEND = "append"
     UPDATE = "update"
@@ -109,10 +110,10 @@ def run(
 ) -> None:
     """Run your function on DataFrames: records of topics in, a topic or a table out.
 
-    Goes on where its checkpoint ends. Into a topic each record is written at least once: the batch under way
-    when the process died is written again. Into a directory of Parquet files, exactly once. A result without a
-    column value is written as JSON of its columns. While it runs, and until `mansio pipeline release`, the broker
-    holds back deletion of what was not read yet. Ctrl-C and SIGTERM let the batch under way end.
+    Resumes from its checkpoint. Output to a topic is at-least-once: the running batch of a killed process is written
+    again. Output to a directory of Parquet files is exactly-once. A result without a column value is written as JSON of
+    its columns. While it runs, and until `mansio pipeline release`, the broker retains unread records. Ctrl-C and
+    SIGTERM let the running batch complete.
     """
     if (to is None) == (to_table is None):
         usage_error("give one of them", "--to / --to-table")
@@ -122,7 +123,7 @@ def run(
 
     from mansio.spark.jobs.pipeline_file import load
 
-    load(file)  # what is wrong with it is said before Spark has started
+    load(file)  # report errors of the file before Spark starts
     stop_signals = StopSignals()
     with stop_signals.handling():
         spark = start_session(master, f"mansio pipeline {called}", **settings)
@@ -150,7 +151,7 @@ def run(
 
 
 def absolute_location(directory: str) -> str:
-    """The same place from wherever the command is given again: a path becomes absolute, an address stays."""
+    """A location that does not depend on the current directory: a path becomes absolute, an address is unchanged."""
     return directory if "://" in directory else os.path.abspath(directory)
 
 
@@ -172,7 +173,7 @@ def _show(done: PipelineResult, output: Output) -> None:
 
 
 def _print_progress(progress: Progress) -> None:
-    """One line per batch."""
+    """Print one line per batch."""
     rate = progress.records / progress.seconds if progress.seconds else 0
     print(
         f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s)"

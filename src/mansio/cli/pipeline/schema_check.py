@@ -1,6 +1,7 @@
-"""`mansio pipeline schema-check`: schemas against each other, or a topic's records against a schema.
+"""`mansio pipeline schema-check`: compares versions of a JSON Schema, or validates a topic's records.
 
-Always true: the exit code is 1 when something breaks, so that the command can stand in a build.
+Invariants:
+* The exit code is 1 if there is a violation, for use in a build.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def schema_check(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Find breaking changes between versions of a JSON Schema, or records that break one.
+    """Find breaking changes between versions of a JSON Schema, or records that violate one.
 
-    Without --schema, each version in a directory is compared with the one before. With it, every value of the topic
-    is checked. The exit code is 1 if anything breaks.
+    Without --schema, each version in a directory is compared with the previous one. With it, every value of the topic
+    is validated. The exit code is 1 if there is a violation.
     """
     if schema is None:
         if quarantine is not None:
@@ -101,7 +102,7 @@ def _check_versions(directory: str, compatibility: Compatibility, output: Output
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """v2 before v10."""
+    """Sort key: v2 before v10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

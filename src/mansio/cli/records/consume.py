@@ -1,7 +1,9 @@
-"""`mansio consume`: records out, as raw values unless told otherwise.
+"""`mansio consume`: prints records, by default as raw values.
 
-As with kcat it follows the topic until Ctrl-C, unless `--exit-at-end`, `--to-time` or `--max` gives it an end.
-Always true: a group's offsets cover only what was printed and flushed. As a member of a share group: `consume_shares`.
+It follows the topic until Ctrl-C, as kcat does, unless `--exit-at-end`, `--to-time` or `--max` limits it.
+
+Invariants:
+* A group's committed offsets cover only records that were printed and flushed.
 """
 
 from __future__ import annotations
@@ -135,11 +137,12 @@ def consume(
 ) -> None:
     """Print the records of a topic, and wait for more until Ctrl-C.
 
-    Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
-    With --share-group any number of members share every partition, and each record is settled by itself; then
-    --exit-at-end is where nothing can be had: the rest is done, rests after a try, or is leased by others.
-    With --from-snapshot it prints the archive that `mansio pipeline archive` keeps, partition by partition, and ends.
-    The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
+    Starts with new records; with a limit (--exit-at-end, --to-time) at the beginning; a group resumes at its offsets.
+    With --share-group any number of members share every partition, and records are acknowledged one by one; then
+    --exit-at-end ends when no record is available: all are processed, in backoff, or leased by others. With
+    --from-snapshot it prints the archive written by `mansio pipeline archive`, partition by partition, and ends.
+
+    Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
     from mansio.cli.support.formatting import Printer
@@ -202,7 +205,7 @@ def consume(
 
 @dataclass(frozen=True, slots=True)
 class ConsumeCommand:
-    """What to read. `start` is "earliest", "latest", a time, or an offset (negative: back from the end)."""
+    """What to read. `start` is "earliest", "latest", a time, or an offset (negative: relative to the end)."""
 
     topic: str
     partitions: tuple[int, ...]
@@ -213,7 +216,7 @@ class ConsumeCommand:
     limit: int | None
 
     async def perform(self, bootstrap_servers: str, printer: Printer) -> None:
-        """Print to the end, or for ever."""
+        """Print until the limit, or until interrupted."""
         from mansio.cli.support.common import run_unless_deleted
         from mansio.client.types import TopicPartition
 
@@ -236,7 +239,7 @@ class ConsumeCommand:
             await run_unless_deleted(client, self.topic, read())
 
     async def _start(self, client: Client) -> Any:
-        """An offset becomes one for each partition, within what it holds; a negative one counts from its end."""
+        """Start offset of each partition, limited to its log; a negative offset is relative to its end."""
         from mansio.client.types import TopicPartition
 
         if not isinstance(self.start, int):

@@ -1,7 +1,8 @@
-"""`mansio consume --share-group`: records on lease, printed, and then settled as was asked.
+"""`mansio consume --share-group`: prints leased records, then acknowledges, releases or rejects them.
 
-Always true: a record is acknowledged, given back or rejected only after it was printed and flushed; what was leased and
-not printed, or is held, is released when the command ends.
+Invariants:
+* A record is acknowledged, released or rejected only after it was printed and flushed.
+* Records that were leased and not printed, or are held, are released when the command ends.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 POLL_MS: Final = 200
 RECORDS_MAX: Final = 500
-"""Leased at a time."""
+"""Maximum number of records leased at a time."""
 HELD_RECORDS_MAX: Final = 100_000
 HELD_MS_MAX: Final = 365 * 24 * 3600 * 1000
 
 
 class Disposition(StrEnum):
-    """What becomes of a record that was printed."""
+    """What to do with a printed record."""
 
     ACK = "ack"
     RELEASE = "release"
@@ -35,7 +36,7 @@ class Disposition(StrEnum):
 
 
 def disposition_of(flags: Mapping[Disposition, bool], share_group: str | None) -> Disposition:
-    """What the flags ask for; exit code 2 for two of them, or for one without a share group."""
+    """The disposition from the flags; exit code 2 for more than one, or for one without a share group."""
     chosen = [disposition for disposition, is_given in flags.items() if is_given]
     if chosen and share_group is None:
         usage_error("this is for a share group: name it with --share-group", f"--{chosen[0]}")
@@ -45,7 +46,7 @@ def disposition_of(flags: Mapping[Disposition, bool], share_group: str | None) -
 
 
 def check_share_group_options(given: Mapping[str, bool], share_group: str) -> None:
-    """These options have no meaning for a share group; exit code 2."""
+    """Options that do not apply to share groups; exit code 2."""
     for name, is_given in given.items():
         if is_given and name == "--group":
             usage_error("a group is of one kind: --group or --share-group", name)
@@ -56,7 +57,7 @@ def check_share_group_options(given: Mapping[str, bool], share_group: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class ShareConsumeCommand:
-    """Reading as a member of a share group. `has_end`: until there is nothing to be had."""
+    """Reading as a member of a share group. `has_end`: until no record is available."""
 
     topic: str
     group: str
@@ -69,7 +70,7 @@ class ShareConsumeCommand:
             usage_error("what is held is released at the end: it has to be Ctrl-C", "--exit-at-end")
 
     async def perform(self, bootstrap_servers: str, printer: Printer) -> int:
-        """Print until the end, or for ever. Returns the exit code."""
+        """Print until the end, or until interrupted. Returns the exit code."""
         from mansio.cli.support.common import run_unless_deleted
 
         lost: list[Leased] = []
@@ -96,7 +97,7 @@ class ShareConsumeCommand:
                 if remaining is not None:
                     remaining -= len(messages)
                     if remaining == 0 and not is_held:
-                        receiver.stop()  # no more is leased than is printed
+                        receiver.stop()  # lease no more than is printed
                 if messages:
                     printer.show(messages)
                     lost += await self._acknowledge(receiver, messages)
@@ -106,7 +107,7 @@ class ShareConsumeCommand:
                 await _wait_forever()
 
     async def _acknowledge(self, receiver: Receiver, messages: Sequence[Leased]) -> list[Leased]:
-        """As was asked. Gives those whose leases were over."""
+        """Apply the disposition; returns the records whose leases had expired."""
         import asyncio
 
         from mansio.client import LeaseLost
@@ -126,14 +127,14 @@ class ShareConsumeCommand:
         return [one for one in messages if not one.is_acknowledged]
 
     async def _is_at_end(self, client: Client, receiver: Receiver) -> bool:
-        """Is there nothing that anybody could be given now, and nothing on its way to us?"""
+        """Whether no record is available to any member, and none is on its way to this one."""
         from mansio.client.types import TopicPartition
 
         topic = await client.admin.describe_topic(self.topic)
         partitions = [TopicPartition(self.topic, one.index) for one in topic.partitions]
         for found in (await client.admin.shares.leases(self.group, partitions)).values():
             if found is None:
-                return False  # nobody has begun to read it
+                return False  # no member has started to read it
             acquired = found.leased + found.parked + found.withheld + found.archiving
             if found.lag > acquired or any(each.member_id == receiver.member_id for each in found.holders):
                 return False

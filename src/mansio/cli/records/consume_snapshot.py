@@ -1,10 +1,11 @@
-"""`mansio consume TOPIC --from-snapshot`: a look into a topic's archive, without Spark.
+"""`mansio consume TOPIC --from-snapshot`: prints a topic's archive, without Spark.
 
-Reads the archive's files one batch at a time, so it begins at once and takes little memory, and is for looks, not for
-work on all records: that is what pipelines are for.
+Reads the archive's files one batch at a time, so it starts immediately and needs little memory. For inspection; use
+pipelines to process all records.
 
-Always true: records come partition by partition, in the order of offsets, printed exactly as `consume` prints those of
-the topic; no broker is asked when deleted records are wanted too.
+Invariants:
+* Records are printed by partition, in offset order, in the same format as those of the topic.
+* With deleted records included, no broker is contacted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SnapshotConsumeCommand:
     limit: int | None = None
 
     def perform(self, bootstrap_servers: str, printer: Printer) -> None:
-        """Print what there is, and end. Raises `ArchiveError`; without deleted records also what the broker answers."""
+        """Print the selection and return. Raises `ArchiveError`; without deleted records also the brokers' errors."""
         if self.warehouse is None:
             usage_error("say where the archive is", "--warehouse")
         table = open_archive(self.topic, self.warehouse, self.catalog)
@@ -61,7 +62,9 @@ class SnapshotConsumeCommand:
 
 
 async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selection: Selection) -> Selection:
-    """The selection without what the topic has deleted. `UnknownTopicOrPartition`: it has deleted everything."""
+    """The selection without records that the topic has deleted. Raises `UnknownTopicOrPartition` if it does not
+    exist.
+    """
     from mansio.client.types import TopicPartition
     from mansio.spark.iceberg.time_travel import is_archive_of
 
@@ -77,7 +80,7 @@ async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selectio
 def _messages(
     table: ArchiveTable, selection: Selection, snapshot_id: int | None, limit: int | None
 ) -> Iterator[list[Message]]:
-    """Rows of the archive as the client hands records out."""
+    """Rows of the archive as messages of the client."""
     from mansio.client.types import Message
     from mansio.spark.iceberg.table_scan import BATCH_ROWS, scan
 

@@ -1,7 +1,9 @@
-"""`mansio produce`: lines in, records out.
+"""`mansio produce`: publishes lines as records.
 
-Always true: exit code 0 means that every record was acknowledged in the way `--acks` asked for; otherwise the
-error says how many were.
+Invariants:
+* Exit code 0 means that every record was acknowledged as `--acks` requires; otherwise the error has the number.
+* Bytes are not changed. A pipe is read only when it has data, so that Ctrl-C is always handled.
+* A record longer than `RECORD_BYTES_MAX` is an error, not a growing buffer.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ BAR: Any = 0  # rich numbers its tasks from 0
 
 
 class Acks(StrEnum):
-    """What an acknowledgement means: synced to disk; in the leader's page cache; nothing."""
+    """Acknowledgement levels: flushed to disk; in the leader's page cache; none."""
 
     ALL = "all"
     ONE = "1"
@@ -52,7 +54,7 @@ class Acks(StrEnum):
 
 
 class CodecName(StrEnum):
-    """How batches are compressed."""
+    """Compression codecs."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -121,8 +123,8 @@ def produce(
 ) -> None:
     """Publish each line of standard input (or of a file) as a record.
 
-    Lines are bytes and stay as they are. TEXT understands \\t, \\n, \\0 and \\xNN. Exit code 0 means that every record
-    was acknowledged as --acks says.
+    Lines are bytes and are not changed. TEXT understands \\t, \\n, \\0 and \\xNN. Exit code 0 means that every record
+    was acknowledged as --acks requires.
     """
     from mansio.cli.records.produce import RecordFormat
 
@@ -145,7 +147,7 @@ def produce(
 
 
 class ProduceCommand(NamedTuple):
-    """What to publish, and where."""
+    """What to publish, and to which topic."""
 
     topic: str
     record_format: RecordFormat
@@ -154,7 +156,7 @@ class ProduceCommand(NamedTuple):
     report: ProduceProgress
 
     async def perform(self, bootstrap_servers: str, source: BinaryIO, options: dict[str, Any]) -> None:
-        """Read to the end, publish, and wait for every acknowledgement. Raises the first typed error."""
+        """Read to the end, publish, and wait for all acknowledgements. Raises the first error."""
         from mansio.client.producer.producer import ProducerOptions
 
         async with (
@@ -192,7 +194,7 @@ class ProduceCommand(NamedTuple):
         self._check_deliveries(pending)
 
     def _check_deliveries(self, pending: deque[Delivery]) -> None:
-        """Count what is done, oldest first; the first failure is raised and says how far it got."""
+        """Count acknowledged records, oldest first; raises the first failure with the count."""
         while pending and pending[0].done():
             try:
                 self.report.stored(pending.popleft().result())
@@ -203,7 +205,7 @@ class ProduceCommand(NamedTuple):
 
 
 class ProduceProgress:
-    """Counts, a bar on standard error when that is a terminal, and one line per record where asked for."""
+    """Counters, a progress bar on a terminal, and optionally one line per record."""
 
     def __init__(self, output: Output | None) -> None:
         self.sent = 0
@@ -213,7 +215,7 @@ class ProduceProgress:
 
     @contextlib.contextmanager
     def progress(self, source: BinaryIO) -> Iterator[None]:
-        """Show a bar while the block runs, unless somebody types the records or nobody watches."""
+        """Show a bar while the block runs, unless input or standard error is a terminal used for something else."""
         if not sys.stderr.isatty() or source.isatty():
             yield
             return
@@ -257,9 +259,10 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class RecordFormat(NamedTuple):
-    """How input becomes records. `delimiter` ends one (empty: the whole input is one); `key_separator` (or
+    """Conversion of input to records. `delimiter` ends a record (empty: the whole input is one); `key_separator` (or
     None)
-    stands between key and value; `empty_is_null` makes an empty value a null one (a tombstone)."""
+    separates key and value; `empty_is_null` makes an empty value null (a tombstone).
+    """
 
     delimiter: bytes = b"\n"
     key: bytes | None = None
@@ -268,7 +271,7 @@ class RecordFormat(NamedTuple):
 
 
 class RecordSplitter:
-    """Turns chunks into whole pieces between delimiters."""
+    """Splits chunks into complete records."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
@@ -276,7 +279,7 @@ class RecordSplitter:
         self._pending_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The pieces that are complete now."""
+        """The records completed by this chunk."""
         delimiter = self._delimiter
         if not delimiter or (len(delimiter) == 1 and delimiter not in chunk):
             self._buffer(chunk)
@@ -287,7 +290,7 @@ class RecordSplitter:
         return records
 
     def end(self) -> list[bytes]:
-        """What stands after the last delimiter, if anything."""
+        """The bytes after the last delimiter, if any."""
         pending = b"".join(self._pending)
         self._pending, self._pending_bytes = [], 0
         return [pending] if pending else []
@@ -302,7 +305,7 @@ class RecordSplitter:
 def key_and_value(
     record_bytes: bytes, record_format: RecordFormat, number: int
 ) -> tuple[bytes | None, bytes | None]:
-    """One piece as (key, value). `number` counts from 1, for the error when the separator is not there."""
+    """One record as (key, value). `number` counts from 1, for the error of a missing separator."""
     key, value = record_format.key, record_bytes
     if record_format.key_separator is not None:
         key, separator, value = record_bytes.partition(record_format.key_separator)
@@ -314,7 +317,7 @@ def key_and_value(
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What a file, pipe or terminal gives, until its end."""
+    """Chunks of a file, pipe or terminal, until its end."""
     while True:
         await _readable(descriptor)
         chunk = os.read(descriptor, CHUNK_BYTES)

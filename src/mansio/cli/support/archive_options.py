@@ -1,6 +1,7 @@
-"""Where an archive is: the options of every command that reads or keeps one, and how its table is opened for them.
+"""Options of the commands that use an archive, and access to its table.
 
-Always true: importing this costs typer only; the table's libraries are loaded when a command opens one.
+Invariants:
+* Importing this module imports only typer; the table's libraries are imported when a table is opened.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ CatalogOption = Annotated[
 
 
 def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTable:
-    """The archive of a topic. Raises `IcebergNotInstalled`, `TableNotFound` and what else `open_table` does."""
+    """The archive of a topic. Raises `IcebergNotInstalled`, `TableNotFound` and the errors of `open_table`."""
     try:
         import pyiceberg  # noqa: F401  # only to see whether it is there
     except ImportError:
@@ -49,8 +50,9 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTabl
 
 
 def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
-    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 on nonsense. Says on standard error which time
-    the archive knows of, if that is not the newest."""
+    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 if invalid. Prints the time of the version to
+    standard error if it is not the latest.
+    """
     from mansio.cli.support.common import parse_time, usage_error
     from mansio.spark.iceberg.time_travel import find_version
 
@@ -67,7 +69,7 @@ def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
 def selection_option(
     partitions: list[int] | None, from_ms: int | None = None, to_ms: int | None = None
 ) -> Selection:
-    """Records of these partitions (all if none are named) and of times from the first up to the second."""
+    """Records of these partitions (all if none are given) with timestamps in [`from_ms`, `to_ms`)."""
     from mansio.spark.iceberg.table_scan import Selection
 
     return Selection(

@@ -1,6 +1,7 @@
-"""What the client commands share: their common options, how they reach a broker, how they read times.
+"""Shared parts of the client commands: common options, connection, parsing of times and offsets.
 
-Always true: importing this costs typer and the standard library only.
+Invariants:
+* Importing this module imports only typer and the standard library.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ INTERRUPTED_EXIT_CODE = 130
 TERMINATED_EXIT_CODE = 143
 CONNECT_TIMEOUT_MS = 5_000
 PARTITIONS_MAX = 1_000_000
-"""More than any broker takes, and few enough for the protocol's numbers."""
+"""Above any broker's limit, and within the protocol's integers."""
 
 
 def _check_address(bootstrap_servers: str) -> str:
@@ -72,19 +73,18 @@ DryRunOption = Annotated[
 
 UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, where `datetime` ends."""
+"""The end of the year 9999, the maximum of `datetime`."""
 RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
 
 
 def print_error(message: str) -> int:
-    """One line on standard error; returns the exit code that goes with it."""
+    """Print one line to standard error; returns the exit code."""
     print(f"mansio: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return 1
 
 
 async def run_for_each(names: Iterable[str], act: Callable[[str], Awaitable[None]]) -> None:
-    """Do one thing to each of several: one that fails is complained about, the others are done all the same, and the
-    exit code is 1."""
+    """Call `act` for each name: a failure is printed, the others continue, and the exit code is 1."""
     from mansio.errors import MansioError
 
     code = 0
@@ -98,14 +98,14 @@ async def run_for_each(names: Iterable[str], act: Callable[[str], Awaitable[None
 
 
 def usage_error(message: str, hint: str) -> NoReturn:
-    """The command line was wrong: `hint` names the option; exit code 2."""
+    """Usage error: `hint` names the option; exit code 2."""
     raise typer.BadParameter(message, param_hint=hint)
 
 
 def connect(bootstrap_servers: str) -> Client:
-    """A client of the cluster that `bootstrap_servers` belongs to, for `async with`; raises `ConnectionLost` there
-    when nobody answers. What goes wrong reaches the command as an error, so the client's log lines are not shown
-    too."""
+    """A client of the cluster of `bootstrap_servers`, for `async with`, which raises `ConnectionLost` if no broker
+    answers. The client's log lines are not shown: errors reach the command as exceptions.
+    """
     import logging
 
     from mansio.client import connect as connect_client
@@ -115,8 +115,8 @@ def connect(bootstrap_servers: str) -> Client:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Ctrl-C and SIGTERM let it clean up (leave its group, for one) and end with 130 and
-    143, quietly.
+    """Run a command's coroutine. Ctrl-C and SIGTERM let it clean up (for example leave its group) and exit with 130 and
+    143.
     """
     import asyncio
 
@@ -127,7 +127,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM cancels the work, as Ctrl-C does, unless our parent or program chose something else for it."""
+    """SIGTERM cancels the work, as Ctrl-C does, unless the parent or the program installed another handler."""
     import asyncio
 
     is_ours = (
@@ -157,11 +157,10 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def parse_time(text: str, now_ms: int | None = None) -> int:
-    """A moment as milliseconds since the epoch; one before it is the epoch.
+    """Parse a time to milliseconds since the epoch; a time before the epoch becomes 0.
 
-    Accepts them as they are (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a
-    zone it is local time), `now`, and a time span back from now (`-90s`, `-15m`, `-2h`, `-3d`). Raises
-    `ValueError`.
+    Accepts milliseconds (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a zone local time),
+    `now`, and a time before now (`-90s`, `-15m`, `-2h`, `-3d`). Raises `ValueError`.
     """
     now = int(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
     if text == "now":
@@ -177,7 +176,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
 
 
 def time_option(text: str | None, name: str) -> int | None:
-    """`parse_time` for an option called `name` that may be absent; exit code 2 on nonsense."""
+    """`parse_time` for an optional option called `name`; exit code 2 if invalid."""
     if text is None:
         return None
     try:
@@ -187,7 +186,7 @@ def time_option(text: str | None, name: str) -> int | None:
 
 
 def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
-    """`k=v` options as pairs, in order; exit code 2 on one without `=`."""
+    """`k=v` options as pairs, in order; exit code 2 without `=`."""
     pairs = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -218,17 +217,17 @@ TIME_HELP = (
 OFFSET_SPEC_HELP = f"earliest, latest, an offset (42), relative (+10, -10), or {TIME_HELP}"
 OFFSET_MAX = (1 << 63) - 1
 TIME_LIKE_MIN = 10**12
-"""As milliseconds a moment after 2001; offsets seldom come so far."""
+"""In milliseconds a time after 2001; offsets rarely are that large."""
 
 
 class OffsetSpec(NamedTuple):
-    """Where to go. `number` is an offset, a distance in records, or milliseconds since the epoch."""
+    """A position in a log. `number` is an offset, a number of records, or milliseconds since the epoch."""
 
     kind: Literal["earliest", "latest", "offset", "relative", "time"]
     number: int = 0
 
     def arguments(self) -> dict[str, Any]:
-        """For `Admin.reset_offsets`."""
+        """Arguments of `Admin.reset_offsets`."""
         if self.kind == "relative":
             return {"shift": self.number}
         if self.kind == "time":
@@ -237,7 +236,9 @@ class OffsetSpec(NamedTuple):
 
 
 def parse_offset_spec(text: str) -> OffsetSpec:
-    """Read one. A plain number is an offset, one after `@` milliseconds since the epoch. Raises `ValueError`."""
+    """Parse an offset specification. A plain number is an offset, after `@` milliseconds since the epoch. Raises
+    `ValueError`.
+    """
     if text == "earliest":
         return OffsetSpec("earliest")
     if text == "latest":
@@ -252,7 +253,7 @@ def parse_offset_spec(text: str) -> OffsetSpec:
 
 
 def timestamp_hint(target: OffsetSpec) -> str | None:
-    """What to say when an offset was read that may have been meant as a time, the `@` forgotten."""
+    """Hint for an offset that may have been meant as a time without the `@`."""
     if target.kind != "offset" or not TIME_LIKE_MIN <= target.number <= TIME_MS_MAX:
         return None
     return f"{target.number} is taken as an offset; milliseconds since the epoch are written @{target.number}"
@@ -264,11 +265,14 @@ def timestamp_hint(target: OffsetSpec) -> str | None:
 POLL_INTERVAL_S: Final = 2.0
 RECHECK_INTERVAL_S: Final = 0.25
 UNKNOWN_S_MAX: Final = 1.0
-"""A broker that has just learnt of a topic, or not yet, may not know it for a moment."""
+"""A broker may not know a topic for a short time after its creation or a metadata change."""
 
 
 async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, Any, None]) -> None:
-    """Does the reading to its end, or raises `UnknownTopicOrPartition` once the topic is gone."""
+    """Run `work` to completion, or raise `UnknownTopicOrPartition` once the topic was deleted: a consumer of it would
+    wait
+    forever. An unreachable broker does not count; the consumer handles that.
+    """
     import asyncio
 
     reader = asyncio.create_task(work, name="reading")
@@ -286,7 +290,7 @@ async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, An
 
 
 async def _until_deleted(client: Client, topic: str) -> None:
-    """Returns when the brokers have not known the topic for `UNKNOWN_S_MAX`."""
+    """Return when the brokers have not known the topic for `UNKNOWN_S_MAX`."""
     import asyncio
 
     loop = asyncio.get_running_loop()

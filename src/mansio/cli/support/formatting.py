@@ -1,8 +1,9 @@
-"""How results are printed: a table for people, JSON for programs, chosen by `--output`.
+"""Output formats: tables, JSON and printed records, chosen by `--output`.
 
-Always true: results go to standard output, everything else to standard error; a table that does not go to a
-terminal is plain aligned text, one row per line, never cut; JSON carries every field a table shows,
-and more.
+Invariants:
+* Results go to standard output, everything else to standard error.
+* A table that does not go to a terminal is plain aligned text, one row per line, never truncated.
+* JSON has every field of the table, and more.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ OutputOption = Annotated[
 def show_rows(
     output: Output, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str
 ) -> None:
-    """A list of things: JSON has all fields of all rows, the table the `columns`; `empty` says what is
-    missing.
-    """
+    """Print rows: JSON has all fields, the table the `columns`; `empty` is the message without rows."""
     if output is Output.JSON:
         show_json(rows)
     elif rows:
@@ -58,7 +57,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Headings and aligned rows; numbers to the right."""
+    """Print headings and aligned rows; numbers are right-aligned."""
     titles = [column.replace("_", " ").upper() for column in columns]
     if sys.stdout.isatty():
         _show_rich(titles, rows)
@@ -96,7 +95,7 @@ def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
 
 
 def cell(value: Any) -> str:
-    """A value in a table; what is not there is a dash."""
+    """A value in a table; a missing one is a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -107,9 +106,7 @@ def cell(value: Any) -> str:
 
 
 def text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
-    """Bytes for JSON: (text, None) where they are UTF-8, (base64, "base64") where not, (None, None) for
-    null.
-    """
+    """Bytes for JSON: (text, None) if they are UTF-8, (base64, "base64") if not, (None, None) for null."""
     if data is None:
         return None, None
     try:
@@ -126,7 +123,7 @@ KEY_WIDTH = 16
 
 
 class Printer:
-    """Writes records to standard output in the form asked for."""
+    """Printer of records to standard output in the chosen format."""
 
     def __init__(
         self,
@@ -149,7 +146,7 @@ class Printer:
             self._stream.write(_columns(*TABLE_COLUMNS))
 
     def show(self, messages: Iterable[Message]) -> None:
-        """Print these, and flush."""
+        """Print these records, and flush."""
         self._stream.write(b"".join(map(self._form, messages)))
         self._stream.flush()
 
@@ -161,8 +158,9 @@ class Printer:
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A record as JSON: text where the bytes are UTF-8, else base64 with `<field>_encoding` beside it. One that was
-    leased has its `delivery_count`."""
+    """A record as JSON: text where the bytes are UTF-8, else base64 with `<field>_encoding`. A leased record has
+    `delivery_count`.
+    """
     fields: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -205,7 +203,7 @@ def _columns(partition: str, offset: str, when: str, key: str, value: str) -> by
 
 
 def _printable(data: bytes | None) -> str:
-    """Bytes on one line of a terminal: control characters and what is no UTF-8 as `\\xNN`."""
+    """Bytes on one line of a terminal: control characters and invalid UTF-8 as `\\xNN`."""
     if data is None:
         return "-"
     text = data.decode(errors="backslashreplace")

@@ -1,11 +1,12 @@
-"""Ctrl-C and SIGTERM for a pipeline that runs until it is told to end.
+"""Ctrl-C and SIGTERM for a pipeline that runs until it is stopped.
 
-The first is noted, and who started Spark or follows its query ends that between two looks: an error raised in the
-middle of a call to the JVM would leave that call's connection in an unknown state, and one raised while Spark starts
-would leave a JVM behind that nobody ends. The second ends the process, whatever it is doing.
+The first signal is recorded, and polled by the code that starts Spark or follows its query: an exception during a call
+to the JVM would leave its connection in an unknown state, and one during the start of Spark would leave a JVM running.
+The second signal exits the process immediately.
 
-Always true: the exit code says which signal it was; what the JVM makes of a signal (a service manager sends SIGTERM to
-all processes) is no error of ours once somebody wanted the end.
+Invariants:
+* The exit code identifies the signal.
+* After a signal, failures of the JVM are ignored (a service manager sends SIGTERM to all processes).
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ STANDARD_ERROR = 2
 
 
 class JavaProcessDied(MansioError):
-    """Spark's Java process has died: out of memory, or killed. The same command goes on where it ended."""
+    """Spark's Java process has ended: out of memory, or killed. The same command resumes the pipeline."""
 
 
 class StopSignals:
-    """`stop_signals()` says whether somebody wants the end."""
+    """`stop_signals()` returns whether a signal was received."""
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
@@ -43,7 +44,7 @@ class StopSignals:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Around all that has to do with Spark: takes both signals, and turns one that came into its exit code."""
+        """Around all use of Spark: handles both signals, and converts a received one to its exit code."""
         self.install()
         try:
             yield
@@ -58,7 +59,7 @@ class StopSignals:
             raise typer.Exit(EXIT_CODES[self._received])
 
     def install(self) -> None:
-        """Take both signals; again after Spark has started, because its session takes SIGINT for itself."""
+        """Install the handlers; called again after Spark has started, because its session installs one for SIGINT."""
         for number in EXIT_CODES:
             signal.signal(number, self._on_signal)
 
@@ -72,7 +73,7 @@ class StopSignals:
 
 
 def _has_java_died(error: BaseException | None) -> bool:
-    """Whether it began with a call to Java that was not answered; what came after that says less."""
+    """Whether the first error in the chain is an unanswered call to Java."""
     while error is not None:
         if type(error).__name__ == "Py4JNetworkError":
             return True

@@ -1,6 +1,6 @@
-"""`mansio dev-cluster`: etcd and several brokers on this machine, in one command.
+"""`mansio dev-cluster`: etcd and several brokers on this machine.
 
-`plan` chooses ports and remembers them with the data, `processes` starts, watches and stops, this file is the command.
+`plan` chooses ports and stores them with the data; `processes` starts, watches and stops; this file is the command.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def dev_cluster(
     first_port: FirstPortOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Run a whole cluster on this machine until SIGTERM or Ctrl-C: etcd, and brokers as processes of their own.
+    """Run a cluster on this machine until SIGTERM or Ctrl-C: etcd, and a process per broker.
 
-    Says on standard error what it is doing, and prints one line with `ready` and all addresses when topics with
-    copies on every broker can be made. A broker that ends is told, with the end of its log and the command that
-    starts it again; the others go on. For trying out and for tests: everything is on one disk.
+    Progress goes to standard error. One line with `ready` and all addresses is printed when topics with replicas on
+    every broker can be created. If a broker exits, its last log lines and restart command are printed; the others
+    continue. For development and tests: everything is on one disk.
     """
     if sys.platform == "win32":
         raise typer.Exit(print_error("dev-cluster stops processes with signals, which Windows has not"))
@@ -103,7 +103,9 @@ def _run(
     from mansio.cli.broker.dev_cluster.processes import run_until_stopped
 
     logs.set_up("warning", "text")
-    logging.getLogger("mansio.net").setLevel(logging.CRITICAL)  # brokers that are not there yet are no news
+    logging.getLogger("mansio.net").setLevel(
+        logging.CRITICAL
+    )  # brokers that have not started yet are expected
     os.makedirs(directory, exist_ok=True)
     plan = plan_cluster(
         os.path.abspath(directory),

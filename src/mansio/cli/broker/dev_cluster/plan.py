@@ -1,7 +1,8 @@
-"""What runs in a dev-cluster, and on which ports.
+"""Processes and ports of a dev-cluster.
 
-Always true: a directory keeps its ports, because members of etcd know each other by them; ports that are chosen are
-free when they are chosen, different from each other, and below those the system gives to outgoing connections.
+Invariants:
+* A directory keeps its ports, because etcd members store each other's addresses.
+* Chosen ports are free at that time, distinct, and below the range for outgoing connections.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ OWN_SETTINGS: Final = frozenset(
         "etcd_member",
     }
 )
-"""Settings that dev-cluster gives each broker itself."""
+"""Settings that dev-cluster sets for each broker."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """One broker: its number and where it listens."""
+    """One broker: node id, ports and directory."""
 
     node_id: int
     kafka_port: int
@@ -68,7 +69,7 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """All of it. `settings` are every broker's."""
+    """The whole cluster. `settings` apply to every broker."""
 
     directory: str
     members: tuple[MemberPlan, ...]
@@ -84,7 +85,7 @@ class ClusterPlan:
         return ",".join(broker.kafka for broker in self.brokers)
 
     def arguments(self, broker: BrokerPlan) -> list[str]:
-        """What `mansio` is told to be that broker."""
+        """The command-line arguments of that broker."""
         arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
         arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd]
         for name, value in self.settings.items():
@@ -93,14 +94,14 @@ class ClusterPlan:
 
 
 def mansio_command() -> list[str]:
-    """The `mansio` of this interpreter."""
+    """The `mansio` command of this interpreter."""
     return [sys.executable, "-m", "mansio.cli.main"]
 
 
 def plan_cluster(
     directory: str, *, brokers: int, members: int, first_port: int | None, settings: Mapping[str, str]
 ) -> ClusterPlan:
-    """Plan a cluster in `directory`, as it was there before, and write the plan down. Raises `ConfigError`."""
+    """Plan a cluster in `directory`, reusing an existing plan, and store the plan. Raises `ConfigError`."""
     replication = {"default_replication_factor": str(min(brokers, REPLICATION_FACTOR_MAX))}
     known = _read(directory)
     if known["members"] and len(known["members"]) != members:
@@ -140,7 +141,7 @@ def _member_plans(directory: str, ports: list[list[int]]) -> tuple[MemberPlan, .
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for what no broker would take, or what cannot be the same for all."""
+    """Raise `ConfigError` for an invalid setting, or one that must differ between brokers."""
     for name in settings:
         if name in OWN_SETTINGS:
             raise ConfigError(f"{name}: it is different for each broker, so dev-cluster chooses it")
@@ -148,7 +149,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 class _PortAllocator:
-    """Chooses free ports, each once."""
+    """Allocator of free ports."""
 
     def __init__(self) -> None:
         self._allocated: set[int] = set()
@@ -162,7 +163,7 @@ class _PortAllocator:
         raise Unavailable(f"no free port between {PORTS_FROM} and {PORTS_TO}")
 
     def reserve(self, ports: list[int]) -> None:
-        """These and no others: raises `ConfigError` where one is taken."""
+        """Reserve exactly these ports. Raises `ConfigError` if one is in use."""
         for port in ports:
             if port in self._allocated or not _is_free(port):
                 raise ConfigError(
@@ -171,7 +172,7 @@ class _PortAllocator:
             self._allocated.add(port)
 
     def reuse(self, port: int) -> int:
-        """This one if it is still free, otherwise another."""
+        """This port if it is free, else another one."""
         if port in self._allocated:
             return port
         if not _is_free(port):

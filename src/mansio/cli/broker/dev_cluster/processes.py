@@ -1,7 +1,9 @@
-"""The processes of a dev-cluster: etcd first, then all brokers at once; stopped the other way round.
+"""Processes of a dev-cluster: etcd is started first, then all brokers; stopped in reverse order.
 
-Always true: when `run_until_stopped` returns, none of them is left; what ended by itself has been told with the end of
-its log. A first signal stops everything cleanly, a second one kills what is still there.
+Invariants:
+* When `run_until_stopped` returns, no process is left.
+* If a process exits by itself, its last log lines are printed.
+* The first signal stops all processes cleanly, the second kills them.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ BROKER_S_MAX: Final = 90.0
 FORMED_S_MAX: Final = 60.0
 STOP_S_MAX: Final = 20.0
 ETCD_STOP_S_MAX: Final = 2.0
-"""Members that all stop at once wait for each other in vain."""
+"""Members that stop at the same time would wait for each other until a timeout."""
 
 POLL_S: Final = 0.02
 TAIL_LINES: Final = 15
@@ -41,13 +43,12 @@ READY: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
 
 
 def print_status(text: str) -> None:
-    """Progress and trouble, for people."""
+    """Print progress or an error to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 class DevCluster:
-    """All processes of one plan. `command`: what is run as `mansio`; `formed` returns when the brokers see each
-    other."""
+    """All processes of one plan. `command`: the `mansio` command; `formed` returns when the brokers have registered."""
 
     def __init__(self, plan: ClusterPlan, command: Sequence[str], formed: Formed) -> None:
         self.plan = plan
@@ -59,7 +60,7 @@ class DevCluster:
         }
 
     async def start(self) -> None:
-        """Return when topics can be made on all brokers. Raises `MansioError` with what kept it from that."""
+        """Return when topics can be created on all brokers. Raises `MansioError` with the reason of a failure."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         program = await asyncio.to_thread(find_program)
@@ -72,7 +73,7 @@ class DevCluster:
         await _first_of(self._formed(self.plan), self._until_one_ends())
 
     async def _until_one_ends(self) -> None:
-        """Raise `Unavailable` when a broker ends."""
+        """Raise `Unavailable` when a broker exits."""
         waiting = {asyncio.ensure_future(child.wait()): broker for broker, child in self._brokers.items()}
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +107,7 @@ class DevCluster:
         )
 
     def ready_line(self) -> str:
-        """What a program that waits for the cluster reads."""
+        """The line for programs that wait for the cluster."""
         listeners = (
             f"kafka={self.plan.bootstrap_servers} http={','.join(one.http for one in self.plan.brokers)}"
         )
@@ -115,7 +116,7 @@ class DevCluster:
         return f"mansio {__version__} dev-cluster ready {listeners} {locations}"
 
     async def watch(self) -> None:
-        """Tell of each broker that ends; return when none is left."""
+        """Report each broker that exits; return when none is left."""
         await _all(self._watch(broker, child) for broker, child in self._brokers.items())
 
     async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
@@ -131,7 +132,7 @@ class DevCluster:
             child.signal(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """All brokers, then etcd."""
+        """Stop all brokers, then etcd."""
         running = [one for one in self._brokers.items() if one[1].running]
         if running:
             print_status(f"stopping {_count_text(len(running), 'broker')}")
@@ -148,7 +149,7 @@ class DevCluster:
 async def run_until_stopped(
     plan: ClusterPlan, *, command: Sequence[str] | None = None, formed: Formed | None = None
 ) -> int:
-    """Start, say so, watch until a signal or until no broker is left, stop. Returns the exit code."""
+    """Start, report, watch until a signal or until no broker is left, stop. Returns the exit code."""
     cluster = DevCluster(plan, command or mansio_command(), formed or _until_formed)
     stop = asyncio.Event()
     is_impatient = False
@@ -174,7 +175,7 @@ async def run_until_stopped(
 
 
 async def _run_cluster(cluster: DevCluster) -> None:
-    """From the start until no broker is left."""
+    """Run from the start until no broker is left."""
     await cluster.start()
     print(cluster.ready_line(), flush=True)
     print_status(f"for other commands: export MANSIO_BOOTSTRAP_SERVERS={cluster.plan.bootstrap_servers}")
@@ -203,7 +204,9 @@ async def _until_formed(plan: ClusterPlan) -> None:
 
 
 async def _first_of(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for either and end the other one; whether `work` came first. Raises what the first raised."""
+    """Wait for either and cancel the other one; returns whether `work` completed first. Raises the error of the
+    first.
+    """
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -217,7 +220,7 @@ async def _first_of(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, A
 
 
 async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of them at once. The first error ends the others, and is raised when they have ended."""
+    """Run all concurrently. The first error cancels the others, and is raised when they have ended."""
     tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
