@@ -94,7 +94,7 @@ async def run_demo(count: int) -> int:
     result = run.checker.result()
     show_outcome(console, result, run.figures())
     if not in_time:
-        console.print(f"\n [bold red]It did not finish in {RUN_S_MAX:.0f} s.[/]")
+        console.print(f"\n [bold red]Not finished after {RUN_S_MAX:.0f} s.[/]")
     good = result.good and in_time
     show_next(console, good)
     return 0 if good else 1

@@ -139,9 +139,9 @@ def show_next(console: Console, good: bool) -> None:
     """Print the conclusion and commands to try next."""
     console.print()
     if not good:
-        console.print(" [bold red]A promise was broken: see the numbers above.[/]")
+        console.print(" [bold red]A guarantee was violated: see the numbers above.[/]")
         return
-    console.print(" [bold]Try next[/]  (each in a terminal of its own)")
+    console.print(" [bold]Try next[/]  (each in its own terminal)")
     mansio = mansio_command()
     for command in (
         "serve --data ./data",

@@ -95,7 +95,7 @@ async def run_demo() -> int:
     state = DemoState(flights, Attempts(flights, TRIES, BACKOFFS_S))
     console.print(
         f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} of them poison;"
-        " and a worker that joins\n"
+        " and a consumer that joins\n"
     )
     with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
         ready_s = await asyncio.to_thread(process.start)
@@ -110,9 +110,9 @@ async def run_demo() -> int:
             raise failures.exceptions[0] from failures
         process.stop()
     for line in state.wrong[:10]:
-        console.print(f"\n [bold red]Not right:[/] {line}")
+        console.print(f"\n [bold red]Error:[/] {line}")
     if not state.wrong:
-        console.print("\n [bold green]Every number is right.[/]")
+        console.print("\n [bold green]Every number is correct.[/]")
     return 1 if state.wrong else 0
 
 
@@ -126,7 +126,7 @@ async def _flights_of_a_day(
     print_line(
         console,
         "group",
-        f"{GROUP!r}: {WORKERS} workers share every record; rests of {backoffs_of}, then give up",
+        f"{GROUP!r}: {WORKERS} workers share every record; backoffs {backoffs_of}, then dead letter",
     )
     receivers: list[Receiver] = []
     async with asyncio.TaskGroup() as tasks:
@@ -175,7 +175,7 @@ async def _give_up(console: Console, state: DemoState, client: Client) -> None:
     print_line(
         console,
         "handled",
-        f"{good} flights in {seconds:.2f} s; their mean delay, {attempts.mean_min():.2f} min, is right",
+        f"{good} flights in {seconds:.2f} s; their mean delay, {attempts.mean_min():.2f} min, is correct",
     )
     while await _dead(client) < len(poison):  # noqa: ASYNC110 - the broker tells nobody
         await asyncio.sleep(POLL_INTERVAL_S)
@@ -189,7 +189,7 @@ async def _give_up(console: Console, state: DemoState, client: Client) -> None:
         print_line(
             console,
             "",
-            f"meanwhile {passed} of {later_records} flights behind it in its partition were handled",
+            f"meanwhile {passed} of {later_records} flights after it in its partition were handled",
         )
         state.check(passed > 0, f"{name_of(flight)} held up the flights behind it")
     dead_letters = await _dead_letters(client)
@@ -197,7 +197,7 @@ async def _give_up(console: Console, state: DemoState, client: Client) -> None:
     print_line(
         console,
         "dlq",
-        f"'dlq.{TOPIC}' has {len(dead_letters)} dead letters: the record, where it was, and why",
+        f"'dlq.{TOPIC}' has {len(dead_letters)} dead letters with record, position and reason",
     )
 
 
@@ -222,7 +222,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
     print_line(
         console,
         "redrive",
-        f"the workers are fixed; {offered} offered again, once more with the same id: {again}",
+        f"handlers fixed; {offered} offered again; repeated with the same id: {again}",
     )
     await _until(lambda: attempts.done >= len(state.flights) and len(state.audited) >= len(state.flights))
     with suppress(TimeoutError):  # no further delivery is expected
@@ -233,7 +233,7 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
     state.check(
         once, f"group {AUDIT!r} got {len(state.audited)} flights, not each of {len(state.flights)} once"
     )
-    text = f"all {attempts.done} flights are done; group {AUDIT!r} had each once, and noticed nothing"
+    text = f"all {attempts.done} flights are done; group {AUDIT!r} received each once"
     print_line(console, "", text)
 
 
@@ -377,7 +377,7 @@ class Attempts:
                     wrong.append(f"{name_of(flight)} was delivered as {deliveries}, not once")
                 continue
             if deliveries != list(range(1, self.limit + 1)) or any(one.is_done for one in attempts):
-                wrong.append(f"{name_of(flight)}, which nobody can deal with, was delivered as {deliveries}")
+                wrong.append(f"{name_of(flight)}, which always fails, was delivered as {deliveries}")
             for backoff_s, wanted in zip(self.backoffs_of(flight.line), self.backoffs_s, strict=False):
                 if backoff_s < wanted - EARLY_S:
                     wrong.append(f"{name_of(flight)} came again after {backoff_s:.3f} s, before {wanted} s")

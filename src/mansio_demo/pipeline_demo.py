@@ -91,7 +91,7 @@ async def run_demo(count: int, plot: str) -> int:
     console = new_console()
     state = _new_state(load_flights(), count)
     console.print(
-        f"\n [bold]Mansio and Spark[/]: {count:,} flights, a lake table, and a log cut to nothing\n"
+        f"\n [bold]Mansio and Spark[/]: {count:,} flights, an Iceberg table, and a log with 1 ms retention\n"
     )
     settings = {"log_retention_check_interval_ms": str(RETENTION_CHECK_MS)}
     with (
@@ -111,9 +111,9 @@ async def run_demo(count: int, plot: str) -> int:
             await spark.stop()
         process.stop()
     for line in state.wrong:
-        console.print(f"\n [bold red]Not right:[/] {line}")
+        console.print(f"\n [bold red]Error:[/] {line}")
     if not state.wrong:
-        console.print(f"\n [bold green]Every number is right.[/] Look at {plot}")
+        console.print(f"\n [bold green]Every number is correct.[/] Look at {plot}")
     return 1 if state.wrong else 0
 
 
@@ -136,7 +136,7 @@ async def _chapters(
     await _start(console, spark)
     await _stream(console, state, spark, client)
     await _publish(client, state, state.live, paced=False)
-    print_line(console, "live log", f"{len(state.live):,} flights of December follow; nobody archives them")
+    print_line(console, "live log", f"{len(state.live):,} flights of December follow, which are not archived")
     await _shorten_retention(console, state, client)
     await _query(console, state, spark, plot)
     await _replay(console, state, spark, client)
@@ -216,9 +216,9 @@ async def _shorten_retention(console: Console, state: DemoState, client: Client)
         if left < before or (moved_at == 0.0 and time.monotonic() - began > SETTLED_S * 4):
             moved_at = time.monotonic()
     deleted = len(state.all) - left
-    text = f"retention.ms=1: {deleted:,} of {len(state.all):,} records are gone, {left:,} are held back"
+    text = f"retention.ms=1: {deleted:,} of {len(state.all):,} records deleted, {left:,} retained"
     print_line(console, "log", text)
-    print_line(console, "", f"for pipeline {PIPELINE!r}: what it has not archived, by whole segments")
+    print_line(console, "", f"for pipeline {PIPELINE!r}: records that are not archived, by whole segments")
     state.check(left >= len(state.live), f"{left:,} records left, {len(state.live):,} were not archived")
     state.check(deleted > len(state.past) / 2, f"only {deleted:,} records were deleted")
 
@@ -262,7 +262,7 @@ async def _replay(console: Console, state: DemoState, spark: SparkThread, client
     print_line(
         console,
         "replay",
-        f"8 March, deleted: {written:,} flights again, in {target!r}; once more adds {again}",
+        f"8 March, deleted: {written:,} flights replayed to {target!r}; a repeated replay adds {again}",
     )
     state.check(written == len(day), f"{written:,} flights of {len(day):,} were replayed")
     state.check(again == 0, f"a second replay added {again} records")

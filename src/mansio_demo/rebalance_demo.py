@@ -91,7 +91,7 @@ class RebalanceRun:
             (index, offset) not in read for index, count in self.stored.items() for offset in range(count)
         )
         if missing:
-            found.append(f"{missing} records of {TOPIC!r} were read by nobody")
+            found.append(f"{missing} records of {TOPIC!r} were not read")
         if len(self.reads) != len(read):
             found.append(f"{len(self.reads) - len(read)} records of {TOPIC!r} were read twice")
         if len(self.moved) != 2:
@@ -100,7 +100,7 @@ class RebalanceRun:
             index for at, index in self.assignment_changes if self.joined < at <= self.end
         } - self.moved
         if disturbed:
-            found.append(f"workers were told of partitions {sorted(disturbed)}, which stayed where they were")
+            found.append(f"partitions {sorted(disturbed)} were reassigned, but stayed with their consumers")
         if self.stayed_ms > PAUSE_S_MAX * 1000:
             found.append(f"a partition that stayed was not read for {self.stayed_ms:.0f} ms")
         if self.moved_ms > MOVE_S_MAX * 1000:

@@ -245,7 +245,7 @@ def test_readers_of_a_topic_that_is_deleted_are_told_and_do_not_wait_for_ever(sh
         for reader in (alone, member):
             out, errors = reader.communicate(timeout=scaled(20))
             told = (reader.returncode, out, errors)
-            assert told == (1, b"", b"mansio: topic doomed was deleted while it was read\n")
+            assert told == (1, b"", b"mansio: topic doomed was deleted while it was being read\n")
 
 
 @pytest.mark.row("A6")

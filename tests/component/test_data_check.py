@@ -479,7 +479,7 @@ def test_command_says_it_in_lines_pictures_and_a_table(
     assert lines[1].startswith("REBUILD")
     (strip,) = [line for line in lines if line.startswith("t-0")]
     assert 1 <= strip.count("X") <= 2
-    assert lines[-1] == "Something is wrong: see above."
+    assert lines[-1] == "Damage found: see above."
     code, out, _ = run(capsys, str(data), "--repair", "--output", "json")
     told = json.loads(out)
     assert (code, told["clean"]) == (1, False), "records stay damaged"

@@ -79,7 +79,7 @@ def serve(*arguments: str, directory: Path) -> tuple[int, str]:
         ),
         (
             ["topic", "alter", "orders", "--partitions", "1"],
-            "mansio: 1 partitions: the topic has 2, and it can only grow",
+            "mansio: 1 partitions: the topic has 2; the number can only grow",
         ),
         (["group", "describe", "missing"], "mansio: there is no group missing"),
         (

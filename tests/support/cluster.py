@@ -293,7 +293,7 @@ def cluster(
     http: bool = False,
     **settings: Any,
 ) -> Iterator[Cluster]:
-    """A cluster whose brokers see each other. `commands`: what runs instead of `mansio` for a broker; `places`: the
+    """A cluster whose brokers have registered. `commands`: what runs instead of `mansio` for a broker; `places`: the
     directory its data is in, where not `directory`; `settings`: of every broker."""
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:

@@ -117,7 +117,7 @@ def test_a_topic_is_not_replayed_into_itself_as_of_a_moment_that_moves_on(
     with pytest.raises(SystemExit) as ended:
         main([*given, "--to", table.topic, "--from-snapshot", "-2h"])
     assert ended.value.code == 2
-    assert "a moment that stays" in " ".join(capfd.readouterr().err.replace("│", " ").split())
+    assert "requires a fixed version" in " ".join(capfd.readouterr().err.replace("│", " ").split())
 
 
 def test_a_topic_without_an_archive_says_how_to_make_one(

@@ -196,7 +196,7 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
         one = BrokerPlan(1, port, 0, "")
         asyncio.run(processes._until_formed(ClusterPlan("", (), (one,), {})))
         monkeypatch.setattr(processes, "FORMED_S_MAX", 2.0)
-        with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers see each other"):
+        with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers have registered"):
             asyncio.run(processes._until_formed(ClusterPlan("", (), (one, one), {})))
 
 
@@ -265,7 +265,7 @@ def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--etcd-members", "2"], "2 survive no more failures than 1"),
+        (["--etcd-members", "2"], "2 tolerate no more failures than 1"),
         (["--set", "node_id=3"], "node_id: it is different for each broker"),
         (["--set", "num_partitions=0"], "num_partitions: 0 is below the minimum"),
     ],

@@ -37,7 +37,7 @@ def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_pat
         assert "REBUILD" not in out
         assert "ok: " in out
         assert "missing indexes" in out
-        assert out.endswith("Nothing is wrong.\n")
+        assert out.endswith("No damage found.\n")
         told = shell.json("data", "check", str(broker.data))
         assert told["clean"] is True
         assert {finding["what"] for one in told["partitions"] for finding in one["findings"]} == {"missing"}

@@ -229,7 +229,7 @@ def test_backup_restore_and_data_check_work_as_the_document_says(tmp_path: Path)
         for name in ("data-check", "repair", "backup", "restore"):
             done = run_example(name, broker, tmp_path)
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
-        assert "Nothing is wrong." in done.stdout
+        assert "No damage found." in done.stdout
     with served(tmp_path / "restored") as again, mansio.blocking.connect(again.bootstrap_servers) as client:
         client.publish("t", b"and more")
         assert f'topic="t"}} {2.0}' in httpx.get(f"{again.http_url}/metrics", timeout=scaled(10)).text

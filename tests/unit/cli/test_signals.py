@@ -75,5 +75,5 @@ def test_error_is_shown_unless_the_end_was_wanted() -> None:
 def test_java_that_died_is_one_line_whatever_failed_after_it() -> None:
     error = ConnectionRefusedError()
     error.__context__ = Py4JNetworkError("Answer from Java side is empty")
-    with pytest.raises(JavaProcessDied, match="Spark's Java process has died"):
+    with pytest.raises(JavaProcessDied, match="Spark's Java process has ended"):
         follow(error=error)

@@ -70,7 +70,7 @@ def test_checkpoint_serves_the_pipeline_it_was_begun_for(
     if error is None:
         check(KNOWN, wanted, "dir")
     else:
-        with pytest.raises(error, match="give another checkpoint, or remove this one to begin anew"):
+        with pytest.raises(error, match="give another checkpoint, or remove this one to start again"):
             check(KNOWN, wanted, "dir")
 
 

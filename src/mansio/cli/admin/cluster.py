@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from mansio.client.admin.cluster import BrokerStatus, ClusterStatus, PartitionStatus
     from mansio.client.types import TopicPartition
 
-app = typer.Typer(no_args_is_help=True, help="Brokers, who leads what, and what is short of replicas.")
+app = typer.Typer(
+    no_args_is_help=True, help="Status, brokers, partition leaders and under-replicated partitions."
+)
 
 UNCLEAN_WARNING = (
     "a replica that is not in sync becomes the leader: every record it does not have is lost for good, acknowledged "
@@ -62,7 +64,7 @@ class PartitionFilter(StrEnum):
 
 TopicsOption = Annotated[
     list[str] | None,
-    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be given again."),
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; repeatable."),
 ]
 
 
@@ -120,7 +122,7 @@ def partitions(
     topic: TopicsOption = None,
     only: Annotated[
         PartitionFilter | None,
-        typer.Option("--only", help="Only those in this kind of trouble; troubled: in any."),
+        typer.Option("--only", help="Only partitions with this problem; troubled: with any."),
     ] = None,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -149,10 +151,13 @@ def elect(
         bool,
         typer.Option(
             "--unclean",
-            help="Let replicas that are not in sync lead partitions without a leader. Loses records. Names topics.",
+            help="Allow replicas that are not in sync to lead partitions without a leader. Loses records; requires "
+            "--topic.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation of an unclean election.")
+    ] = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -163,7 +168,7 @@ def elect(
     failed.
     """
     if partition and len(topic or ()) != 1:
-        usage_error("it needs one --topic", "--partition")
+        usage_error("requires exactly one --topic", "--partition")
     if unclean:
         _confirm(topic or (), is_sure=yes)
 
@@ -193,12 +198,12 @@ def elect(
 def _confirm(topics: Sequence[str], *, is_sure: bool) -> None:
     """Print what may be lost and ask for confirmation."""
     if not topics:
-        usage_error("it needs --topic: never for everything at once", "--unclean")
+        usage_error("requires --topic", "--unclean")
     print(f"mansio: unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", file=sys.stderr, flush=True)
     if is_sure:
         return
     if not sys.stdin.isatty():
-        usage_error("nobody is here to ask; --yes says that these records may be lost", "--unclean")
+        usage_error("confirmation requires a terminal; --yes accepts the loss of these records", "--unclean")
     if not typer.confirm("Lose them?", err=True):
         raise typer.Exit(print_error("nothing was changed"))
 

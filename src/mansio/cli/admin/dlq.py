@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
     from mansio.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Look at dead letters, offer them again, delete them.")
+app = typer.Typer(no_args_is_help=True, help="List, show, redrive and delete dead letters.")
 
 TopicArgument = Annotated[
     str,
-    typer.Argument(metavar="TOPIC", help="A dead-letter topic, or the topic whose dead letters are meant."),
+    typer.Argument(metavar="TOPIC", help="A dead-letter topic, or the topic of the original records."),
 ]
 FilterOption = Annotated[
     list[str] | None,
@@ -54,7 +54,7 @@ FilterOption = Annotated[
     ),
 ]
 GroupOption = Annotated[
-    str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only what this group gave up.")
+    str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only records that this group rejected.")
 ]
 
 LIST_COLUMNS = ("topic", "partitions", "letters", "newest")
@@ -113,7 +113,7 @@ def peek(
     group: GroupOption = None,
     partition: PartitionsOption = None,
     limit: Annotated[
-        int, typer.Option("--max", "-m", min=1, metavar="N", help="Show so many, the oldest first.")
+        int, typer.Option("--max", "-m", min=1, metavar="N", help="Maximum number to show, the oldest first.")
     ] = 20,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -186,28 +186,26 @@ def redrive(
     dead_letter: Annotated[
         list[str] | None,
         typer.Option(
-            "--letter", "-l", metavar="PARTITION:OFFSET", help="This letter (see `peek`); may be given again."
+            "--letter", "-l", metavar="PARTITION:OFFSET", help="This dead letter (see `peek`); repeatable."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
     to: Annotated[
         str | None,
         typer.Option(
-            "--to", metavar="TOPIC", help="Append the records to this topic instead, for all its readers."
+            "--to", metavar="TOPIC", help="Append the records to this topic instead, for all its consumers."
         ),
     ] = None,
     rate: Annotated[
         int,
-        typer.Option(
-            "--rate", "-r", min=0, metavar="N", help="So many a second at most; 0: as fast as it goes."
-        ),
+        typer.Option("--rate", "-r", min=0, metavar="N", help="Maximum records per second; 0: no limit."),
     ] = 0,
     redrive_id: Annotated[
         str | None,
         typer.Option(
             "--id",
             metavar="ID",
-            help="Go on with the redrive of this id: what it has done is not done again. [default: a new one]",
+            help="Continue the redrive with this id; records that are done are not repeated. [default: a new id]",
         ),
     ] = None,
     dry_run: DryRunOption = False,
@@ -226,9 +224,9 @@ def redrive(
     except ValueError as error:
         usage_error(str(error), "--letter")
     if not (every or wanted or positions):
-        usage_error("say which: --letter, --filter, --group, or --all", "redrive")
+        usage_error("select dead letters with --letter, --filter, --group, or --all", "redrive")
     if every and positions:
-        usage_error("all there are, or these: not both", "--letter")
+        usage_error("give either --all or a selection, not both", "--letter")
     name = redrive_id or _new_id()
     if not 0 < len(name) <= 100:
         usage_error("an id has up to 100 characters", "--id")
@@ -259,7 +257,7 @@ def redrive(
     else:
         show_rows(output, rows, columns, empty="no such dead letters")
     if failed := sum(row["error"] is not None for row in rows):
-        raise typer.Exit(print_error(f"{failed} of {len(rows)} failed: see ERROR; go on with --id {name}"))
+        raise typer.Exit(print_error(f"{failed} of {len(rows)} failed: see ERROR; continue with --id {name}"))
 
 
 def _new_id() -> str:
@@ -280,9 +278,7 @@ def purge(
     topic: TopicArgument,
     before: Annotated[
         str,
-        typer.Option(
-            "--before", metavar="WHERE", help="end (all there are), an offset, or a time (2013-11-21, -7d)."
-        ),
+        typer.Option("--before", metavar="WHERE", help="end (all), an offset, or a time (2013-11-21, -7d)."),
     ],
     partition: PartitionsOption = None,
     dry_run: DryRunOption = False,

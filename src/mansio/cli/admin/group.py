@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mansio.client.admin.shares import ShareLeases
     from mansio.client.types import TopicPartition
 
-app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")
+app = typer.Typer(no_args_is_help=True, help="Show, change and delete consumer groups and share groups.")
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 
@@ -88,12 +88,10 @@ def list_groups(
     show_rows(output, rows, ["group", "type", "state"], empty="no groups")
     if groups.unreachable:
         silent = ", ".join(map(str, groups.unreachable))
-        raise typer.Exit(print_error(f"not all groups: broker {silent} did not answer"))
+        raise typer.Exit(print_error(f"incomplete: broker {silent} did not answer"))
     if groups.missing_partitions:
         missing = ", ".join(map(str, groups.missing_partitions))
-        raise typer.Exit(
-            print_error(f"not all groups: partition {missing} of __consumer_offsets has no leader")
-        )
+        raise typer.Exit(print_error(f"incomplete: partition {missing} of __consumer_offsets has no leader"))
 
 
 @app.command()
@@ -230,7 +228,7 @@ def alter(
     unset: Annotated[
         list[str] | None,
         typer.Option(
-            "--unset", "-u", metavar="NAME", help="Take a setting back to the broker's; may be given again."
+            "--unset", "-u", metavar="NAME", help="Reset a setting to the broker's value; repeatable."
         ),
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -261,12 +259,12 @@ def reset_offsets(
             "--topic",
             "-t",
             metavar="TOPIC",
-            help="Only this topic; may be given again. [default: all it has a place in]",
+            help="Only this topic; repeatable. [default: all topics with committed offsets]",
         ),
     ] = None,
     partition: PartitionsOption = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Also if there is no such group yet: give it a place to begin.")
+        bool, typer.Option("--create", help="Create the group if it does not exist, with these offsets.")
     ] = False,
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
@@ -289,7 +287,7 @@ def reset_offsets(
 
     if (note := timestamp_hint(target)) is not None:
         print_error(note)
-    show_rows(output, run(work()), RESET_COLUMNS, empty="nothing to move")
+    show_rows(output, run(work()), RESET_COLUMNS, empty="no partitions to reset")
 
 
 async def _check_movable(client: Client, group: str, *, create: bool) -> None:
@@ -320,7 +318,9 @@ async def _chosen(
     if indexes:
         chosen = {one for one in chosen if one.partition in indexes}
     if not chosen:
-        raise UnknownTopicOrPartition(f"group {group} has no place in any of these; name a --topic")
+        raise UnknownTopicOrPartition(
+            f"group {group} has no committed offset in any of these partitions; give --topic"
+        )
     return {one: committed.get(one) for one in sorted(chosen)}
 
 
@@ -330,7 +330,9 @@ async def _reset(
     if target.kind == "relative":
         chosen = {one: old for one, old in chosen.items() if old is not None}
         if not chosen:
-            raise InvalidRequest(f"group {group} has no place there to move from; give --to an absolute one")
+            raise InvalidRequest(
+                f"group {group} has no committed offset there; give --to an absolute position"
+            )
     try:
         new = await client.admin.reset_offsets(group, chosen, **target.arguments(), dry_run=dry_run)
     except UnknownMember as error:  # Kafka's error for an external commit while the group has members

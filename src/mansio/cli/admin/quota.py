@@ -23,21 +23,21 @@ from mansio.cli.support.formatting import Output, OutputOption, show_rows
 if TYPE_CHECKING:
     from mansio.client.admin.quotas import Default, Quota
 
-app = typer.Typer(no_args_is_help=True, help="Limit how fast clients write and read.")
+app = typer.Typer(no_args_is_help=True, help="Limit the rates at which clients write and read.")
 
 ClientOption = Annotated[
-    str | None, typer.Option("--client", "-c", metavar="ID", help="The clients that use this client id.")
+    str | None, typer.Option("--client", "-c", metavar="ID", help="Clients with this client id.")
 ]
 DefaultClientOption = Annotated[
     bool,
-    typer.Option("--default-client", help="Every client id that has no quota of its own, each by itself."),
+    typer.Option("--default-client", help="Every client id without a quota of its own, individually."),
 ]
 UserOption = Annotated[
     str | None,
-    typer.Option("--user", metavar="NAME", help="A user; without authentication everybody is ANONYMOUS."),
+    typer.Option("--user", metavar="NAME", help="A user; without authentication all clients are ANONYMOUS."),
 ]
 DefaultUserOption = Annotated[
-    bool, typer.Option("--default-user", help="Every user that has no quota of their own, each by itself.")
+    bool, typer.Option("--default-user", help="Every user without a quota of their own, individually.")
 ]
 
 PRODUCER = "producer_byte_rate"
@@ -106,7 +106,7 @@ def set_quota(
             "-w",
             min=1,
             metavar="BYTES",
-            help="What it may write per second.",
+            help="Bytes that it may write per second.",
         ),
     ] = None,
     consumer_byte_rate: Annotated[
@@ -116,7 +116,7 @@ def set_quota(
             "-r",
             min=1,
             metavar="BYTES",
-            help="What it may read per second.",
+            help="Bytes that it may read per second.",
         ),
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -159,13 +159,13 @@ def _entity(
     from mansio.client.admin.quotas import DEFAULT
 
     if client is not None and default_client:
-        usage_error("a client is either named or the default", "--default-client")
+        usage_error("give either --client or --default-client", "--default-client")
     if user is not None and default_user:
-        usage_error("a user is either named or the default", "--default-user")
+        usage_error("give either --user or --default-user", "--default-user")
     entity = {
         "client_id": DEFAULT if default_client else client,
         "user": DEFAULT if default_user else user,
     }
     if entity == {"client_id": None, "user": None}:
-        usage_error("for whom: --client, --default-client, --user or --default-user", "--client")
+        usage_error("give --client, --default-client, --user or --default-user", "--client")
     return entity

@@ -47,7 +47,7 @@ SettingsOption = Annotated[
         "--config",
         "-c",
         metavar="NAME=VALUE",
-        help="A setting of the topic, by Kafka's name (retention.ms=3600000); may be given again.",
+        help="A setting of the topic, by Kafka's name (retention.ms=3600000); repeatable.",
     ),
 ]
 
@@ -74,18 +74,18 @@ def create(
             min=1,
             max=PARTITIONS_MAX,
             metavar="N",
-            help="How many partitions. [default: the broker's num_partitions]",
+            help="Number of partitions. [default: the broker's num_partitions]",
         ),
     ] = None,
     replication_factor: Annotated[
         int | None,
         typer.Option(
-            min=1, max=REPLICAS_MAX, metavar="N", help="Copies of each partition. [default: the broker's]"
+            min=1, max=REPLICAS_MAX, metavar="N", help="Replicas of each partition. [default: the broker's]"
         ),
     ] = None,
     config: SettingsOption = None,
     if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Succeed also if it exists.")
+        bool, typer.Option("--if-not-exists", help="Succeed if it already exists.")
     ] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -110,7 +110,7 @@ def create(
 
 @app.command("list")
 def list_topics(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Internal topics too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Include internal topics.")] = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -208,15 +208,13 @@ def alter(
             min=1,
             max=PARTITIONS_MAX,
             metavar="N",
-            help="Grow to this many; new records of a key may then go to another partition than its old ones.",
+            help="New number of partitions; new records of a key may then go to another partition than existing ones.",
         ),
     ] = None,
     config: SettingsOption = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(
-            "--unset", "-u", metavar="NAME", help="Take a setting back to its default; may be given again."
-        ),
+        typer.Option("--unset", "-u", metavar="NAME", help="Reset a setting to its default; repeatable."),
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -282,9 +280,7 @@ def _before(text: str) -> Any:
 @app.command()
 def delete(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="The topics to delete.")],
-    if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Do not mind ones that do not exist.")
-    ] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Ignore topics that do not exist.")] = False,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Delete topics with all their records permanently.
@@ -386,10 +382,12 @@ async def _name_holding_pipelines(
 async def _check_allowed(client: Client, view: TopicDescription) -> None:
     """The broker's rules for whole topics, checked here so that a dry run applies them too."""
     if view.is_internal:
-        raise InvalidTopic(f"{view.name} is the broker's own: its records are not deleted by hand")
+        raise InvalidTopic(f"{view.name} is an internal topic: its records cannot be deleted")
     policy = (await client.admin.describe_config(view.name)).get("cleanup.policy")
     if policy is not None and "delete" not in (policy.value or ""):
-        raise PolicyViolation(f"{view.name} has cleanup.policy=compact: its records leave by compaction only")
+        raise PolicyViolation(
+            f"{view.name} has cleanup.policy=compact: its records are deleted by compaction only"
+        )
 
 
 async def for_each(

@@ -83,18 +83,22 @@ FLAGS = {
 
 DataOption = Annotated[
     str | None,
-    typer.Option("--data", metavar="DIR", help="Directory that holds everything. [default: mansio-data]"),
+    typer.Option("--data", metavar="DIR", help="Data directory. [default: mansio-data]"),
 ]
 KafkaOption = Annotated[
     str | None,
     typer.Option(
-        "--kafka", metavar="HOST:PORT", help="Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]"
+        "--kafka",
+        metavar="HOST:PORT",
+        help="Listener of the Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]",
     ),
 ]
 HttpOption = Annotated[
     str | None,
     typer.Option(
-        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:9080]"
+        "--http",
+        metavar="HOST:PORT",
+        help="Listener of health checks and metrics; empty: off. [default: 127.0.0.1:9080]",
     ),
 ]
 ConfigOption = Annotated[
@@ -108,12 +112,12 @@ ConfigOption = Annotated[
 ]
 NodeIdOption = Annotated[
     int | None,
-    typer.Option("--node-id", metavar="N", help="Number of this broker in its cluster. [default: 1]"),
+    typer.Option("--node-id", metavar="N", help="Id of this broker in its cluster. [default: 1]"),
 ]
 EtcdOption = Annotated[
     str | None,
     typer.Option(
-        "--etcd", metavar="URLS", help="Be one of a cluster, with this etcd: http://HOST:PORT, with commas."
+        "--etcd", metavar="URLS", help="Join the cluster of this etcd: http://HOST:PORT, separated by commas."
     ),
 ]
 JoinOption = Annotated[
@@ -121,7 +125,7 @@ JoinOption = Annotated[
     typer.Option(
         "--join",
         metavar="HOSTS",
-        help="Be one of a cluster whose brokers run etcd themselves, on these hosts, with commas.",
+        help="Join a cluster whose brokers run etcd members, on these hosts, separated by commas.",
     ),
 ]
 AdvertiseOption = Annotated[
@@ -129,18 +133,20 @@ AdvertiseOption = Annotated[
     typer.Option(
         "--advertise",
         metavar="HOST:PORT",
-        help="Where clients and other brokers find this one. [default: where it listens]",
+        help="Address for clients and other brokers. [default: the listener]",
     ),
 ]
 RackOption = Annotated[
     str | None,
     typer.Option(
-        "--rack", metavar="NAME", help="Where it stands; copies of a partition go to different racks."
+        "--rack",
+        metavar="NAME",
+        help="Rack of this broker; replicas of a partition are placed on different racks.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; may be given again."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
 ]
 
 

@@ -209,13 +209,13 @@ def _show(diagnosis: DataCheckReport) -> None:
     left_out = max(shown - FINDINGS_SHOWN_MAX, 0)
     left_out += sum(one.log.findings_left_out for one in diagnosis.partitions)
     if left_out:
-        console.print(f"and {left_out:,} findings more")
+        console.print(f"and {left_out:,} more findings")
     damaged = [one for one in diagnosis.partitions if one.log.bad_ranges]
     if damaged:
         width = max(len(f"{one.topic}-{one.partition}") for one in damaged[:DAMAGE_MAPS_MAX])
         cells = _cells(console.is_terminal)
         legend = "   ".join(f"{cells[state][0]} {state}" for state in (GOOD, DAMAGED, TORN))
-        console.print(Text(f"\n{legend}   (each line is one partition, from its first byte to its last)"))
+        console.print(Text(f"\n{legend}   (one line per partition, from its first byte to its last)"))
     for one in damaged[:DAMAGE_MAPS_MAX]:
         console.print(
             Text(f"{one.topic}-{one.partition}".ljust(width) + "  ")
@@ -241,7 +241,7 @@ def _show(diagnosis: DataCheckReport) -> None:
         console.print(
             f"\nok: {rebuilt_count:,} missing indexes (or leader epochs) are rebuilt by the broker."
         )
-    console.print("\nNothing is wrong." if sound else "\nSomething is wrong: see above.")
+    console.print("\nNo damage found." if sound else "\nDamage found: see above.")
 
 
 def _rank(finding: Finding) -> tuple[int, str, int]:

@@ -70,7 +70,7 @@ class Check:
 def doctor(
     data: Annotated[
         str,
-        typer.Option("--data", metavar="DIR", help="The directory whose disk is measured."),
+        typer.Option("--data", metavar="DIR", help="Directory whose disk is measured."),
     ] = DEFAULT_DATA_DIR,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: Annotated[

@@ -274,7 +274,7 @@ async def _close(settings: Settings, broker: Broker, http: HttpServer | None) ->
         work.append(asyncio.ensure_future(http.stop()))
     _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_S)
     if late:
-        return print_error("did not stop in time; the next start recovers what was not closed")
+        return print_error("did not stop in time; the next start recovers the logs that were not closed")
     for one in work:
         one.result()
     return 0

@@ -29,7 +29,7 @@ MasterOption = Annotated[
         "--master",
         envvar="MANSIO_SPARK_MASTER",
         metavar="URL",
-        help="Where Spark runs: local[*] (this machine, the default), spark://..., k8s://..., yarn.",
+        help="Spark master: local[*] (this machine, the default), spark://..., k8s://..., yarn.",
     ),
 ]
 

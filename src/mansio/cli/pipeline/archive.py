@@ -44,28 +44,28 @@ def archive(
         typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: archive-TOPIC]"),
     ] = None,
     catalog: CatalogOption = None,
-    once: Annotated[bool, typer.Option("--once", help="Archive what is there now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Archive the current records, then end.")] = False,
     trigger: Annotated[
         float,
-        typer.Option("--trigger", min=0.1, metavar="SECONDS", help="A batch at most so often."),
+        typer.Option("--trigger", min=0.1, metavar="SECONDS", help="Minimum interval between batches."),
     ] = 60.0,
     records_max: Annotated[
         int,
-        typer.Option("--max-records", min=1, metavar="N", help="So many records in one batch at most."),
+        typer.Option("--max-records", min=1, metavar="N", help="Maximum number of records in one batch."),
     ] = 2_000_000,
     accept_loss: Annotated[
         bool,
         typer.Option(
             "--accept-loss",
-            help="Go on where the log begins, if it has deleted records that are not archived.",
+            help="If the log has deleted unarchived records, continue at its start.",
         ),
     ] = False,
     on_unreadable: Annotated[
         Unreadable,
         typer.Option(
             "--on-unreadable",
-            help="Records that cannot be read: suspend ends with their offset; skip lists what is missing in the table;"
-            " dead-letter also keeps them as they are, in the table mansio_dead_letters.TOPIC.",
+            help="Records that cannot be read: suspend ends with their offset; skip lists their offsets in the table;"
+            " dead-letter also stores them in the table mansio_dead_letters.TOPIC.",
         ),
     ] = Unreadable.SUSPEND,
     master: MasterOption = None,
@@ -84,7 +84,7 @@ def archive(
         from mansio.spark.jobs.archive import archive as run_archive
     except ImportError as error:
         missing = error.name or "a package"
-        raise ConfigError(f"{missing} is missing: pip install 'mansio[spark,lake]' brings it") from None
+        raise ConfigError(f"{missing} is missing: run pip install 'mansio[spark,lake]'") from None
 
     job = ArchiveJob(
         topic=topic,

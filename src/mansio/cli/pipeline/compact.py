@@ -49,5 +49,5 @@ def compact(
         ("keys in the table", f"{report.keys:,}"),
         ("files", f"{report.files:,}"),
     ]
-    print(f"{report.table}, made of {archive.name}")
+    print(f"{report.table}, from {archive.name}")
     show_table(("what", "count"), rows)

@@ -27,13 +27,13 @@ def register(app: typer.Typer) -> None:
 def hot_keys(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose keys are counted.")],
     top: Annotated[
-        int, typer.Option("--top", min=1, max=1000, metavar="N", help="How many keys are shown.")
+        int, typer.Option("--top", min=1, max=1000, metavar="N", help="Number of keys to show.")
     ] = 20,
     by_bytes: Annotated[
-        bool, typer.Option("--by-bytes", help="Measure by the bytes of values, not by the number of records.")
+        bool, typer.Option("--by-bytes", help="Measure the bytes of values instead of the number of records.")
     ] = False,
     plot: Annotated[
-        str | None, typer.Option("--plot", metavar="FILE", help="Write the picture there as well, as SVG.")
+        str | None, typer.Option("--plot", metavar="FILE", help="Also write the chart to this file, as SVG.")
     ] = None,
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,

@@ -28,30 +28,36 @@ def register(app: typer.Typer) -> None:
 
 
 def maintain(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose archive it is.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic of the archive.")],
     warehouse: WarehouseOption,
     catalog: CatalogOption = None,
     target_size: Annotated[
-        str, typer.Option("--target-size", metavar="SIZE", help="How large files may become.")
+        str, typer.Option("--target-size", metavar="SIZE", help="Target size of files.")
     ] = "256MB",
     keep: Annotated[
         int,
-        typer.Option("--keep", min=1, metavar="N", help="How many snapshots are kept, beside tagged ones."),
+        typer.Option(
+            "--keep", min=1, metavar="N", help="Number of snapshots to keep, in addition to tagged ones."
+        ),
     ] = 10,
     grace: Annotated[
         str,
         typer.Option(
-            "--grace", metavar="TIME", help="How long a file must have been unneeded before it is deleted."
+            "--grace",
+            metavar="TIME",
+            help="Time for which a file must have been unreferenced before it is deleted.",
         ),
     ] = "1h",
     force: Annotated[
         bool,
-        typer.Option("--force", help="Allow a grace time below 10m, which slow readers may not survive."),
+        typer.Option("--force", help="Allow a grace time below 10m, which may break slow readers."),
     ] = False,
     tag: Annotated[
         str | None,
         typer.Option(
-            "--tag", metavar="NAME", help="Name the table as it is now; a tagged snapshot is kept for ever."
+            "--tag",
+            metavar="NAME",
+            help="Tag the current state of the table; a tagged snapshot is kept permanently.",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
@@ -63,9 +69,7 @@ def maintain(
     """
     target_bytes, grace_s = _size(target_size), _duration_s(grace)
     if grace_s < SHORTEST_GRACE_S and not force:
-        usage_error(
-            "below 10m a reader or a batch under way may lose its files; --force allows it", "--grace"
-        )
+        usage_error("below 10m a running reader or batch may lose its files; --force allows it", "--grace")
     table = open_archive(topic, warehouse, catalog)
     from mansio.spark.jobs.maintain import maintain as run_maintenance
 
@@ -96,7 +100,7 @@ def _size(text: str) -> int:
     found = SIZE.fullmatch(text.strip())
     size = int(found[1]) * SIZE_UNITS[found[2].upper()] if found else 0
     if size < SMALLEST_TARGET_BYTES:
-        usage_error(f"{text!r} is no size of at least 1MB; try 256MB", "--target-size")
+        usage_error(f"{text!r} is not a size of at least 1MB; example: 256MB", "--target-size")
     return size
 
 
@@ -104,5 +108,5 @@ def _duration_s(text: str) -> float:
     """Parse a duration such as 1h, in seconds."""
     found = SPAN.fullmatch(text.strip())
     if found is None:
-        usage_error(f"{text!r} is no time span; try 1h, 30m, 2d", "--grace")
+        usage_error(f"{text!r} is not a duration; examples: 1h, 30m, 2d", "--grace")
     return int(found[1]) * UNIT_SECONDS[found[2]]

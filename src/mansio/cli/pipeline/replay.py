@@ -39,26 +39,26 @@ def replay(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose archive is replayed.")],
     warehouse: WarehouseOption,
     to: Annotated[
-        str, typer.Option("--to", metavar="TOPIC", help="Where the records go; made if it is not there.")
+        str, typer.Option("--to", metavar="TOPIC", help="The target topic; created if it does not exist.")
     ],
     from_snapshot: Annotated[
         str,
         typer.Option(
             "--from-snapshot",
             metavar="ID|DATE",
-            help="The archive as it was: a snapshot's id, a tag, or a time.",
+            help="Version of the archive: a snapshot's id, a tag, or a time.",
         ),
     ] = "now",
     from_time: Annotated[
         str | None,
-        typer.Option("--from-time", metavar="TIME", help="Only records with this timestamp or a later one."),
+        typer.Option("--from-time", metavar="TIME", help="Only records with at least this timestamp."),
     ] = None,
     to_time: Annotated[
         str | None, typer.Option("--to-time", metavar="TIME", help="Only records with an earlier timestamp.")
     ] = None,
     partition: PartitionsOption = None,
     include_deleted: Annotated[
-        bool, typer.Option("--include-deleted", help="Also what the topic has deleted since.")
+        bool, typer.Option("--include-deleted", help="Include records that the topic has deleted since.")
     ] = False,
     catalog: CatalogOption = None,
     output: OutputOption = Output.TABLE,
@@ -71,11 +71,11 @@ def replay(
     """
     from_ms, to_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
-        usage_error("this is not later than --from-time", "--to-time")
+        usage_error("must be later than --from-time", "--to-time")
     if to == topic and RELATIVE_TIME.fullmatch(from_snapshot):
         usage_error(
-            "into the topic itself only as of a moment that stays: this one is later at every run, and takes in the"
-            " copies; give a date, a snapshot's id or a tag",
+            "a replay into the topic itself requires a fixed version, because a relative time would include the copies"
+            " in a later run; give a date, a snapshot's id or a tag",
             "--from-snapshot",
         )
     table = open_archive(topic, warehouse, catalog)
@@ -99,7 +99,7 @@ def replay(
         }
         for one in report.partitions
     ]
-    show_rows(output, rows, COLUMNS, empty="the archive holds no such records")
+    show_rows(output, rows, COLUMNS, empty="the archive has no such records")
 
 
 def _progress() -> Callable[[int], None]:

@@ -55,54 +55,53 @@ def run(
     ],
     topic: Annotated[
         list[str] | None,
-        typer.Option("--topic", "-t", metavar="TOPIC", help="What transform gets; may be given again."),
+        typer.Option("--topic", "-t", metavar="TOPIC", help="Input topic of transform; repeatable."),
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="TOPIC", help="Write into this topic; created if need be.")
+        str | None,
+        typer.Option("--to", metavar="TOPIC", help="Write to this topic; created if it does not exist."),
     ] = None,
     to_table: Annotated[
         str | None,
         typer.Option(
             "--to-table",
             metavar="DIR",
-            help="Write Parquet files into this directory; for an Iceberg table, write into a topic and archive that.",
+            help="Write Parquet files to this directory; for an Iceberg table, write to a topic and archive it.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: that of the file]"),
+        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: the name of the file]"),
     ] = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(
             "--checkpoint",
             metavar="DIR",
-            help="How far it is; on a cluster a place that all reach. [default: checkpoints/NAME]",
+            help="Checkpoint directory; on a cluster a shared location. [default: checkpoints/NAME]",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Do what is there now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process the current records, then end.")] = False,
     trigger: Annotated[
-        float, typer.Option("--trigger", min=0, metavar="SECONDS", help="A batch at most so often.")
+        float, typer.Option("--trigger", min=0, metavar="SECONDS", help="Minimum interval between batches.")
     ] = 1.0,
     start: Annotated[
-        Start, typer.Option("--from", help="Where it begins when there is no checkpoint.")
+        Start, typer.Option("--from", help="Start position without a checkpoint.")
     ] = Start.EARLIEST,
     records_max: Annotated[
         int | None,
-        typer.Option("--max-records", min=1, metavar="N", help="So many records in one batch at most."),
+        typer.Option("--max-records", min=1, metavar="N", help="Maximum number of records in one batch."),
     ] = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="append: rows that are final; update: rows that changed.")
+        Mode, typer.Option("--mode", help="append: final rows; update: changed rows.")
     ] = Mode.APPEND,
     option: Annotated[
         list[str] | None,
-        typer.Option(
-            "--option", metavar="NAME=VALUE", help="More options of the source; may be given again."
-        ),
+        typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
     ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; may be given again."),
+        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
     ] = None,
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,

@@ -50,13 +50,14 @@ def schema_check(
         typer.Option(
             "--quarantine",
             metavar="TOPIC",
-            help="Write bad records there, with the reason as a header; made if need be.",
+            help="Write invalid records to this topic, with the reason as a header; created if it does not exist.",
         ),
     ] = None,
     compatibility: Annotated[
         Compatibility,
         typer.Option(
-            "--compatibility", help="What has to go on: new readers of old records, old readers of new ones."
+            "--compatibility",
+            help="Required compatibility: new readers of old records, old readers of new ones.",
         ),
     ] = Compatibility.FULL,
     master: MasterOption = None,
@@ -70,7 +71,7 @@ def schema_check(
     """
     if schema is None:
         if quarantine is not None:
-            usage_error("only records can be put there: name a topic and a --schema", "--quarantine")
+            usage_error("requires a topic and --schema", "--quarantine")
         _check_versions(target, compatibility, output)
     else:
         _check_records(target, _read(schema), quarantine, master, output, bootstrap_servers)
@@ -78,11 +79,13 @@ def schema_check(
 
 def _check_versions(directory: str, compatibility: Compatibility, output: Output) -> None:
     if not os.path.isdir(directory):
-        usage_error(f"{directory} is no directory; a topic needs --schema FILE", "DIR|TOPIC")
+        usage_error(f"{directory} is not a directory; a topic requires --schema FILE", "DIR|TOPIC")
     names = sorted((name for name in os.listdir(directory) if name.endswith(".json")), key=_natural)
     versions = [(name.removesuffix(".json"), _read(os.path.join(directory, name))) for name in names]
     if len(versions) < 2:
-        usage_error(f"{directory} has {len(versions)} versions (*.json); two are needed", "DIR|TOPIC")
+        usage_error(
+            f"{directory} has {len(versions)} versions (*.json); at least two are required", "DIR|TOPIC"
+        )
     rows: list[dict[str, Any]] = []
     for (old_name, old), (new_name, new) in pairwise(versions):
         for change in breaking_changes(old, new, compatibility):
@@ -129,7 +132,7 @@ def _check_records(
     try:
         import jsonschema  # noqa: F401  # only to see whether it is there
     except ImportError:
-        raise ConfigError("jsonschema is missing: pip install 'mansio[schema]' brings it") from None
+        raise ConfigError("jsonschema is missing: run pip install 'mansio[schema]'") from None
     spark = start_session(master, f"mansio schema-check {topic}")
     from mansio.spark.jobs.schema_check import check_topic
 
@@ -153,4 +156,4 @@ def _show(report: CheckReport) -> None:
         print()
         show_rows(Output.TABLE, [asdict(group) for group in report.groups], GROUP_COLUMNS, empty="")
     if report.invalid and report.quarantine is not None:
-        print(f"\n{report.invalid:,} bad records were written to {report.quarantine}")
+        print(f"\n{report.invalid:,} invalid records were written to {report.quarantine}")

@@ -45,7 +45,10 @@ def consume(
     group: Annotated[
         str | None,
         typer.Option(
-            "--group", "-g", metavar="GROUP", help="Read as a member of this group, and keep its place."
+            "--group",
+            "-g",
+            metavar="GROUP",
+            help="Read as a member of this consumer group, and commit offsets.",
         ),
     ] = None,
     share_group: Annotated[
@@ -54,31 +57,36 @@ def consume(
             "--share-group",
             "-G",
             metavar="GROUP",
-            help="Read as a member of this share group: record by record.",
+            help="Read as a member of this share group.",
         ),
     ] = None,
     ack: Annotated[
         bool,
-        typer.Option("--ack", help="With --share-group: a record that was printed is done. [the default]"),
+        typer.Option("--ack", help="With --share-group: acknowledge printed records. [the default]"),
     ] = False,
     release: Annotated[
         bool,
         typer.Option(
-            "--release", help="With --share-group: give each back, to come again after the group's backoff."
+            "--release",
+            help="With --share-group: release each record, for another delivery after the group's backoff.",
         ),
     ] = False,
     reject: Annotated[
-        bool, typer.Option("--reject", help="With --share-group: send each to the group's dead letters.")
+        bool,
+        typer.Option("--reject", help="With --share-group: reject each record to the dead-letter topic."),
     ] = False,
     hold: Annotated[
         bool,
         typer.Option(
-            "--hold", help="With --share-group: keep each on lease until Ctrl-C, which releases it."
+            "--hold", help="With --share-group: keep each record leased until Ctrl-C, which releases it."
         ),
     ] = False,
     from_beginning: Annotated[
         bool,
-        typer.Option("--from-beginning", help="From the first record (a group: where it has no place yet)."),
+        typer.Option(
+            "--from-beginning",
+            help="From the first record (a group: for partitions without committed offset).",
+        ),
     ] = False,
     from_offset: Annotated[
         int | None,
@@ -95,15 +103,17 @@ def consume(
         typer.Option("--to-time", metavar="TIME", help="Stop before the first record at or after this time."),
     ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end as it is now; do not wait for more.")
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the current end; do not wait for more.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--max", "-n", min=0, metavar="N", help="Stop after so many records.")
+        int | None, typer.Option("--max", "-n", min=0, metavar="N", help="Stop after this number of records.")
     ] = None,
     partition: PartitionsOption = None,
     key_separator: Annotated[
         str | None,
-        typer.Option("--key-separator", "-K", metavar="TEXT", help="Print the key too, and this after it."),
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help="Also print the key, followed by this separator."
+        ),
     ] = None,
     delimiter: Annotated[
         str, typer.Option("--delimiter", "-D", metavar="TEXT", help="Printed after each value.")
@@ -113,18 +123,21 @@ def consume(
         typer.Option(
             "--from-snapshot",
             metavar="ID|DATE",
-            help="Read the topic's archive as it was then: a snapshot's id, a tag, or a TIME.",
+            help="Read this version of the topic's archive: a snapshot's id, a tag, or a TIME.",
         ),
     ] = None,
     include_deleted: Annotated[
         bool,
         typer.Option(
-            "--include-deleted", help="With --from-snapshot: also what the topic has deleted since."
+            "--include-deleted",
+            help="With --from-snapshot: include records that the topic has deleted since.",
         ),
     ] = False,
     warehouse: Annotated[
         str | None,
-        typer.Option("--warehouse", "-w", metavar="DIR", help="With --from-snapshot: where the archive is."),
+        typer.Option(
+            "--warehouse", "-w", metavar="DIR", help="With --from-snapshot: location of the archive."
+        ),
     ] = None,
     catalog: CatalogOption = None,
     output: Annotated[
@@ -150,9 +163,11 @@ def consume(
     if sum((from_beginning, from_offset is not None, from_time is not None)) > 1:
         usage_error("only one of --from-beginning, --from-offset, --from-time", "--from-...")
     if group is not None and (from_offset is not None or from_time is not None):
-        usage_error("a group goes on where it was; move it with: mansio group reset-offsets", "--group")
+        usage_error(
+            "a group starts at its committed offsets; change them with: mansio group reset-offsets", "--group"
+        )
     if group is not None and partition:
-        usage_error("a group shares the partitions out by itself", "--partition")
+        usage_error("a group assigns the partitions itself", "--partition")
     disposition = disposition_of(
         {
             Disposition.ACK: ack,
@@ -190,9 +205,9 @@ def consume(
         ).perform(bootstrap_servers, printer)
         return
     if include_deleted or warehouse is not None or catalog is not None:
-        usage_error("this is for an archive: name a moment of it with --from-snapshot", "--include-deleted")
+        usage_error("requires --from-snapshot", "--include-deleted")
     if stop_ms is not None and stop_ms > parse_time("now"):
-        usage_error("this time is still to come", "--to-time")
+        usage_error("this time is in the future", "--to-time")
     has_end = exit_at_end or stop_ms is not None
     start: Any = "earliest" if from_beginning or has_end else "latest"
     if start_ms is not None:

@@ -49,10 +49,10 @@ def check_share_group_options(given: Mapping[str, bool], share_group: str) -> No
     """Options that do not apply to share groups; exit code 2."""
     for name, is_given in given.items():
         if is_given and name == "--group":
-            usage_error("a group is of one kind: --group or --share-group", name)
+            usage_error("give either --group or --share-group", name)
         if is_given:
             begins = f"mansio group alter {share_group} share.auto.offset.reset=earliest"
-            usage_error(f"a share group gives out what is open; where a new one begins: {begins}", name)
+            usage_error(f"does not apply to a share group; start position of a new group: {begins}", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ class ShareConsumeCommand:
 
     def __post_init__(self) -> None:
         if self.disposition is Disposition.HOLD and self.has_end:
-            usage_error("what is held is released at the end: it has to be Ctrl-C", "--exit-at-end")
+            usage_error(
+                "--hold ends with Ctrl-C only, because held records are released at the end", "--exit-at-end"
+            )
 
     async def perform(self, bootstrap_servers: str, printer: Printer) -> int:
         """Print until the end, or until interrupted. Returns the exit code."""
@@ -77,8 +79,10 @@ class ShareConsumeCommand:
         async with connect(bootstrap_servers) as client:
             await run_unless_deleted(client, self.topic, self._read(client, printer, lost))
         if lost:
-            what = f"{len(lost)} records were printed and not settled: their leases were over, and they come again"
-            return print_error(what)
+            return print_error(
+                f"{len(lost)} records were printed but not acknowledged: their leases had expired, and they will be"
+                " delivered again"
+            )
         return 0
 
     async def _read(self, client: Client, printer: Printer, lost: list[Leased]) -> None:

@@ -45,7 +45,7 @@ class SnapshotConsumeCommand:
     def perform(self, bootstrap_servers: str, printer: Printer) -> None:
         """Print the selection and return. Raises `ArchiveError`; without deleted records also the brokers' errors."""
         if self.warehouse is None:
-            usage_error("say where the archive is", "--warehouse")
+            usage_error("required with --from-snapshot", "--warehouse")
         table = open_archive(self.topic, self.warehouse, self.catalog)
         version = version_option(table, self.snapshot, "--from-snapshot")
         selection = version.of(selection_option(list(self.partitions), self.from_ms, self.to_ms))

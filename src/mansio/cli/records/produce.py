@@ -67,7 +67,7 @@ def produce(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
     file: Annotated[
         typer.FileBinaryRead | None,
-        typer.Option("--file", "-f", metavar="FILE", help="Read this instead of standard input."),
+        typer.Option("--file", "-f", metavar="FILE", help="Read this file instead of standard input."),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
@@ -75,7 +75,7 @@ def produce(
     key_separator: Annotated[
         str | None,
         typer.Option(
-            "--key-separator", "-K", metavar="TEXT", help="Split each line here into key and value."
+            "--key-separator", "-K", metavar="TEXT", help="Separator of key and value in each line."
         ),
     ] = None,
     delimiter: Annotated[
@@ -86,7 +86,7 @@ def produce(
     ] = r"\n",
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be given again."),
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable."),
     ] = None,
     partition: Annotated[
         int | None,
@@ -96,18 +96,16 @@ def produce(
             min=0,
             max=PARTITIONS_MAX,
             metavar="N",
-            help="This partition, whatever the key.",
+            help="Partition of all records, regardless of the key.",
         ),
     ] = None,
-    codec: Annotated[
-        CodecName, typer.Option("--codec", "-z", help="How batches are compressed.")
-    ] = CodecName.NONE,
+    codec: Annotated[CodecName, typer.Option("--codec", "-z", help="Compression codec.")] = CodecName.NONE,
     acks: Annotated[
         Acks,
         typer.Option(
             "--acks",
-            help="When a record counts as stored. all: synced to disk; 1: in the leader's page cache, not synced, so "
-            "a power cut may take it; 0: sent, no answer is waited for.",
+            help="Required acknowledgement. all: flushed to disk; 1: in the leader's page cache, which a power failure "
+            "may lose; 0: none.",
         ),
     ] = Acks.ALL,
     null: Annotated[bool, typer.Option("--null", "-Z", help="An empty value is null (a tombstone).")] = False,
@@ -116,7 +114,7 @@ def produce(
         typer.Option(
             "--output",
             "-o",
-            help="Print where each record was stored, a line each.",
+            help="Print partition and offset of each record, one per line.",
         ),
     ] = None,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,

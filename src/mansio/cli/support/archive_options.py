@@ -23,7 +23,7 @@ WarehouseOption = Annotated[
         "--warehouse",
         "-w",
         metavar="DIR",
-        help="Where the archive's files are: a directory, or an address such as s3://bucket/path.",
+        help="Location of the archive: a directory, or an address such as s3://bucket/path.",
     ),
 ]
 CatalogOption = Annotated[
@@ -59,7 +59,9 @@ def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
     try:
         version = find_version(table, text, parse_time)
     except (ValueError, OverflowError):
-        usage_error(f"{text!r} is no snapshot's id, tag or time; try 2013-11-21T10:30:00Z, -2h, now", name)
+        usage_error(
+            f"{text!r} is not a snapshot's id, tag or time; examples: 2013-11-21T10:30:00Z, -2h, now", name
+        )
     if version.ends is not None:
         at = datetime.fromtimestamp(version.at_ms / 1000, UTC).isoformat(timespec="seconds")
         print(f"the archive as it was at {at}", file=sys.stderr)

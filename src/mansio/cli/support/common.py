@@ -52,7 +52,7 @@ BootstrapServersOption = Annotated[
         envvar="MANSIO_BOOTSTRAP_SERVERS",
         metavar="HOST:PORT",
         callback=_check_address,
-        help="Where a broker listens for the Kafka protocol; several with commas.",
+        help="Addresses of brokers (Kafka protocol), separated by commas.",
     ),
 ]
 
@@ -64,11 +64,11 @@ PartitionsOption = Annotated[
         min=0,
         max=PARTITIONS_MAX,
         metavar="N",
-        help="Only this partition; may be given again.",
+        help="Only this partition; repeatable.",
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and change nothing.")
+    bool, typer.Option("--dry-run", "-n", help="Show what would be done without changing anything.")
 ]
 
 UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -182,7 +182,9 @@ def time_option(text: str | None, name: str) -> int | None:
     try:
         return parse_time(text)
     except (ValueError, OverflowError):
-        usage_error(f"{text!r} is no time; try 2013-11-21T10:30:00Z, -15m, now, or ms since the epoch", name)
+        usage_error(
+            f"{text!r} is not a time; examples: 2013-11-21T10:30:00Z, -15m, now, or ms since the epoch", name
+        )
 
 
 def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
@@ -245,7 +247,7 @@ def parse_offset_spec(text: str) -> OffsetSpec:
         return OffsetSpec("latest")
     if re.fullmatch(r"[0-9]+", text):
         if int(text) > OFFSET_MAX:
-            raise ValueError("no log is that long")
+            raise ValueError("larger than the maximum offset")
         return OffsetSpec("offset", int(text))
     if re.fullmatch(r"[+-][0-9]+", text):
         return OffsetSpec("relative", int(text))
@@ -286,7 +288,7 @@ async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, An
         reader.cancel()
         watch.cancel()
         await asyncio.gather(reader, watch, return_exceptions=True)
-    raise UnknownTopicOrPartition(f"topic {topic} was deleted while it was read")
+    raise UnknownTopicOrPartition(f"topic {topic} was deleted while it was being read")
 
 
 async def _until_deleted(client: Client, topic: str) -> None:

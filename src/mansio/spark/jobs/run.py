@@ -328,7 +328,7 @@ class CheckpointBinding:
 
 def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
     """Check that a pipeline may resume from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
-    restart_hint = "give another checkpoint, or remove this one to begin anew"
+    restart_hint = "give another checkpoint, or remove this one to start again"
     if bound.topics.keys() != wanted.topics.keys():
         raise CheckpointMismatch(
             f"checkpoint {checkpoint} is of {', '.join(sorted(bound.topics))}, not of "

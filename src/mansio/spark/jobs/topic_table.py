@@ -121,7 +121,7 @@ def _unarchived_ranges(
     found = find_partitions(client, options)
     if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
         raise TopicRecreated(
-            f"topic {table.topic} was deleted and made anew since table {table.name} was begun: its log does not go on"
+            f"topic {table.topic} was deleted and recreated since table {table.name} was begun: its log does not go on"
             " where the table ends. Archive it into another warehouse, or read the two apart"
         )
     partitions = found.partitions

@@ -161,9 +161,7 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
     if "value" not in types:
         raise ConfigError(f"a topic needs the column value, and there are only {', '.join(types) or 'none'}")
     if topic is None and "topic" not in types:
-        raise ConfigError(
-            "which topic to write into is not said: give the option topic, or a column of that name"
-        )
+        raise ConfigError("no target topic: give the option topic, or a column of that name")
 
 
 def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -39,7 +39,7 @@ def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLo
     """The log ends before the requested offset: it was truncated, or it is another log of the same name."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
-        f" asked for: the log is shorter than it was, or the topic was made anew. Correct the offsets, use a new"
+        f" asked for: the log is shorter than it was, or the topic was recreated. Correct the offsets, use a new"
         f" checkpoint, {CONTINUE_HINT}"
     )
 
@@ -66,6 +66,6 @@ def partition_missing(partition: TopicPartition) -> DataLoss:
 def topic_recreated(topic: str) -> TopicRecreated:
     """The topic name is the same, the topic id is not."""
     return TopicRecreated(
-        f"topic {topic} was deleted and made anew since this query began to read it: its offsets mean other records"
+        f"topic {topic} was deleted and recreated since this query began to read it: its offsets mean other records"
         f" now. Use a new checkpoint, {CONTINUE_HINT}"
     )

@@ -18,19 +18,19 @@ from mansio.cli.support.common import key_values, print_error, usage_error
 BROKERS_MAX = 16
 
 BrokersOption = Annotated[
-    int, typer.Option("--brokers", min=1, max=BROKERS_MAX, metavar="N", help="How many brokers.")
+    int, typer.Option("--brokers", min=1, max=BROKERS_MAX, metavar="N", help="Number of brokers.")
 ]
 DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
         metavar="DIR",
-        help="Keep everything there, ports included, for the next time. [default: a temporary directory]",
+        help="Directory of data and ports, reused by the next run. [default: a temporary directory]",
     ),
 ]
 MembersOption = Annotated[
     int,
-    typer.Option("--etcd-members", min=1, max=5, metavar="N", help="How many members of etcd: 1, 3 or 5."),
+    typer.Option("--etcd-members", min=1, max=5, metavar="N", help="Number of etcd members: 1, 3 or 5."),
 ]
 FirstPortOption = Annotated[
     int | None,
@@ -39,14 +39,12 @@ FirstPortOption = Annotated[
         min=1024,
         max=65_000,
         metavar="PORT",
-        help="Kafka port of the first broker, the others behind it. [default: free ports]",
+        help="Kafka port of the first broker; the others follow. [default: free ports]",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="A setting of every broker by its name; may be given again."
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of every broker by its name; repeatable."),
 ]
 
 
@@ -64,11 +62,11 @@ def dev_cluster(
     continue. For development and tests: everything is on one disk.
     """
     if sys.platform == "win32":
-        raise typer.Exit(print_error("dev-cluster stops processes with signals, which Windows has not"))
+        raise typer.Exit(print_error("dev-cluster requires signals, which Windows does not have"))
     settings = dict(key_values(set_ or (), "--set"))
     if etcd_members % 2 == 0:
         usage_error(
-            f"{etcd_members} survive no more failures than {etcd_members - 1}; take 1, 3 or 5",
+            f"{etcd_members} tolerate no more failures than {etcd_members - 1}; use 1, 3 or 5",
             "--etcd-members",
         )
     _check(settings)

@@ -106,7 +106,7 @@ def plan_cluster(
     known = _read(directory)
     if known["members"] and len(known["members"]) != members:
         raise ConfigError(
-            f"--etcd-members: {directory} has {len(known['members'])}, and their number cannot be changed here"
+            f"--etcd-members: {directory} has {len(known['members'])} members; their number cannot be changed"
         )
     ports = _PortAllocator()
     etcd_ports = known["members"] or [[ports.allocate(), ports.allocate()] for _ in range(members)]
@@ -144,7 +144,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     """Raise `ConfigError` for an invalid setting, or one that must differ between brokers."""
     for name in settings:
         if name in OWN_SETTINGS:
-            raise ConfigError(f"{name}: it is different for each broker, so dev-cluster chooses it")
+            raise ConfigError(f"{name}: set by dev-cluster, because it differs between brokers")
     load_settings(None, {**settings, "etcd_endpoints": "http://127.0.0.1:2379"}, environment=False)
 
 
@@ -195,14 +195,14 @@ def _read(directory: str) -> dict[str, Any]:
     path = f"{directory}/{FILE}"
     if not os.path.exists(path):
         if os.path.isdir(directory) and os.listdir(directory):
-            raise ConfigError(f"--data: {directory} is not empty, and no dev-cluster has been there")
+            raise ConfigError(f"--data: {directory} is not empty and not the directory of a dev-cluster")
         return {"members": [], "brokers": []}
     try:
         with open(path, encoding="utf-8") as file:
             known = json.load(file)
         return {key: [[int(port) for port in pair] for pair in known[key]] for key in ("members", "brokers")}
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not what dev-cluster wrote") from error
+        raise ConfigError(f"{path}: not written by dev-cluster") from error
 
 
 def _write(directory: str, known: Mapping[str, Any]) -> None:

@@ -199,7 +199,7 @@ async def _until_formed(plan: ClusterPlan) -> None:
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Unavailable(
-            f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers see each other"
+            f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers have registered"
         ) from None
 
 
