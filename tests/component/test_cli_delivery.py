@@ -132,14 +132,14 @@ def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
     assert asyncio.run(consuming.perform(world.address, Slow(None, stream=stream))) == 1
     assert stream.getvalue() == b"v0\nv1\nv2\nv3\nv4\n"
     assert "5 records were printed and not settled" in capsys.readouterr().err
-    assert (world.leases().parked, world.leases().lag) == (RECORDS, RECORDS), "they come again"
+    assert (world.leases().parked, world.leases().lag) == (RECORDS, RECORDS), "will be delivered again"
 
 
 def test_what_makes_no_sense_is_refused(world: World) -> None:
     for arguments, words in (
         (("--share-group", "g", "--group", "h"), "--group or --share-group"),
         (("--share-group", "g", "--from-beginning"), "share.auto.offset.reset=earliest"),
-        (("--share-group", "g", "--partition", "0"), "gives out what is open"),
+        (("--share-group", "g", "--partition", "0"), "does not apply to a share group"),
         (("--share-group", "g", "--ack", "--reject"), "only one of"),
         (("--share-group", "g", "--hold", "--exit-at-end"), "Ctrl-C"),
         (("--reject",), "name it with --share-group"),

@@ -168,7 +168,7 @@ def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
 def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
     world.shell("topic", "create", "other")
     for arguments, code, words in (
-        (("redrive", "t"), 2, "say which"),
+        (("redrive", "t"), 2, "select dead letters with"),
         (("redrive", "t", "--all", "--letter", "0:1"), 2, "not both"),
         (("redrive", "t", "--letter", "7"), 2, "PARTITION:OFFSET"),
         (("redrive", "t", "--filter", "size=7"), 2, "is none of"),

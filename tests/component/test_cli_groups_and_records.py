@@ -212,7 +212,7 @@ def test_rows_of_a_group_are_sorted_and_only_what_it_has_a_place_in_moves(shell:
     assert (row["old"], row["new"]) == (1, 0)
     shell("topic", "create", "unread")
     shell(*reset, "-1", "-t", "unread", code=1)
-    assert "no place" in shell.errors
+    assert "no committed offset" in shell.errors
 
 
 @pytest.mark.row("A6", "G4")

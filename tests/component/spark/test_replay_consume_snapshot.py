@@ -95,9 +95,9 @@ def test_ids_times_partitions_and_counts_choose(
     [
         (("--from-snapshot", "9" * 19), 1, "keeps no snapshot"),
         (("--from-snapshot", "1000"), 1, "does not know what it held so early"),
-        (("--from-snapshot", "yesterday"), 2, "no snapshot's id, tag or time"),
+        (("--from-snapshot", "yesterday"), 2, "not a snapshot's id, tag or time"),
         (("--from-snapshot", "now", "--group", "g"), 2, "an archive is read from its beginning"),
-        (("--include-deleted",), 2, "name a moment of it with --from-snapshot"),
+        (("--include-deleted",), 2, "requires --from-snapshot"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(

@@ -143,7 +143,7 @@ REFUSALS: list[tuple[dict[str, str], type[MansioError], str]] = [
     (
         {"topicIds": '{"ten": "00000000-0000-0000-0000-0000000000ff"}'},
         TopicRecreated,
-        "deleted and made anew",
+        "deleted and recreated",
     ),
 ]
 

@@ -208,7 +208,7 @@ def test_another_topic_of_the_same_name_is_not_read(topic: Callable[..., Topic])
     planned_elsewhere = TaskRange(here.name, 0, 0, 20, new_id)
     rows = sum(batch.num_rows for batch in reader.read(planned_elsewhere))
     assert rows == 20, "what this process knew of the old topic was no hindrance"
-    with pytest.raises(TopicRecreated, match="deleted and made anew"):
+    with pytest.raises(TopicRecreated, match="deleted and recreated"):
         list(reader.read(tasks[0]))
     again.delete()
     began = time.monotonic()

@@ -256,7 +256,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
         client.publish_many(
             case.topic, [OutgoingRecord(b"other", partition=index % 2) for index in range(20)]
         )
-    with pytest.raises(TopicRecreated, match="was deleted and made anew"):
+    with pytest.raises(TopicRecreated, match="was deleted and recreated"):
         case.read(spark)
 
 
