@@ -131,7 +131,7 @@ def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
     consuming = ShareConsumeCommand("t", "g", Disposition.ACK, has_end=True, limit=None)
     assert asyncio.run(consuming.perform(world.address, Slow(None, stream=stream))) == 1
     assert stream.getvalue() == b"v0\nv1\nv2\nv3\nv4\n"
-    assert "5 records were printed and not settled" in capsys.readouterr().err
+    assert "5 records were printed but not acknowledged" in capsys.readouterr().err
     assert (world.leases().parked, world.leases().lag) == (RECORDS, RECORDS), "will be delivered again"
 
 
@@ -162,7 +162,7 @@ def test_the_demo_finds_every_number_right_without_a_terminal() -> None:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     lines = done.stdout.splitlines()
     assert "838 flights" in done.stdout
-    assert "4 offered again, once more with the same id: 0" in done.stdout
+    assert "4 offered again; repeated with the same id: 0" in done.stdout
     assert "Every number is correct." in lines[-1]
     assert len(lines) <= 32
     assert max(map(len, lines)) <= 100
