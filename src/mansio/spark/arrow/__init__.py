@@ -1,3 +1,1 @@
-"""Conversion between record batches and Arrow columns, without an object per record. Pure: bytes in, bytes out;
-no Spark.
-"""
+"""Conversion between record batches and Arrow columns, without I/O and without an object per record."""
