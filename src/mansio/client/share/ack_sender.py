@@ -70,7 +70,7 @@ EXPIRY_S: Final = 5.0
 GATHER_S: Final = 0.005
 GATHERED_MAX: Final = 500
 IN_FLIGHT_MAX: Final = 4
-"""Requests under way to one broker."""
+"""Requests in flight to one broker."""
 
 REQUEST_TIMEOUT_MS_MAX: Final = 10_000
 _WORDS: Final = {ACCEPT: "acknowledged", RELEASE: "released", REJECT: "rejected", GAP: "skipped"}
@@ -78,9 +78,10 @@ _CHANNEL_NUMBERS = itertools.count()
 
 
 class PendingAck:
-    """One thing said: of neighbouring messages of one delivery, or of a range without any.
+    """Acknowledgement of contiguous messages with one delivery count, or of a range without messages.
 
-    `lost_count`: how many the book had lost when nobody of `messages` was lost.
+    `requested` and `expires` are times of the event loop; `lost_count`: number of lost records at a time when none of
+    `messages` was lost.
     """
 
     __slots__ = (

@@ -274,9 +274,9 @@ class HandlerRunner:
                     return False
                 _log_failure(message, error, failures)
                 if self._mode == "parallel":
-                    await self._settle(message, RELEASE)
+                    await self._acknowledge_one(message, RELEASE)
                 elif failures >= self.retry_policy.most:
-                    await self._settle(message, REJECT, _reason(error, failures))
+                    await self._acknowledge_one(message, REJECT, _reason(error, failures))
                 elif await self._is_stopped_within(self.retry_policy.delay_s(failures)):
                     return False
             else:
@@ -291,7 +291,7 @@ class HandlerRunner:
             done.sort(key=_POSITION)
             self._ack_sender.acknowledge_handled(done, ACCEPT, _HandledListener(self, key_queues))
 
-    async def _settle(self, message: Leased, kind: int, reason: str = "") -> None:
+    async def _acknowledge_one(self, message: Leased, kind: int, reason: str = "") -> None:
         """Acknowledge a message and wait for the result."""
         try:
             await self._ack_sender.acknowledge(message, kind, reason=reason)

@@ -79,7 +79,7 @@ class AckTarget(Protocol):
 
 
 class Lease:
-    """Shared data of records leased by one response, or renewed together.
+    """Shared data of records leased by one response, or renewed by one request.
 
     Times are those of the loop, in seconds. `extend_until`: time up to which the lease is renewed before delivery;
     `each_bytes`: approximate size of one record.
@@ -162,7 +162,7 @@ class AckListener(Protocol):
 
 
 class AckFuture:
-    """Result of acknowledgements awaited together; the first error is raised."""
+    """Result of several acknowledgements; the first error is raised."""
 
     __slots__ = ("_error", "_future", "_left")
 

@@ -91,7 +91,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
 
     @property
     def held(self) -> int:
-        """Records that are leased by this member and not settled."""
+        """Number of records leased by this member and not acknowledged yet."""
         return self._original.held
 
     def __iter__(self) -> Iterator[Leased]:
@@ -125,7 +125,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
         self, handler: Handler, *, mode: Mode = "parallel", concurrency: int = 10, drain_ms: float = DRAIN_MS
     ) -> None:
         """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio class. A
-        handler that goes on after `drain_ms` is not waited for; its record was given back."""
+        handler that goes on after `drain_ms` is not awaited; its record was released."""
         with_threads = ThreadPoolExecutor(concurrency, thread_name_prefix="mansio-handler")
 
         async def call(message: leased.Leased) -> None:

@@ -143,7 +143,7 @@ class ShareFetcher:
         in_flight_records, most = self._in_flight_records, self._options.max_records
         if self._is_paused or in_flight_records.undelivered_bytes >= self._options.prefetch_bytes_max:
             return 0
-        room = (
+        capacity = (
             min(
                 most - (in_flight_records.held - in_flight_records.acknowledging),
                 2 * most - in_flight_records.held,
@@ -151,7 +151,7 @@ class ShareFetcher:
             - self._sessions.reserved
         )
         # Requests of single records would make brokers send the same large batch repeatedly.
-        return room if in_flight_records.undelivered == 0 or room * 2 >= most else 0
+        return capacity if in_flight_records.undelivered == 0 or capacity * 2 >= most else 0
 
     def _dispatch(self) -> None:
         self._woken = False

@@ -162,8 +162,8 @@ class ShareGroup:
         self._update_target(topics)
         self._give(member)
         missed = request.member_epoch != current.epoch
-        told = missed or request.topic_names is not None or member.current.assigned != current.assigned
-        return self._answer(member, assigned=told), self._take()
+        has_news = missed or request.topic_names is not None or member.current.assigned != current.assigned
+        return self._answer(member, assigned=has_news), self._take()
 
     def _join(
         self, request: ShareHeartbeat, topics: Topics, now_ms: float

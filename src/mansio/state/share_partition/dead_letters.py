@@ -1,4 +1,4 @@
-"""Dead ranges of one share partition: the queue that writes them exactly once, and the record of what is dead.
+"""Dead letters of one share partition: the queue that writes them exactly once, and the record of what is dead.
 
 `DeadLetterQueue` writes the copies of records that were given up, one batch at a time:
 
@@ -164,7 +164,7 @@ class DeadLetterQueue:
     ) -> tuple[Producer, Reservations]:
         producer = self.producer
         if producer is None:
-            raise AssertionError("there is no producer for dead ranges yet")
+            raise AssertionError("there is no producer for dead letters yet")
         sequence = first = next(
             (next_ for *target, next_ in producer.sequences if target == [topic_id, partition]), 0
         )
@@ -254,7 +254,7 @@ class DeadLetterQueue:
         self._expect(Phase.SENDING)
         producer = self.producer
         if producer is None or (producer_id < 0 and self.needs_producer):
-            raise AssertionError("the producer for dead ranges has no epoch left")
+            raise AssertionError("the producer for dead letters has no epoch left")
         epoch = producer.epoch + 1 if producer_id < 0 else 0
         self.producer = Producer(producer.producer_id if producer_id < 0 else producer_id, epoch, ())
         target = self._reserved[0].reservation
@@ -270,7 +270,7 @@ class DeadLetterQueue:
 
     def _expect(self, phase: Phase) -> None:
         if self.phase is not phase:
-            message = f"dead ranges are {self.phase.name}, not {phase.name}"
+            message = f"dead letters are {self.phase.name}, not {phase.name}"
             raise AssertionError(message)
 
 

@@ -78,7 +78,7 @@ _INT: Final = Struct(">i")
 _CHUNK: Final = Struct(">ii")
 _NUMBERS: Final = Struct(">3si3sq")
 _NUMBERS_START: Final = bytes((2, _DONE_TAG, 4))  # two tagged fields, one of four bytes,
-_HORIZON_START: Final = varint(LEASE_BOUND_TAG) + b"\x08"  # and one of eight
+_LEASE_BOUND_START: Final = varint(LEASE_BOUND_TAG) + b"\x08"  # and one of eight
 _HOLDERS_KNOWN: Final = 1024
 _KEYS_KNOWN: Final = 4096
 
@@ -162,7 +162,7 @@ def _is_plain(update: Update) -> bool:
 
 def _numbers(update: Update) -> bytes:
     """`_tail` of a plain update."""
-    return _NUMBERS.pack(_NUMBERS_START, update.done_count, _HORIZON_START, update.lease_bound)
+    return _NUMBERS.pack(_NUMBERS_START, update.done_count, _LEASE_BOUND_START, update.lease_bound)
 
 
 def _tail(update: Update, chunk: tuple[int, int]) -> bytes:

@@ -57,7 +57,7 @@ _SINGLE: Final = Struct(">B16sBiBqqBBqBiBBBB")
 _SINGLE_DONE: Final = Struct(">iBihBiB16sBihBBBB")
 _NO_TAGS: Final = (0, 0, 0, 0)  # behind the innermost, and behind all that it is in
 _DONE: Final = (0, 0, 0, _ONE, _ONE, *(0, 0, 0, 0, 0))
-"""What an answer of that size says if nothing went wrong: no error, no text, one topic, one partition, no tagged
+"""A successful response of that size: no error, no message, one topic, one partition, no tagged
 fields."""
 
 
@@ -175,24 +175,24 @@ def _decode_request(frame: memoryview, position: int) -> AcknowledgeRecordsReque
     group_id, position = _read_text(frame, position)
     member_id, position = _read_text(frame, position)
     topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    entries_left = MAX_ENTRIES - topic_count
     partitions: list[AcknowledgePartition] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, entries_left)
+        entries_left -= count
         for _ in range(count):
             (index,) = _INT.unpack_from(frame, position)
-            batches, position, room = _read_batches(frame, position + _INT.size, room)
+            batches, position, entries_left = _read_batches(frame, position + _INT.size, entries_left)
             partitions.append(AcknowledgePartition(topic_id, index, batches))
         position = skip_tags(frame, position)
     skip_tags(frame, position)
     return AcknowledgeRecordsRequest(group_id, member_id, partitions)
 
 
-def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Batch], int, int]:
+def _read_batches(frame: memoryview, position: int, entries_left: int) -> tuple[list[Batch], int, int]:
     """(batches of a partition, position after it, entries still allowed)."""
-    count, position = read_compact_count(frame, position, room)
+    count, position = read_compact_count(frame, position, entries_left)
     batches: list[Batch] = []
     for _ in range(count):
         first, last = _OFFSETS.unpack_from(frame, position)
@@ -204,7 +204,7 @@ def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Bat
         (deliveries,) = _INT.unpack_from(frame, position)
         position = skip_tags(frame, position + _INT.size)
         batches.append((first, last, types, delay_ms, reason, deliveries))
-    return batches, skip_tags(frame, position), room - count
+    return batches, skip_tags(frame, position), entries_left - count
 
 
 def _read_text(frame: memoryview, position: int) -> tuple[str, int]:
@@ -255,12 +255,12 @@ def _decode_response(frame: memoryview, position: int) -> tuple[AcknowledgeRecor
     message, position = read_compact_string(frame, position + _ERROR.size)
     (lock_ms,) = _INT.unpack_from(frame, position)
     topic_count, position = read_compact_count(frame, position + _INT.size, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    entries_left = MAX_ENTRIES - topic_count
     results: list[AcknowledgeResult] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, entries_left)
+        entries_left -= count
         for _ in range(count):
             index, code = _RESULT.unpack_from(frame, position)
             why, position = read_compact_string(frame, position + _RESULT.size)

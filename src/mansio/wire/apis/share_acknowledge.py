@@ -53,7 +53,7 @@ class AckBatch(NamedTuple):
 class AckPartition(NamedTuple):
     """Acknowledgements of one partition."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     batches: list[AckBatch]
 
 
@@ -79,7 +79,7 @@ class Endpoint(NamedTuple):
 class AckResult(NamedTuple):
     """Result of one partition. Leader and epoch are -1 if they do not matter."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     error_code: int = 0
     error_message: str | None = None
     leader_id: int = -1
@@ -187,12 +187,12 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
         (lock_ms,) = _INT.unpack_from(frame, position)
         position += 4
     topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    entries_left = MAX_ENTRIES - topic_count
     topics: list[tuple[bytes, list[AckResult]]] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, entries_left)
+        entries_left -= count
         results: list[AckResult] = []
         for _ in range(count):
             index, code = _RESULT.unpack_from(frame, position)
@@ -202,7 +202,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
             results.append(AckResult(index, code, why, leader_id, leader_epoch))
         position = skip_tags(frame, position)
         topics.append((topic_id, results))
-    endpoints, position = read_endpoints(frame, position, room)
+    endpoints, position = read_endpoints(frame, position, entries_left)
     position = skip_tags(frame, position)
     return ShareAcknowledgeResponse(throttle_ms, error_code, message, lock_ms, topics, endpoints), position
 
@@ -226,25 +226,25 @@ def read_topic_id(frame: memoryview, position: int) -> tuple[bytes, int]:
 def read_topics(frame: memoryview, position: int) -> tuple[list[Topic], int, int]:
     """(topics with partitions and what is acknowledged of each, position after them, entries still allowed)."""
     topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    entries_left = MAX_ENTRIES - topic_count
     topics: list[Topic] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, entries_left)
+        entries_left -= count
         partitions: list[AckPartition] = []
         for _ in range(count):
             (index,) = _INT.unpack_from(frame, position)
-            batches, position, room = _read_batches(frame, position + 4, room)
+            batches, position, entries_left = _read_batches(frame, position + 4, entries_left)
             position = skip_tags(frame, position)
             partitions.append(AckPartition(index, batches))
         position = skip_tags(frame, position)
         topics.append((topic_id, partitions))
-    return topics, position, room
+    return topics, position, entries_left
 
 
-def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[AckBatch], int, int]:
-    count, position = read_compact_count(frame, position, room)
+def _read_batches(frame: memoryview, position: int, entries_left: int) -> tuple[list[AckBatch], int, int]:
+    count, position = read_compact_count(frame, position, entries_left)
     batches: list[AckBatch] = []
     for _ in range(count):
         first, last = _RANGE.unpack_from(frame, position)
@@ -252,7 +252,7 @@ def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Ack
         end = position + types
         batches.append(AckBatch(first, last, bytes(frame[position:end])))
         position = skip_tags(frame, end)
-    return batches, position, room - count
+    return batches, position, entries_left - count
 
 
 def pack_topics(parts: list[bytes], topics: Sequence[Topic]) -> None:
@@ -285,8 +285,8 @@ def pack_endpoints(parts: list[bytes], endpoints: Sequence[Endpoint]) -> None:
         )
 
 
-def read_endpoints(frame: memoryview, position: int, room: int) -> tuple[list[Endpoint], int]:
-    count, position = read_compact_count(frame, position, room)
+def read_endpoints(frame: memoryview, position: int, entries_left: int) -> tuple[list[Endpoint], int]:
+    count, position = read_compact_count(frame, position, entries_left)
     endpoints: list[Endpoint] = []
     for _ in range(count):
         (node_id,) = _INT.unpack_from(frame, position)

@@ -84,7 +84,7 @@ class SharePartitionData(NamedTuple):
     response, or none. Leader and epoch are -1 if they do not matter.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     error_code: int = 0
     error_message: str | None = None
     acknowledge_error_code: int = 0
@@ -195,24 +195,26 @@ def _decode_response(frame: memoryview, position: int) -> tuple[ShareFetchRespon
     message, position = read_compact_string(frame, position + _ERROR.size)
     (lock_ms,) = _INT.unpack_from(frame, position)
     topic_count, position = read_compact_count(frame, position + 4, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    entries_left = MAX_ENTRIES - topic_count
     topics: list[TopicData] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, entries_left)
+        entries_left -= count
         partitions: list[SharePartitionData] = []
         for _ in range(count):
-            partition, position, room = _read_partition(frame, position, room)
+            partition, position, entries_left = _read_partition(frame, position, entries_left)
             partitions.append(partition)
         position = skip_tags(frame, position)
         topics.append((topic_id, partitions))
-    endpoints, position = read_endpoints(frame, position, room)
+    endpoints, position = read_endpoints(frame, position, entries_left)
     position = skip_tags(frame, position)
     return ShareFetchResponse(throttle_ms, error_code, message, lock_ms, topics, endpoints), position
 
 
-def _read_partition(frame: memoryview, position: int, room: int) -> tuple[SharePartitionData, int, int]:
+def _read_partition(
+    frame: memoryview, position: int, entries_left: int
+) -> tuple[SharePartitionData, int, int]:
     index, error_code = _ERROR_CODE.unpack_from(frame, position)
     message, position = read_compact_string(frame, position + _ERROR_CODE.size)
     (ack_code,) = _SHORT.unpack_from(frame, position)
@@ -224,7 +226,7 @@ def _read_partition(frame: memoryview, position: int, room: int) -> tuple[ShareP
     if end > len(frame):
         raise WireError("record batches are longer than the response")
     records = (frame[position:end],) if length else ()
-    count, position = read_compact_count(frame, end, room)
+    count, position = read_compact_count(frame, end, entries_left)
     acquired: list[tuple[int, int, int]] = []
     for _ in range(count):
         acquired.append(_RANGE_READ.unpack_from(frame, position))
@@ -242,7 +244,7 @@ def _read_partition(frame: memoryview, position: int, room: int) -> tuple[ShareP
         records,
         acquired,
     )
-    return partition, position, room - count
+    return partition, position, entries_left - count
 
 
 BATCH_OPTIMIZED: Final = 0
@@ -291,14 +293,14 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
         wants = (*_WANTS.unpack_from(frame, position), BATCH_OPTIMIZED, 0)
         position += _WANTS.size
     epoch, wait_ms, min_bytes, max_bytes, max_records, batch_size, mode, renews = wants
-    topics, position, room = read_topics(frame, position)
+    topics, position, entries_left = read_topics(frame, position)
     forgotten: list[Forgotten] = []
-    count, position = read_compact_count(frame, position, room)
-    room -= count
+    count, position = read_compact_count(frame, position, entries_left)
+    entries_left -= count
     for _ in range(count):
         topic_id, position = read_topic_id(frame, position)
-        partitions, position = read_compact_count(frame, position, room)
-        room -= partitions
+        partitions, position = read_compact_count(frame, position, entries_left)
+        entries_left -= partitions
         end = position + 4 * partitions
         indexes = [index for (index,) in _INT.iter_unpack(frame[position:end])]
         if len(indexes) != partitions:

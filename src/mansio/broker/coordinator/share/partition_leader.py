@@ -293,7 +293,7 @@ class SharePartitionLeader:
         if not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch:
             raise NotLeaderOrFollower(f"{partition.name} is led by another broker or in a later epoch")
         if partition.is_leadership_uncertain:
-            raise NotLeaderOrFollower(f"another broker may lead {partition.name} by now")
+            raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
 
     @property
     def is_stale(self) -> bool:
@@ -486,7 +486,7 @@ class SharePartitionLeader:
         try:
             if isinstance(error, STATE_UNAVAILABLE):
                 self._remember()
-        except Exception as defect:  # noqa: BLE001 - a defect costs what is remembered, and ends this object, too
+        except Exception as defect:  # noqa: BLE001 - a defect drops `known_state` and ends this object
             self._failed(defect)
         self.end(error)
 

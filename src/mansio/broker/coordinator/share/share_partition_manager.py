@@ -166,7 +166,7 @@ class SharePartitionManager:
             raise InvalidTopic(f"{partition.topic} is an internal topic; it cannot be used by a share group")
         partition.ensure_leader()
         if partition.is_leadership_uncertain:
-            raise NotLeaderOrFollower(f"another broker may lead {partition.name} by now")
+            raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
         return self._begin(key, partition)
 
     def peek(self, key: ShareKey) -> SharePartitionLeader | None:

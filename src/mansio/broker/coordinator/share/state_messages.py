@@ -156,7 +156,7 @@ def _partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
 
 def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]:
     update, write_token = state_request.update, state_request.write_token
-    assert update is not None, "a write says what"
+    assert update is not None, "a write has an update"
     assert write_token is not None, "and in which reading"
     fields = update_tags(update)
     fields.pop(_DONE_IN_RECORDS, None)
@@ -274,9 +274,9 @@ def _read_answer(api_key: int, reader: Reader) -> StateResult:
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
         return _read_state(reader, StateResult(error_code, message))
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-        said = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
-        told = reader.tags()
-        summary = None if _ABSENT in told else said._replace(is_archiving=_ARCHIVING in told)
+        found = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
+        tags_found = reader.tags()
+        summary = None if _ABSENT in tags_found else found._replace(is_archiving=_ARCHIVING in tags_found)
         return StateResult(error_code, message, summary=summary)
     reader.tags()
     return StateResult(error_code, message)
