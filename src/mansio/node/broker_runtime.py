@@ -33,6 +33,7 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_services import BrokerServices
+from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.produce import ProduceService
@@ -314,6 +315,7 @@ class BrokerRuntime:
             ),
             producer_ids=self.producer_ids,
             topics=self.topics,
+            configs=ConfigService(settings, topics=self.topics, groups=group_configs),
             quotas=quotas,
             groups=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),

@@ -12,6 +12,7 @@ import mansio.broker.coordinator.group.group_config_manager
 from mansio.api.kafka.handlers import configs as handlers
 from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+from mansio.broker.services.configs import ConfigService
 from mansio.config import group_config
 from mansio.config.config_def import Change, Operation
 from mansio.config.config_entries import Source
@@ -59,9 +60,9 @@ def change(name: str, value: str | None) -> Change:
 
 async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: int, **fields: Any) -> Any:
     """A request through the wire codec and its handler."""
-    service: Any = SimpleNamespace(
-        group_configs=configs, topics=SimpleNamespace(state=admin.state), settings=SimpleNamespace(node_id=1)
-    )
+    settings: Any = SimpleNamespace(node_id=1)
+    topics: Any = SimpleNamespace(state=admin.state)
+    service = SimpleNamespace(configs=ConfigService(settings, topics=topics, groups=configs))
     frame = messages.encode_request(int(api), version, 7, "client", fields)[4:]
     request = messages.decode_request(int(api), version, frame[read_request_header(frame).body :])
     handler = {

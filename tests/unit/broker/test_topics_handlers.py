@@ -12,6 +12,7 @@ import pytest
 
 from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
 from mansio.api.kafka.server.request_router import RequestContext
+from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
@@ -45,7 +46,9 @@ class Peer:
 
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self.admin = admin
-        self.service: Any = SimpleNamespace(topics=admin.topics, settings=settings)
+        groups: Any = None
+        configs = ConfigService(settings, topics=admin.topics, groups=groups)
+        self.service: Any = SimpleNamespace(topics=admin.topics, settings=settings, configs=configs)
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:
         frame = messages.encode_request(api_key, version, 77, "client", fields)

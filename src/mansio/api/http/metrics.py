@@ -268,9 +268,11 @@ def _families(measurements: Sequence[Measurement]) -> Iterable[Metric]:
     found: dict[str, list[Measurement]] = {}
     for one in measurements:
         found.setdefault(one.name, []).append(one)
-    for name, together in found.items():
-        first = together[0]
-        yield _family(first.kind, name, first.help, [(dict(one.labels), one.value) for one in together])
+    for name, samples_of_name in found.items():
+        first = samples_of_name[0]
+        yield _family(
+            first.kind, name, first.help, [(dict(one.labels), one.value) for one in samples_of_name]
+        )
 
 
 def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:

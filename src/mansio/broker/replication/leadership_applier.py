@@ -48,7 +48,7 @@ class LeadershipApplier:
         self.isr_manager = isr_manager
         self._broker_epoch = broker_epoch
         self._is_session_valid = is_session_valid
-        self.on_leader_elected: Callable[[], None] = _nobody
+        self.on_leader_elected: Callable[[], None] = _ignore
         """Called when this broker becomes leader of a partition in a new epoch."""
 
     def start(self) -> None:
@@ -101,5 +101,5 @@ class LeadershipApplier:
             self.isr_manager.session_ended(change.node_id)
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Default of `on_leader_elected`."""

@@ -241,7 +241,7 @@ class ReplicaManager:
 
     def _woken(self) -> None:
         if self._wake is not None:
-            _settle(self._wake)
+            _complete(self._wake)
 
     # Logs that fail, or cannot be opened, while the broker runs
 
@@ -281,7 +281,7 @@ class ReplicaManager:
             logger.warning("failed_partitions_not_released", extra=fields(reason=error))
 
 
-def _settle(promise: Promise[None]) -> None:
+def _complete(promise: Promise[None]) -> None:
     if not promise.done():
         promise.set_result(None)
 
@@ -295,13 +295,13 @@ class UnderMinIsrLog:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._told: dict[str, None] = {}
+        self._logged: dict[str, None] = {}
         """Partitions last logged as short of replicas."""
         self._looked_at: dict[str, Partition] = {}
 
     def look(self, partition: Partition) -> None:
         """The role or the in-sync set of a partition may have changed."""
-        if self._is_short(partition) == (partition.name in self._told) or partition.name in self._looked_at:
+        if self._is_short(partition) == (partition.name in self._logged) or partition.name in self._looked_at:
             return
         if not self._looked_at:
             self._scheduler.call_later(GATHER_MS, self._tell)
@@ -310,13 +310,13 @@ class UnderMinIsrLog:
     def _tell(self) -> None:
         looked_at, self._looked_at = self._looked_at, {}
         now_short = [
-            name for name, one in looked_at.items() if self._is_short(one) and name not in self._told
+            name for name, one in looked_at.items() if self._is_short(one) and name not in self._logged
         ]
-        over = [name for name, one in looked_at.items() if not self._is_short(one) and name in self._told]
+        over = [name for name, one in looked_at.items() if not self._is_short(one) and name in self._logged]
         for name in now_short:
-            self._told[name] = None
+            self._logged[name] = None
         for name in over:
-            del self._told[name]
+            del self._logged[name]
         if now_short:
             logger.warning("partition_under_min_isr", extra=_places(now_short))
         if over:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.cluster import ClusterServices
+    from mansio.broker.services.configs import ConfigService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.produce import ProduceService
@@ -44,6 +45,7 @@ class BrokerServices:
     records: RecordService
     producer_ids: ProducerIdAllocator
     topics: TopicService
+    configs: ConfigService
     quotas: QuotaService
     groups: GroupCoordinator
     group_service: GroupService

@@ -17,21 +17,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.services.configs import ConfigResource
 from mansio.config.config_def import Change, Operation
-from mansio.config.config_entries import ConfigEntry, broker_entries
 from mansio.errors import InvalidRequest, MansioError
-from mansio.metadata.topic_plan import check_topic_name
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
-    from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.config_entries import ConfigEntry
     from mansio.wire.codec.messages import Struct
-
-TOPIC: Final = 2
-BROKER: Final = 4
-GROUP: Final = 32
-LISTED: Final = (TOPIC, BROKER, GROUP)
 
 ENTRIES_MAX: Final = 250_000
 """All settings of ten thousand topics."""
@@ -53,7 +47,9 @@ async def describe_configs(
         try:
             if remaining <= 0:
                 raise InvalidRequest("too many settings for one answer: ask for fewer resources at a time")
-            entries = [entry for entry in _entries(service, kind, name) if not wanted or entry.name in wanted]
+            entries = [
+                entry for entry in service.configs.describe(kind, name) if not wanted or entry.name in wanted
+            ]
         except MansioError as error:
             result |= {"error_code": error.kafka_code, "error_message": error.message}
         else:
@@ -63,26 +59,6 @@ async def describe_configs(
     return {"results": results}
 
 
-def _entries(service: BrokerServices, kind: int, name: str) -> list[ConfigEntry]:
-    if kind == TOPIC:
-        check_topic_name(name)
-        return service.topics.describe(service.topics.find(name))
-    if kind == GROUP:
-        return _groups(service).describe(name)
-    if kind != BROKER:
-        raise InvalidRequest(
-            f"resource type {kind}: only topics (2), brokers (4) and groups (32) have settings here"
-        )
-    if name == "":
-        return []
-    _check_own(service, name)
-    return broker_entries(service.settings)
-
-
-def _groups(service: BrokerServices) -> GroupConfigManager:
-    return service.group_configs
-
-
 async def list_config_resources(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
@@ -90,21 +66,8 @@ async def list_config_resources(
     subscriptions (KIP-714), which are not supported."""
     if context.api_version == 0:
         return {"config_resources": []}
-    found: list[tuple[str, int]] = []
-    for kind in dict.fromkeys(request.resource_types or LISTED):
-        if kind == TOPIC:
-            found += [(name, kind) for name in sorted(service.topics.state.topics)]
-        elif kind == BROKER:
-            own = service.settings.node_id
-            found += [(str(node_id), kind) for node_id in sorted({own, *service.topics.state.brokers})]
-        elif kind == GROUP:
-            found += [(group_id, kind) for group_id in _groups(service).groups()]
+    found = service.configs.resources(dict.fromkeys(request.resource_types or ConfigResource))
     return {"config_resources": [{"resource_name": name, "resource_type": kind} for name, kind in found]}
-
-
-def _check_own(service: BrokerServices, name: str) -> None:
-    if name != str(service.settings.node_id):
-        raise InvalidRequest(f"broker {name!r} was asked for, but this is broker {service.settings.node_id}")
 
 
 def _shown(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
@@ -149,29 +112,20 @@ async def _alter_each(service: BrokerServices, request: Struct, *, replace: bool
         try:
             if count[kind, name] > 1:
                 raise InvalidRequest(f"{name!r} is in the request more than once")
-            await _alter(service, resource, replace=replace, validate_only=request.validate_only)
+            changes = _changes(resource, replace=replace)
+            await service.configs.alter(
+                kind, name, changes, replace=replace, validate_only=request.validate_only
+            )
         except MansioError as error:
             result |= {"error_code": error.kafka_code, "error_message": error.message}
         results.append(result)
     return {"responses": results}
 
 
-async def _alter(service: BrokerServices, resource: Struct, *, replace: bool, validate_only: bool) -> None:
-    if resource.resource_type == BROKER:
-        raise InvalidRequest("the broker's settings are read at start: set them in its file or environment")
-    kind, name = resource.resource_type, resource.resource_name
-    if kind not in (TOPIC, GROUP):
-        raise InvalidRequest(f"resource type {kind}: only topics (2) and groups (32) can be changed here")
-    if kind == TOPIC:
-        check_topic_name(name)
+def _changes(resource: Struct, *, replace: bool) -> list[Change]:
     if replace:
-        changes = [
+        return [
             Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
             for config in resource.configs
         ]
-    else:
-        changes = [Change(config.name, config.config_operation, config.value) for config in resource.configs]
-    if kind == GROUP:
-        await _groups(service).alter(name, changes, replace=replace, validate_only=validate_only)
-    else:
-        await service.topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)
+    return [Change(config.name, config.config_operation, config.value) for config in resource.configs]

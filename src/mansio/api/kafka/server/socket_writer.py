@@ -173,7 +173,7 @@ class SocketWriter:
                     return
                 head = queue[0]
                 if self._scratch is not None and (len(queue) > 1 or not isinstance(head, memoryview)):
-                    if not self._send_together(self._scratch):
+                    if not self._send_batch(self._scratch):
                         self._wait_until_writable()
                         return
                 elif isinstance(head, memoryview):
@@ -191,7 +191,7 @@ class SocketWriter:
             self._writing = False
             self._on_writable()
 
-    def _send_together(self, scratch: memoryview) -> bool:
+    def _send_batch(self, scratch: memoryview) -> bool:
         """Send what waits with one call, up to the size of the scratch buffer; returns False if the peer accepted less.
 
         A whole response at once: its reader is not woken for most of it while the last bytes are missing.
