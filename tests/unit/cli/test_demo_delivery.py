@@ -51,7 +51,7 @@ def test_a_run_as_it_should_be_is_good_and_its_times_are_told() -> None:
         (Attempt(0.1, 1, 2, 0, 0, is_done=True), "UA1 N1 was delivered as [1, 2], not once"),
         (
             Attempt(0.9, POISON, 4, 0, 1, is_done=False),
-            "which nobody can deal with, was delivered as [1, 2, 3, 4]",
+            "which always fails, was delivered as [1, 2, 3, 4]",
         ),
         (Attempt(0.9, POISON, 3, 0, 1, is_done=False), "was delivered as [1, 2, 3, 3]"),
     ],
