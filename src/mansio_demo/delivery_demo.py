@@ -126,7 +126,7 @@ async def _flights_of_a_day(
     print_line(
         console,
         "group",
-        f"{GROUP!r}: {WORKERS} workers share every record; backoffs {backoffs_of}, then dead letter",
+        f"{GROUP!r}: {WORKERS} workers, backoffs {backoffs_of}, then dead letter",
     )
     receivers: list[Receiver] = []
     async with asyncio.TaskGroup() as tasks:
