@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.api.kafka.handlers import configs, producers
+from mansio.api.kafka.handlers import producers
+from mansio.broker.services import configs
 from mansio.node.embedded import EmbeddedBroker
 from mansio.wire.api_versions import ApiKey
 from support.raw_peer import RawPeer, batch_of

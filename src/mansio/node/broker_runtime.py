@@ -33,6 +33,7 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_services import BrokerServices
+from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
@@ -315,8 +316,8 @@ class BrokerRuntime:
             ),
             producer_ids=self.producer_ids,
             topics=self.topics,
-            configs=ConfigService(settings, topics=self.topics, groups=group_configs),
             quotas=quotas,
+            configs=ConfigService(topics=self.topics, groups=group_configs, settings=settings),
             groups=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,
@@ -334,6 +335,9 @@ class BrokerRuntime:
             dead_letters=self.dead_letters,
             retention=self.retention,
             log_cleaner=self.log_cleaner,
+            cluster_description=ClusterDescriptionService(
+                topics=self.topics, settings=settings, cluster=cluster
+            ),
             cluster=cluster,
         )
 

@@ -2,43 +2,131 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-import pytest
-
-import mansio
-from mansio.broker.services.configs import ConfigResource
+from component.services.services_fixtures import run
+from mansio.broker.services import configs
+from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource, ResourceType
 from mansio.config.config_def import Change, Operation
-from mansio.errors import InvalidRequest, UnknownTopicOrPartition
+from mansio.config.config_entries import Source
+from mansio.errors import InvalidConfig, InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
 
-def test_settings_of_topics_and_groups_change_and_those_of_the_broker_do_not(tmp_path: Path) -> None:
-    async def work() -> None:
-        configs = broker.broker.service.configs
-        for kind, name, setting in (
-            (ConfigResource.TOPIC, "t", "retention.ms"),
-            (ConfigResource.GROUP, "g", "share.record.lock.duration.ms"),
-        ):
-            change = Change(setting, Operation.SET, "20000")
-            await configs.alter(kind, name, [change], replace=False, validate_only=False)
-            values = {entry.name: entry.value for entry in configs.describe(kind, name)}
-            assert values[setting] == "20000"
-        own = str(broker.broker.settings.node_id)
-        assert configs.describe(ConfigResource.BROKER, own)
-        assert configs.describe(ConfigResource.BROKER, "") == []
-        assert configs.resources([ConfigResource.TOPIC, 99]) == [("t", ConfigResource.TOPIC)]
-        with pytest.raises(InvalidRequest):
-            configs.describe(99, "t")
-        with pytest.raises(InvalidRequest):
-            await configs.alter(ConfigResource.BROKER, own, [], replace=False, validate_only=False)
-        with pytest.raises(UnknownTopicOrPartition):
-            configs.describe(ConfigResource.TOPIC, "absent")
+    from mansio.broker.services.broker_services import BrokerServices
 
-    with mansio.Broker(tmp_path / "data") as broker:
-        with mansio.blocking.connect(broker.address) as client:
-            client.admin.create_topic("t", partitions=1)
-        asyncio.run_coroutine_threadsafe(work(), broker.broker.server.loop).result(30)
+TOPIC = ConfigResource(ResourceType.TOPIC, "t")
+GROUP = ConfigResource(ResourceType.GROUP, "g")
+BROKER = ConfigResource(ResourceType.BROKER, "1")
+RETENTION, SEGMENT, SESSION = "retention.ms", "segment.bytes", "consumer.session.timeout.ms"
+
+
+def alteration(resource: ConfigResource, **values: str) -> ConfigAlteration:
+    changes = [Change(name.replace("_", "."), Operation.SET, value) for name, value in values.items()]
+    return ConfigAlteration(resource, changes)
+
+
+def value_of(services: BrokerServices, resource: ConfigResource, name: str) -> tuple[str, Source]:
+    (found,) = services.configs.describe([ConfigQuery(resource, frozenset({name}))])
+    (entry,) = found.entries
+    return entry.value, entry.source
+
+
+def test_settings_of_topics_and_groups_are_changed_and_described(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        errors = await services.configs.alter(
+            [
+                alteration(TOPIC, retention_ms="60000", segment_bytes="1048576"),
+                alteration(GROUP, consumer_session_timeout_ms="50000"),
+            ]
+        )
+        assert errors == [None, None]
+        assert value_of(services, TOPIC, RETENTION) == ("60000", Source.TOPIC)
+        assert value_of(services, GROUP, SESSION) == ("50000", Source.GROUP)
+        assert services.topics.settings_of(services.topics.find("t")).retention_ms == 60_000
+        assert await services.configs.alter([alteration(TOPIC, retention_ms="70000")], replace=True) == [None]
+        assert value_of(services, TOPIC, RETENTION) == ("70000", Source.TOPIC)
+        assert value_of(services, TOPIC, SEGMENT)[1] is Source.DEFAULT
+
+    run(tmp_path, work)
+
+
+def test_validation_changes_nothing(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        before = value_of(services, TOPIC, RETENTION)
+        changes = [alteration(TOPIC, retention_ms="60000")]
+        assert await services.configs.alter(changes, validate_only=True) == [None]
+        assert value_of(services, TOPIC, RETENTION) == before
+
+    run(tmp_path, work)
+
+
+def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        unknown = ConfigResource(ResourceType.TOPIC, "none")
+        errors = await services.configs.alter(
+            [
+                alteration(unknown, retention_ms="1"),
+                alteration(BROKER, retention_ms="1"),
+                alteration(ConfigResource(99, "x"), retention_ms="1"),
+                alteration(GROUP, consumer_session_timeout_ms="50000"),
+                alteration(GROUP, consumer_session_timeout_ms="60000"),
+                alteration(ConfigResource(ResourceType.GROUP, "")),
+                alteration(TOPIC, retention_ms="soon"),
+            ]
+        )
+        assert [type(error) for error in errors] == [
+            UnknownTopicOrPartition,
+            InvalidRequest,
+            InvalidRequest,
+            InvalidRequest,
+            InvalidRequest,
+            InvalidGroupId,
+            InvalidConfig,
+        ]
+        assert value_of(services, GROUP, SESSION)[1] is not Source.GROUP
+        found = services.configs.describe(
+            [
+                ConfigQuery(unknown),
+                ConfigQuery(ConfigResource(ResourceType.BROKER, "7")),
+                ConfigQuery(ConfigResource(99, "x")),
+                ConfigQuery(ConfigResource(ResourceType.BROKER, "")),
+                ConfigQuery(BROKER),
+            ]
+        )
+        assert [type(each.error) for each in found] == [
+            UnknownTopicOrPartition,
+            InvalidRequest,
+            InvalidRequest,
+            type(None),
+            type(None),
+        ]
+        assert found[3].entries == []
+        assert all(entry.read_only for entry in found[4].entries)
+
+    run(tmp_path, work)
+
+
+def test_a_description_is_bounded_and_a_repeated_query_is_answered_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(services: BrokerServices) -> None:
+        assert len(services.configs.describe([ConfigQuery(TOPIC)] * 100)) == 1
+        monkeypatch.setattr(configs, "ENTRIES_MAX", 10)
+        first, second = services.configs.describe([ConfigQuery(TOPIC), ConfigQuery(GROUP)])
+        assert first.error is None
+        assert isinstance(second.error, InvalidRequest)
+
+    run(tmp_path, work)
+
+
+def test_resources_with_settings_are_listed(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        await services.configs.alter([alteration(GROUP, consumer_session_timeout_ms="50000")])
+        assert services.configs.list_resources() == [TOPIC, BROKER, GROUP]
+        assert services.configs.list_resources([ResourceType.GROUP, 99]) == [GROUP]
+
+    run(tmp_path, work)

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
+from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.config.settings import Settings
 from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
 from mansio.metadata.controller.controller_plan import ClusterView, preferred_election, unclean_election
@@ -64,8 +65,11 @@ class World:
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, broker_rack="own-rack")
         self.holds = OWN in alive
-        self.cluster = SimpleNamespace(controller=self.controller, is_session_valid=lambda: self.holds)
-        self.topics = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
+        self.cluster: Any = SimpleNamespace(controller=self.controller, is_session_valid=lambda: self.holds)
+        self.topics: Any = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
+        self.cluster_description = ClusterDescriptionService(
+            topics=self.topics, settings=self.settings, cluster=self.cluster
+        )
 
     def put(self, topic: Topic) -> None:
         self.state.topics[topic.name] = self.state.topics_by_id[topic.topic_id] = topic

@@ -60,9 +60,10 @@ def change(name: str, value: str | None) -> Change:
 
 async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: int, **fields: Any) -> Any:
     """A request through the wire codec and its handler."""
-    settings: Any = SimpleNamespace(node_id=1)
     topics: Any = SimpleNamespace(state=admin.state)
-    service = SimpleNamespace(configs=ConfigService(settings, topics=topics, groups=configs))
+    service: Any = SimpleNamespace(
+        configs=ConfigService(topics=topics, groups=configs, settings=Settings(node_id=1))
+    )
     frame = messages.encode_request(int(api), version, 7, "client", fields)[4:]
     request = messages.decode_request(int(api), version, frame[read_request_header(frame).body :])
     handler = {

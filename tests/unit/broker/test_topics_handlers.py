@@ -12,6 +12,7 @@ import pytest
 
 from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
 from mansio.api.kafka.server.request_router import RequestContext
+from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
@@ -47,8 +48,11 @@ class Peer:
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self.admin = admin
         groups: Any = None
-        configs = ConfigService(settings, topics=admin.topics, groups=groups)
-        self.service: Any = SimpleNamespace(topics=admin.topics, settings=settings, configs=configs)
+        configs = ConfigService(topics=admin.topics, groups=groups, settings=settings)
+        description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
+        self.service: Any = SimpleNamespace(
+            topics=admin.topics, settings=settings, configs=configs, cluster_description=description
+        )
 
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:
         frame = messages.encode_request(api_key, version, 77, "client", fields)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.log_cleaner import LogCleaner
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.cluster import ClusterServices
+    from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
@@ -45,8 +45,8 @@ class BrokerServices:
     records: RecordService
     producer_ids: ProducerIdAllocator
     topics: TopicService
-    configs: ConfigService
     quotas: QuotaService
+    configs: ConfigService
     groups: GroupCoordinator
     group_service: GroupService
     group_configs: GroupConfigManager
@@ -56,5 +56,6 @@ class BrokerServices:
     dead_letters: DeadLetterManager
     retention: RetentionManager
     log_cleaner: LogCleaner
+    cluster_description: ClusterDescriptionService
     cluster: ClusterServices | None = None
     """None on a single node."""

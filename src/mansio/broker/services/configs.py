@@ -1,15 +1,22 @@
-"""Config service: describe and change the settings of topics, groups and this broker.
+"""Config use case: describe, list and alter the settings of topics, groups and this broker.
 
-Settings of topics and groups can be changed; those of the broker are read at start and read-only.
+Settings of topics and groups can be changed; those of the broker are read at start and read-only. A group can have
+settings before it exists, and keeps them when it is deleted.
+
+Invariants:
+* A result is returned for each resource; one resource's error does not affect the others.
+* A description has about `ENTRIES_MAX` settings at most, because a few bytes of a request can ask for many.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.config.config_entries import ConfigEntry, broker_entries
-from mansio.errors import InvalidRequest
+from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 
 if TYPE_CHECKING:
@@ -20,71 +27,148 @@ if TYPE_CHECKING:
     from mansio.config.config_def import Change
     from mansio.config.settings import Settings
 
+ENTRIES_MAX: Final = 250_000
+"""All settings of ten thousand topics."""
 
-class ConfigResource(IntEnum):
-    """Kinds of resources that have settings, with Kafka's numbers."""
+
+class ResourceType(IntEnum):
+    """Kinds of resources that have settings, as Kafka numbers them."""
 
     TOPIC = 2
     BROKER = 4
     GROUP = 32
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigResource:
+    """A resource with settings. `kind` is a `ResourceType`, or another number, which is an error of the resource."""
+
+    kind: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigQuery:
+    """Request for the settings of a resource with these names; no names for all."""
+
+    resource: ConfigResource
+    names: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceConfigs:
+    """Settings of one resource, or the error for which it cannot be described."""
+
+    resource: ConfigResource
+    entries: Sequence[ConfigEntry] = ()
+    error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigAlteration:
+    """Changes of one resource."""
+
+    resource: ConfigResource
+    changes: Sequence[Change]
+
+
 class ConfigService:
-    """All methods run on the broker's event loop. `kind` may be any number; an unknown one raises `InvalidRequest`."""
+    """All methods run on the broker's event loop."""
 
     __slots__ = ("_groups", "_settings", "_topics")
 
-    def __init__(self, settings: Settings, *, topics: TopicService, groups: GroupConfigManager) -> None:
-        self._settings = settings
+    def __init__(self, *, topics: TopicService, groups: GroupConfigManager, settings: Settings) -> None:
         self._topics = topics
         self._groups = groups
+        self._settings = settings
 
-    def describe(self, kind: int, name: str) -> list[ConfigEntry]:
-        """Every setting of a resource with its source. Broker "" stands for the dynamic defaults of all brokers, of
-        which there are none. Raises `InvalidRequest`, `InvalidTopic`, `UnknownTopicOrPartition`."""
-        if kind == ConfigResource.TOPIC:
+    def describe(self, queries: Iterable[ConfigQuery]) -> list[ResourceConfigs]:
+        """The settings with source and type. A query that occurs several times has one result. Errors of a resource:
+        `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`, `InvalidRequest`."""
+        results: list[ResourceConfigs] = []
+        remaining = ENTRIES_MAX
+        for query in dict.fromkeys(queries):
+            try:
+                if remaining <= 0:
+                    raise InvalidRequest(
+                        "too many settings for one answer: ask for fewer resources at a time"
+                    )
+                entries = [
+                    entry
+                    for entry in self._entries(query.resource)
+                    if not query.names or entry.name in query.names
+                ]
+            except MansioError as error:
+                results.append(ResourceConfigs(query.resource, error=error))
+            else:
+                remaining -= len(entries)
+                results.append(ResourceConfigs(query.resource, entries))
+        return results
+
+    def _entries(self, resource: ConfigResource) -> list[ConfigEntry]:
+        kind, name = resource.kind, resource.name
+        if kind == ResourceType.TOPIC:
             check_topic_name(name)
             return self._topics.describe(self._topics.find(name))
-        if kind == ConfigResource.GROUP:
+        if kind == ResourceType.GROUP:
             return self._groups.describe(name)
-        if kind != ConfigResource.BROKER:
+        if kind != ResourceType.BROKER:
             raise InvalidRequest(
                 f"resource type {kind}: only topics (2), brokers (4) and groups (32) have settings here"
             )
-        if name == "":
+        if name == "":  # Kafka's dynamic defaults of all brokers, which are not offered
             return []
-        if name != str(self._settings.node_id):
-            raise InvalidRequest(
-                f"broker {name!r} was requested, but this is broker {self._settings.node_id}"
-            )
+        own = self._settings.node_id
+        if name != str(own):
+            raise InvalidRequest(f"broker {name!r} was requested, but this is broker {own}")
         return broker_entries(self._settings)
 
-    def resources(self, kinds: Iterable[int]) -> list[tuple[str, int]]:
-        """(name, kind) of the resources of these kinds; unknown kinds have none."""
-        found: list[tuple[str, int]] = []
-        for kind in kinds:
-            if kind == ConfigResource.TOPIC:
-                found += [(name, kind) for name in sorted(self._topics.state.topics)]
-            elif kind == ConfigResource.BROKER:
-                brokers = {self._settings.node_id, *self._topics.state.brokers}
-                found += [(str(node_id), kind) for node_id in sorted(brokers)]
-            elif kind == ConfigResource.GROUP:
-                found += [(group_id, kind) for group_id in self._groups.groups()]
+    def list_resources(self, kinds: Iterable[int] = ()) -> list[ConfigResource]:
+        """The resources that have settings (KIP-1142), of these kinds, or of all."""
+        found: list[ConfigResource] = []
+        state = self._topics.state
+        for kind in dict.fromkeys(kinds or ResourceType):
+            names: Iterable[str] = ()
+            if kind == ResourceType.TOPIC:
+                names = sorted(state.topics)
+            elif kind == ResourceType.BROKER:
+                names = [str(node_id) for node_id in sorted({self._settings.node_id, *state.brokers})]
+            elif kind == ResourceType.GROUP:
+                names = self._groups.groups()
+            found += [ConfigResource(int(kind), name) for name in names]
         return found
 
     async def alter(
-        self, kind: int, name: str, changes: Sequence[Change], *, replace: bool, validate_only: bool
-    ) -> None:
-        """Change settings of a topic or group; with `replace` the others are reset to their defaults. Raises as
-        `TopicService.alter_configs`, and `InvalidRequest` for other kinds."""
-        if kind == ConfigResource.BROKER:
+        self, alterations: Sequence[ConfigAlteration], *, replace: bool = False, validate_only: bool = False
+    ) -> list[MansioError | None]:
+        """Change settings of topics and groups (KIP-339); with `replace` the others are reset to their defaults
+        (KIP-133). Returns the error of each resource, or None: those of `TopicService.alter_configs` and
+        `GroupConfigManager.alter`, and `InvalidRequest` for a resource that occurs more than once or is no topic or
+        group. Durable and effective on this broker on return."""
+        count = Counter(each.resource for each in alterations)
+        errors: list[MansioError | None] = []
+        for each in alterations:
+            try:
+                if count[each.resource] > 1:
+                    raise InvalidRequest(f"{each.resource.name!r} is in the request more than once")
+                await self._alter(each, replace=replace, validate_only=validate_only)
+            except MansioError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
+
+    async def _alter(self, alteration: ConfigAlteration, *, replace: bool, validate_only: bool) -> None:
+        kind, name = alteration.resource.kind, alteration.resource.name
+        changes = alteration.changes
+        if kind == ResourceType.BROKER:
             raise InvalidRequest(
                 "the broker's settings are read at start: set them in its file or environment"
             )
-        if kind == ConfigResource.TOPIC:
+        if kind == ResourceType.TOPIC:
             check_topic_name(name)
             await self._topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)
-        elif kind == ConfigResource.GROUP:
+        elif kind == ResourceType.GROUP:
             await self._groups.alter(name, changes, replace=replace, validate_only=validate_only)
         else:
             raise InvalidRequest(f"resource type {kind}: only topics (2) and groups (32) can be changed here")

@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from mansio.errors import ConcurrentChange, InvalidRequest, PolicyViolation
+from mansio.broker.services.caller import ANONYMOUS_PRINCIPAL
+from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyViolation, UnsupportedVersion
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
 from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Name, Part, RateLimiter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
@@ -33,8 +37,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANONYMOUS: Final = "ANONYMOUS"
-"""User of every client, as Kafka names it: there is no authentication yet."""
+USER: Final = "user"
+CLIENT_ID: Final = "client-id"
+IP: Final = "ip"
+FIELDS: Final = {USER: "user", CLIENT_ID: "client_id"}
+"""Kinds of entities that can have quotas, as Kafka names them, and the field of `Entity`."""
 
 ENTITIES_MAX: Final = 10_000
 NAME_CHARACTERS_MAX: Final = 1000
@@ -68,6 +75,32 @@ class Quota(NamedTuple):
     values: Mapping[str, float]
 
 
+class MatchType(IntEnum):
+    """How a component of a filter matches an entity, as Kafka numbers it."""
+
+    EXACT = 0
+    DEFAULT = 1
+    ANY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaFilter:
+    """Component of a filter: entities that have this kind (`USER`, `CLIENT_ID`, `IP`) and, for `EXACT`, this name."""
+
+    kind: str
+    match_type: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaAlteration:
+    """Changes of one entity's quotas. `entity` are (kind, name), the name None for the default of the kind; `changes`
+    are (quota, bytes/s), None to remove it."""
+
+    entity: Sequence[tuple[str, str | None]]
+    changes: Sequence[tuple[str, float | None]]
+
+
 class ActiveQuotas:
     """Rate limiters of produce and fetch, while there is any quota."""
 
@@ -81,7 +114,9 @@ class ActiveQuotas:
 
     def record_produce(self, client_id: str | None, size_bytes: int) -> int:
         """Record a produce request; returns the throttle time in ms, for which the connection must not be read."""
-        throttle_ms = self.producers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        throttle_ms = self.producers.take(
+            ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
+        )
         if throttle_ms:
             self._counters.produce_throttled += 1
             self._counters.produce_throttled_ms += throttle_ms
@@ -89,7 +124,9 @@ class ActiveQuotas:
 
     def record_fetch(self, client_id: str | None, size_bytes: int) -> int:
         """Record the bytes of records of a fetch response; returns the throttle time in ms, as above."""
-        throttle_ms = self.consumers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        throttle_ms = self.consumers.take(
+            ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
+        )
         if throttle_ms:
             self._counters.fetch_throttled += 1
             self._counters.fetch_throttled_ms += throttle_ms
@@ -97,12 +134,12 @@ class ActiveQuotas:
 
     def is_throttled(self, client_id: str | None) -> bool:
         """Whether a fetch returns no records now, because earlier fetches exceeded the quota."""
-        return self.consumers.take(ANONYMOUS, client_id or "", 0, self._clock.monotonic()) > 0
+        return self.consumers.take(ANONYMOUS_PRINCIPAL, client_id or "", 0, self._clock.monotonic()) > 0
 
     def fetch_max_bytes(self, client_id: str | None) -> int | None:
         """Upper bound of one response, so that no response costs a throttle time longer than a burst; None for no
         bound."""
-        return self.consumers.burst_bytes(ANONYMOUS, client_id or "", self._clock.monotonic())
+        return self.consumers.burst_bytes(ANONYMOUS_PRINCIPAL, client_id or "", self._clock.monotonic())
 
 
 class QuotaService:
@@ -160,6 +197,37 @@ class QuotaService:
             for _, entry in sorted(self._state.quotas.items())
         ]
 
+    def describe(self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False) -> list[Quota]:
+        """The quotas of the entities that match all filters; with `strict` only those without other components.
+
+        Raises `InvalidRequest`, and `UnsupportedVersion` for an unknown kind of entity.
+        """
+        _check_filters(filters)
+        return [quota for quota in self.all() if _matches(quota.entity, filters, strict=strict)]
+
+    async def alter_each(
+        self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
+    ) -> list[MansioError | None]:
+        """Change the quotas of several entities; returns the error of each, or None: those of `alter`, and
+        `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
+        count = Counter(_identity(each) for each in alterations)
+        errors: list[MansioError | None] = []
+        for each in alterations:
+            try:
+                if count[_identity(each)] > 1:
+                    raise InvalidRequest("an entity is in the request more than once")
+                changes: dict[str, float | None] = {}
+                for name, value in each.changes:
+                    if name in changes:
+                        raise InvalidRequest(f"{name} is changed twice")
+                    changes[name] = value
+                await self.alter(_named_entity(each.entity), changes, validate_only=validate_only)
+            except MansioError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
+
     async def alter(
         self, entity: Entity, changes: Mapping[str, float | None], *, validate_only: bool = False
     ) -> None:
@@ -214,14 +282,66 @@ class QuotaService:
         self.active.consumers.set_rates(rates[CONSUMER_BYTE_RATE])
 
 
+def _check_filters(filters: Sequence[QuotaFilter]) -> None:
+    kinds = [each.kind for each in filters]
+    for kind in kinds:
+        if kind == "":
+            raise InvalidRequest("a filter names no kind of entity")
+        if kind not in FIELDS and kind != IP:
+            raise UnsupportedVersion(f"{kind!r}: quotas are for user and client-id")
+    if len(set(kinds)) != len(kinds):
+        raise InvalidRequest("a filter names a kind of entity more than once")
+    if IP in kinds and len(kinds) > 1:
+        raise InvalidRequest("ip does not go together with other kinds of entities")
+    for each in filters:
+        if each.match_type not in tuple(MatchType):
+            raise InvalidRequest(f"unknown match type {each.match_type}")
+        if each.match_type == MatchType.EXACT and each.name is None:
+            raise InvalidRequest("an exact match needs a name")
+
+
+def _matches(entity: Entity, filters: Sequence[QuotaFilter], *, strict: bool) -> bool:
+    for each in filters:
+        if each.kind == IP:
+            return False
+        name: Name = getattr(entity, FIELDS[each.kind])
+        if name is Part.ABSENT:
+            return False
+        if each.match_type == MatchType.EXACT and name != each.name:
+            return False
+        if each.match_type == MatchType.DEFAULT and name is not Part.DEFAULT:
+            return False
+    components = sum(name is not Part.ABSENT for name in entity)
+    return not (strict and filters) or components == len(filters)
+
+
+def _identity(alteration: QuotaAlteration) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((kind, name or "") for kind, name in alteration.entity))
+
+
+def _named_entity(components: Sequence[tuple[str, str | None]]) -> Entity:
+    names: dict[str, Name] = {}
+    for kind, name in components:
+        if kind == IP:
+            raise InvalidRequest("quotas by ip limit new connections by rate, which is not offered")
+        if kind not in FIELDS:
+            raise InvalidRequest(f"{kind!r}: quotas are for user and client-id")
+        if FIELDS[kind] in names:
+            raise InvalidRequest(f"{kind} is named twice in one entity")
+        names[FIELDS[kind]] = Part.DEFAULT if name is None else name
+    if not names:
+        raise InvalidRequest("an entity needs a user, a client-id, or both")
+    return Entity(**names)
+
+
 def check_entity(entity: Entity) -> None:
     """Check whether an entity can have quotas. Raises `InvalidRequest`."""
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
             raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
-    if isinstance(entity.user, str) and entity.user != ANONYMOUS:
+    if isinstance(entity.user, str) and entity.user != ANONYMOUS_PRINCIPAL:
         raise InvalidRequest(
-            f"user {entity.user!r}: without authentication every client is the user {ANONYMOUS}"
+            f"user {entity.user!r}: without authentication every client is the user {ANONYMOUS_PRINCIPAL}"
         )
 
 

@@ -4,9 +4,6 @@ Behavior: without authorization every operation is allowed, which is returned to
 operations (KIP-430); others get Kafka's value for "omitted".
 
 Not obvious:
-* This broker's own address is that of the listener through which the request came, not the one in the metadata.
-* In a cluster the other brokers are those with a session, and no broker without one is returned as leader. A registered
-  broker without a session is *fenced*, and its address is unknown.
 * Metadata and DescribeCluster mean different things by the controller: the broker to send changes to, which is any
   broker, and the active controller.
 * In Metadata 0 an empty list of topics means all of them, from 1 on null does. `allow_auto_topic_creation` is true
@@ -16,20 +13,20 @@ Not obvious:
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.logs import fields
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
-from mansio.metadata.model import NO_LEADER, BrokerState
+from mansio.metadata.model import NO_LEADER
 from mansio.metadata.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.cluster import DescribedTopic
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
 
@@ -43,9 +40,7 @@ ALL_OF_CLUSTER: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11,
 BROKERS_ENDPOINT: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
-NO_CONTROLLER: Final = -1
 NO_PORT: Final = -1
-PARTITIONS_PER_PAGE_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -63,9 +58,9 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     """Topics by name or by id, or all; brokers; the controller. Encoded by hand."""
     version = context.api_version
     operations = ALL_OF_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
-    brokers = _brokers(service, context)
+    described = service.cluster_description.describe(context.listener)
     encoder = service.topics.encoder
-    alive = frozenset(broker.node_id for broker in brokers)
+    alive = described.alive
     if request.topics is None or (version == 0 and not request.topics):
         topics = [
             encoder.encode(version, topic, alive, operations)
@@ -86,9 +81,9 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     return encode_metadata(
         version,
         context.correlation_id,
-        brokers=brokers,
-        cluster_id=service.topics.state.cluster_id,
-        controller_id=_request_target(service, brokers),
+        brokers=described.brokers,
+        cluster_id=described.cluster_id,
+        controller_id=service.cluster_description.controller_request_target(described),
         topics=topics,
         cluster_operations=ALL_OF_CLUSTER
         if request.include_cluster_authorized_operations
@@ -106,23 +101,21 @@ async def describe_cluster(
             "error_message": "this listener describes brokers; there are no separate controllers",
             "endpoint_type": BROKERS_ENDPOINT,
         }
-    brokers = _brokers(service, context)
+    found = service.cluster_description.describe(context.listener)
     asked = request.include_cluster_authorized_operations
     described = [
         {"broker_id": broker.node_id, "host": broker.host, "port": broker.port, "rack": broker.rack}
-        for broker in brokers
+        for broker in found.brokers
     ]
     if context.api_version >= 2 and request.include_fenced_brokers:
-        alive = {broker.node_id for broker in brokers}
         described += [
             {"broker_id": node_id, "host": "", "port": NO_PORT, "rack": None, "is_fenced": True}
-            for node_id in sorted(service.topics.state.registrations)
-            if node_id not in alive
+            for node_id in found.fenced
         ]
     return {
         "endpoint_type": BROKERS_ENDPOINT,
-        "cluster_id": service.topics.state.cluster_id,
-        "controller_id": _controller(service, brokers),
+        "cluster_id": found.cluster_id,
+        "controller_id": found.controller_id,
         "brokers": described,
         "cluster_authorized_operations": ALL_OF_CLUSTER if asked else OPERATIONS_OMITTED,
     }
@@ -136,41 +129,31 @@ async def describe_topic_partitions(
     A page ends before the partition that `next_cursor` names; a cursor whose topic was deleted continues with the next
     topic.
     """
-    state = service.topics.state
-    alive = frozenset(broker.node_id for broker in _brokers(service, context))
-    names = sorted({topic.name for topic in request.topics} or state.topics)
-    first_name, first_index = "", 0
-    if request.cursor is not None:
-        first_name, first_index = request.cursor.topic_name, request.cursor.partition_index
-        if first_index < 0:
-            raise InvalidRequest(f"the cursor names partition {first_index}")
-    remaining = min(max(request.response_partition_limit, 1), PARTITIONS_PER_PAGE_MAX)
-    topics: list[dict[str, Any]] = []
-    for name in names[bisect_left(names, first_name) :]:
-        start = first_index if name == first_name else 0
-        if remaining == 0:
-            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": start}}
-        try:
-            if name not in state.topics:
-                check_topic_name(name)
-            topic = service.topics.find(name)
-        except MansioError as error:
-            topics.append({"name": name, "error_code": error.kafka_code})
-            continue
-        end = min(len(topic.partitions), start + remaining)
-        topics.append(
-            {
-                "name": name,
-                "topic_id": topic.topic_id,
-                "is_internal": topic.internal,
-                "partitions": [_partition(topic, index, alive) for index in range(start, end)],
-                "topic_authorized_operations": ALL_OF_TOPIC,
-            }
-        )
-        remaining -= max(end - start, 0)
-        if end < len(topic.partitions):
-            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": end}}
-    return {"topics": topics, "next_cursor": None}
+    alive = service.cluster_description.describe(context.listener).alive
+    cursor = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
+    page = service.cluster_description.describe_topics(
+        {topic.name for topic in request.topics},
+        cursor=cursor,
+        partitions_max=request.response_partition_limit,
+    )
+    next_cursor = None
+    if page.next_cursor is not None:
+        name, index = page.next_cursor
+        next_cursor = {"topic_name": name, "partition_index": index}
+    return {"topics": [_described_topic(found, alive) for found in page.topics], "next_cursor": next_cursor}
+
+
+def _described_topic(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:
+    topic = found.topic
+    if topic is None:
+        return {"name": found.name, "error_code": 0 if found.error is None else found.error.kafka_code}
+    return {
+        "name": found.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.internal,
+        "partitions": [_partition(topic, index, alive) for index in found.partitions],
+        "topic_authorized_operations": ALL_OF_TOPIC,
+    }
 
 
 def _partition(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any]:
@@ -207,42 +190,3 @@ async def _find(
     except MansioError as error:
         logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
         raise
-
-
-def _brokers(service: BrokerServices, context: RequestContext) -> list[BrokerState]:
-    """The brokers with a session. The list is never empty for a client that has reached this broker."""
-    own, state = service.settings.node_id, service.topics.state
-    here = BrokerState(own, *context.listener, service.settings.broker_rack or None)
-    known = dict(state.brokers)
-    if own in known or not known:
-        known[own] = here
-    return [known[node_id] for node_id in sorted(known)]
-
-
-def _request_target(service: BrokerServices, brokers: list[BrokerState]) -> int:
-    """The broker to which clients send requests for the controller: this one, which can process them as any other can.
-
-    Kafka's brokers also return any broker, and forward such requests (KIP-590). The broker that responds is certainly
-    up; a controller that died would be returned until its session ends, and librdkafka waits for it until its request
-    times out. A broker that cannot make changes now (its session may have expired, or it is stopping) returns another
-    one, if there is one.
-    """
-    own, state = service.settings.node_id, service.topics.state
-    if not state.registrations:
-        return own
-    if service.cluster is not None and service.cluster.is_session_valid() and state.may_lead(own):
-        return own
-    there = [broker.node_id for broker in brokers if broker.node_id != own and state.may_lead(broker.node_id)]
-    controller = _controller(service, brokers)
-    return controller if controller in there else min(there, default=own)
-
-
-def _controller(service: BrokerServices, brokers: list[BrokerState]) -> int:
-    """The active controller. A single node is its own; in a cluster the current one, while it has a session."""
-    state = service.topics.state
-    if not state.registrations:
-        return brokers[0].node_id
-    controller = state.controller
-    if controller is None or controller.node_id not in state.brokers:
-        return NO_CONTROLLER
-    return controller.node_id
