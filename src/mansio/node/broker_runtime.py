@@ -41,6 +41,7 @@ from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.publish_records import PublishService
 from mansio.broker.services.quotas import QuotaService
+from mansio.broker.services.receive_records import ReceiveService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share import ShareService
 from mansio.broker.services.statistics import Statistics
@@ -282,6 +283,24 @@ class BrokerRuntime:
             statistics=self.statistics,
             wait_ms_max=settings.produce_wait_ms_max,
         )
+        fetch = FetchService(
+            self.partitions,
+            produce=produce,
+            quotas=quotas,
+            scheduler=host_ports.scheduler,
+            response_bytes_max=settings.fetch_max_bytes,
+            wait_ms_max=settings.fetch_wait_ms_max,
+            broker_epoch_of=None if cluster is None else cluster.broker_epoch_of,
+        )
+        share = ShareService(
+            shares=self.shares,
+            partitions=self.partitions,
+            dead_letters=self.dead_letters,
+            quotas=quotas,
+            settings=settings,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+        )
         return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
@@ -289,15 +308,7 @@ class BrokerRuntime:
             statistics=self.statistics,
             partitions=self.partitions,
             produce=produce,
-            fetch=FetchService(
-                self.partitions,
-                produce=produce,
-                quotas=quotas,
-                scheduler=host_ports.scheduler,
-                response_bytes_max=settings.fetch_max_bytes,
-                wait_ms_max=settings.fetch_wait_ms_max,
-                broker_epoch_of=None if cluster is None else cluster.broker_epoch_of,
-            ),
+            fetch=fetch,
             publish=PublishService(
                 topics=self.topics,
                 partitions=self.partitions,
@@ -321,14 +332,17 @@ class BrokerRuntime:
             groups=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,
-            share=ShareService(
+            share=share,
+            receive=ReceiveService(
+                share=share,
                 shares=self.shares,
+                topics=self.topics,
                 partitions=self.partitions,
-                dead_letters=self.dead_letters,
                 quotas=quotas,
-                settings=settings,
+                counters=fetch.counters,
                 clock=host_ports.clock,
                 scheduler=host_ports.scheduler,
+                random=host_ports.random,
             ),
             shares=self.shares,
             share_state=self.share_state,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.publish_records import PublishService
     from mansio.broker.services.quotas import QuotaService
+    from mansio.broker.services.receive_records import ReceiveService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.share import ShareService
     from mansio.broker.services.statistics import Statistics
@@ -51,6 +52,7 @@ class BrokerServices:
     group_service: GroupService
     group_configs: GroupConfigManager
     share: ShareService
+    receive: ReceiveService
     shares: SharePartitionManager
     share_state: ShareCoordinator
     dead_letters: DeadLetterManager

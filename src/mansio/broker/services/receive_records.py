@@ -1,0 +1,282 @@
+"""Receive use case: decoded records of a share group, for protocols whose clients keep no share session.
+
+Each call leases records to a member of its own, whose id is in the result: `ShareService.acknowledge` takes it. A lease
+that is not acknowledged expires as any other.
+
+Invariants:
+* Records and bytes of a result are bounded, compressed and decompressed.
+* Every leased offset is in the result, or acknowledged as a gap, or released: none waits for its lease to expire.
+* The leases of a call that is cancelled are released, and do not count as attempts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.broker.services.caller import ANONYMOUS
+from mansio.broker.services.share import PARTITIONS_MAX, PartitionAcknowledgements, Receive
+from mansio.errors import InvalidRecord, InvalidRequest, MansioError, NotLeaderOrFollower, Unavailable
+from mansio.state.share_partition.types import GAP, RELEASE, AcknowledgementBatch
+from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
+from mansio.wire.batch.record_reader import read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.caller import Caller
+    from mansio.broker.services.fetch import FetchCounters
+    from mansio.broker.services.quotas import QuotaService
+    from mansio.broker.services.share import ReceivedPartition, ShareService
+    from mansio.broker.services.topics import TopicService
+    from mansio.ports import Clock, Promise, Random, Scheduler
+    from mansio.state.consumer_group.types import TopicPartition
+    from mansio.wire.batch.record_batch import Header
+    from mansio.wire.batch.record_reader import Record
+
+RECORDS_MAX: Final = 10_000
+"""Records of one call."""
+
+BYTES_MAX: Final = 8 << 20
+"""Bytes of stored batches of one call, apart from a larger first batch."""
+
+DECODED_BYTES_MAX: Final = 64 << 20
+"""Decompressed bytes of one call."""
+
+MEMBER_ID_RANDOM_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRecord:
+    """A leased record. `delivery_count` is 1 for its first delivery; `timestamp_ms` is since the epoch."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    delivery_count: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveResult:
+    """Leased records, in the order of their offsets in each partition.
+
+    `member_id` holds the leases, each for `lock_ms`. `errors` are by (topic, partition). `throttle_ms`: the time for
+    which the client has to pause (KIP-219).
+    """
+
+    member_id: str
+    records: Sequence[ReceivedRecord]
+    lock_ms: int
+    errors: Mapping[tuple[str, int], MansioError]
+    throttle_ms: int = 0
+
+
+class ReceiveService:
+    """All methods run on the broker's event loop."""
+
+    __slots__ = (
+        "_clock",
+        "_counters",
+        "_partitions",
+        "_quotas",
+        "_random",
+        "_scheduler",
+        "_share",
+        "_shares",
+        "_topics",
+    )
+
+    def __init__(
+        self,
+        *,
+        share: ShareService,
+        shares: SharePartitionManager,
+        topics: TopicService,
+        partitions: PartitionSet,
+        quotas: QuotaService,
+        counters: FetchCounters,
+        clock: Clock,
+        scheduler: Scheduler,
+        random: Random,
+    ) -> None:
+        self._share = share
+        self._shares = shares
+        self._topics = topics
+        self._partitions = partitions
+        self._quotas = quotas
+        self._counters = counters
+        self._clock = clock
+        self._scheduler = scheduler
+        self._random = random
+
+    async def receive_records(
+        self,
+        group_id: str,
+        topics: Collection[str],
+        *,
+        max_records: int,
+        max_wait_ms: int,
+        max_bytes: int = BYTES_MAX,
+        caller: Caller = ANONYMOUS,
+    ) -> ReceiveResult:
+        """Lease up to `max_records` records of the partitions that this broker leads; waits for at most `max_wait_ms`,
+        or until the caller's deadline, while there is none.
+
+        Raises `InvalidGroupId`, `InvalidRequest`, `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker
+        leads no partition of the topics. Errors of single partitions are in the result.
+        """
+        check_group_id(group_id)
+        if max_records < 1 or max_bytes < 1:
+            raise InvalidRequest("max_records and max_bytes must be at least 1")
+        names = {self._topics.find(name).topic_id.bytes: name for name in topics}
+        led = self._led(names)
+        if not led:
+            raise NotLeaderOrFollower(
+                f"this broker leads no partition of {', '.join(sorted(names.values()))}"
+            )
+        member_id = self._random.bytes(MEMBER_ID_RANDOM_BYTES).hex()
+        promise: Promise[ReceiveResult] = self._scheduler.promise()  # done: the result is not wanted any more
+        receive = Receive(
+            self._share,
+            group_id,
+            member_id,
+            client_id=caller.client_id,
+            partitions=lambda: led,
+            is_connected=lambda: not promise.done(),
+            is_active=lambda: not promise.done(),
+            max_records=min(max_records, RECORDS_MAX),
+            max_bytes=min(max_bytes, BYTES_MAX),
+            max_wait_ms=int(caller.timeout_ms(max_wait_ms, self._clock.monotonic())),
+            strict=True,
+        )
+
+        is_complete = is_returned = False
+
+        async def run() -> None:
+            nonlocal is_complete
+            try:
+                received = await receive.run(())
+                result = await self._decoded(group_id, member_id, names, received, receive, caller)
+                if promise.done():
+                    await self._shares.release(group_id, member_id)
+                else:
+                    is_complete = True
+                    promise.set_result(result)
+            except MansioError as error:
+                if not promise.done():
+                    promise.set_exception(error)
+            finally:  # the scheduler reports a defect, and the caller does not wait forever
+                if not promise.done():
+                    promise.set_exception(Unavailable("receive records: broken off"))
+
+        self._scheduler.spawn(run(), name="receive records")
+        try:
+            result = await promise
+            is_returned = True
+            return result
+        finally:  # if this is cancelled, the storing of leases is not interrupted; they are released after it
+            receive.finish()
+            if is_complete and not is_returned:
+                self._scheduler.spawn(self._shares.release(group_id, member_id), name="release leases")
+
+    def _led(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
+        """The partitions that this broker leads, each time beginning with another one."""
+        led: list[TopicPartition] = []
+        for topic_id, name in names.items():
+            for index in range(len(self._topics.find(name).partitions)):
+                try:
+                    self._partitions.find(name, None, index).ensure_leader()
+                except MansioError:
+                    continue
+                led.append((topic_id, index))
+        first = int(self._random.uniform(0, len(led))) % len(led) if led else 0
+        return [*led[first:], *led[:first]][:PARTITIONS_MAX]
+
+    async def _decoded(
+        self,
+        group_id: str,
+        member_id: str,
+        names: Mapping[bytes, str],
+        received: Mapping[TopicPartition, ReceivedPartition],
+        receive: Receive,
+        caller: Caller,
+    ) -> ReceiveResult:
+        records: list[ReceivedRecord] = []
+        errors: dict[tuple[str, int], MansioError] = {}
+        unused: list[PartitionAcknowledgements] = []
+        size_bytes = 0
+        decoded_bytes_left = DECODED_BYTES_MAX
+        for (topic_id, index), part in received.items():
+            topic = names[topic_id]
+            size_bytes += part.size_bytes
+            error = part.error
+            by_offset: dict[int, Record] = {}
+            if error is None:
+                error, decoded_bytes_left = _decode(part, by_offset, decoded_bytes_left)
+            if error is not None:
+                errors[topic, index] = error
+            missing: list[AcknowledgementBatch] = []
+            kind = bytes([GAP if error is None else RELEASE])
+            for first, last, delivery_count in part.acquired:
+                following = first
+                for offset in range(first, last + 1):
+                    record = by_offset.get(offset)
+                    if record is None:
+                        continue
+                    if offset > following:
+                        missing.append(AcknowledgementBatch(following, offset - 1, kind))
+                    following = offset + 1
+                    records.append(
+                        ReceivedRecord(
+                            topic,
+                            topic_id,
+                            index,
+                            offset,
+                            delivery_count,
+                            record.timestamp_ms,
+                            record.key,
+                            record.value,
+                            record.headers,
+                        )
+                    )
+                if following <= last:
+                    missing.append(AcknowledgementBatch(following, last, kind))
+            if missing:
+                unused.append(PartitionAcknowledgements(topic_id, index, missing))
+        if unused:
+            await self._share.acknowledge(group_id, member_id, unused)
+        self._counters.fetched(size_bytes)
+        quotas = self._quotas.active
+        throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)
+        return ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
+
+
+def _decode(
+    part: ReceivedPartition, by_offset: dict[int, Record], bytes_left: int
+) -> tuple[MansioError | None, int]:
+    """Add the records of a partition's batches; returns the error that ended this early, and the bytes left to decode
+    in this call."""
+    try:
+        for piece in part.slices:
+            data = memoryview(piece.read())
+            for position, header in iterate_batches(data):
+                batch = data[position : position + header.size]
+                check_stored_batch(batch)
+                if header.is_control:
+                    continue
+                if bytes_left <= 0:
+                    raise InvalidRecord(f"the records have more than {DECODED_BYTES_MAX} bytes decompressed")
+                for record in read_records(batch, max_output_bytes=bytes_left):
+                    by_offset[record.offset] = record
+                    bytes_left -= len(record.key or b"") + len(record.value or b"")
+    except MansioError as error:
+        return error, bytes_left
+    return None, bytes_left
