@@ -192,7 +192,7 @@ def test_leader_without_its_followers_says_so_to_clients_in_its_numbers_and_in_i
 
     one.wait(told_as_it_is, "its numbers and its health tell of each partition that it leads alone")
     assert health(one, leader)["ready"], "it still answers readers"
-    one.wait(lambda: "too few replicas are in sync" in one.brokers[leader].text(), "so does its log")
+    one.wait(lambda: "partition_under_min_isr" in one.brokers[leader].text(), "so does its log")
     one.start(*followers)
     one.wait_in_sync(topic)
     prober.until(leader, {OK}, 30)
