@@ -36,7 +36,6 @@ class PeerConnections:
         self._opening: dict[int, asyncio.Lock] = {}
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
-        """See `mansio.ports.Peers`."""
         connection = self._connections.get(node_id)
         if connection is None or connection.closed or connection.address != self._address_of(node_id):
             connection = await self._connection(node_id, timeout_ms)

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class FileCache:
-    """See the module. An evicted file is not closed: a slice of it that is still being sent keeps it alive."""
+    """An evicted file is not closed: a slice of it that is still being sent keeps it alive."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def _no_listener(_: object) -> None:
 
 
 class Log:
-    """See the module. Created by `Log.open`.
+    """Created by `Log.open`.
 
     `on_durable(durable_end_offset)` is called after each sync that moved it; `on_failure(error)` once, when the log
     fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`. `recovery` is the result of

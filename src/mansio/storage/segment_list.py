@@ -75,7 +75,7 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentList:
-    """See the module. `segments` is changed only here."""
+    """`segments` is changed only here."""
 
     __slots__ = ("_bases", "_files", "_highest", "active", "segments", "sparse_end_offset")
 

@@ -253,9 +253,7 @@ class SimulatedLock:
 
 
 class SimulatedDisk:
-    """See the module (and `ports.Disk`).
-
-    `modified` holds the result of `modified_ms` for a path (0 without an entry): a test sets it, writing does not.
+    """`modified` holds the result of `modified_ms` for a path (0 without an entry): a test sets it, writing does not.
     `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides for each call.
     `on_change` is called after every change of the medium or of what a crash may keep of it: then a crash test takes
     its images. `can_sync_all` False simulates a system without syncfs.

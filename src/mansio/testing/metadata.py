@@ -39,7 +39,7 @@ WATCH_BATCH_EVENTS_MAX: Final = 512
 
 
 class ModelStore:
-    """See the module. Every call takes effect immediately, in the order of calls; delays are added by the clients."""
+    """Every call takes effect immediately, in the order of calls; delays are added by the clients."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, events_kept: int = 1 << 30) -> None:
         self._clock = clock

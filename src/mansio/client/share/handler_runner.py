@@ -84,7 +84,6 @@ class _HandledListener:
         self._key_queues = key_queues
 
     def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
-        """See `leased_types.AckListener`."""
         if error is not None:
             self._run.not_acknowledged(messages, error)
         else:

@@ -527,7 +527,7 @@ class ShareSessions:
         return any(each.connection is not None and each.connection.closed for each in self.by_node.values())
 
     def check_connection(self, node: int, session: ShareSession) -> None:
-        """A session ends with its connection."""
+        """End the session if its connection is closed."""
         if session.epoch and (session.connection is None or session.connection.closed):
             self._ended(node, session)
 

@@ -61,7 +61,7 @@ ELECTION_CAUSES: Final = {
 
 
 class Controller:
-    """See the module. `start` once; `stop` ends it, wherever it is."""
+    """`start` once; `stop` ends it, wherever it is."""
 
     def __init__(
         self,

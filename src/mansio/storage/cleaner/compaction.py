@@ -205,7 +205,7 @@ class Finished(NamedTuple):
 
 
 class Compaction:
-    """See the module. `start_offset` may be raised while it runs: segments below are skipped."""
+    """`start_offset` may be raised while it runs: segments below are skipped."""
 
     def __init__(self, disk: Disk, task: CompactionTask) -> None:
         self.task = task

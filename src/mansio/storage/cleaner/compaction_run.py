@@ -136,7 +136,7 @@ def begin_compaction(
 
 
 class CompactionRun:
-    """See the module. One run of a log at a time."""
+    """One run of a log at a time."""
 
     def __init__(self, disk: Disk, log: Log, compaction: Compaction) -> None:
         self.end: CompactionOutcome | None = None

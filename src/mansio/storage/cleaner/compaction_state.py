@@ -55,7 +55,7 @@ class Swap(NamedTuple):
 
 
 class CompactionState(NamedTuple):
-    """See the module. `last_delete_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
+    """`last_delete_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
 
     cleaned_end_offset: int = 0
     sparse_end_offset: int = 0

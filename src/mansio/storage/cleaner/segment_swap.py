@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SegmentSwap:
-    """See the module. `state` is the content of the file on disk; `busy`: a swap, or a change of that file, is
+    """`state` is the content of the file on disk; `busy`: a swap, or a change of that file, is
     running.
     """
 

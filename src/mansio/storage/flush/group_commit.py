@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class GroupCommit:
-    """See the module. All methods belong to the loop.
+    """All methods belong to the loop.
 
     `log_flush_interval_ms`: how long a request that nothing waits for may be delayed.
     `log_flush_offset_checkpoint_interval_ms`: how old a checkpoint may get while its log moves. Both need a

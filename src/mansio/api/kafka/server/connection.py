@@ -338,7 +338,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def unread(self) -> bool:
-        """Nothing is read from the peer now, so a disconnect would not be detected."""
+        """Whether reading is paused; a disconnect is not detected while it is."""
         return self._paused and not self.closed
 
     @property

@@ -112,7 +112,7 @@ class RequestMemoryPool(Generic[C]):
         return [served for served in self._serve_queue() if served is not connection]
 
     def shrink(self, connection: C, kept: int) -> list[C]:
-        """The connection holds no more than `kept` now. Returns the connections to read again: those served by it."""
+        """Reduce what the connection holds to `kept` bytes. Returns the connections that the released memory admits."""
         held = self._held.get(connection, 0)
         if kept >= held:
             return []

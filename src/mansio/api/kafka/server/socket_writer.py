@@ -194,7 +194,7 @@ class SocketWriter:
     def _send_batch(self, scratch: memoryview) -> bool:
         """Send what waits with one call, up to the size of the scratch buffer; returns False if the peer accepted less.
 
-        A whole response at once: its reader is not woken for most of it while the last bytes are missing.
+        A whole response is sent at once, so that the client is not woken by a partial one.
         """
         assert self._socket is not None
         queue = self._queue

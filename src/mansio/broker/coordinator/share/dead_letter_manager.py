@@ -303,7 +303,7 @@ class DeadLetterWriter:
 
 
 class DeadLetterManager:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ TIMEOUT_MS: Final = 5_000
 
 
 class DeadLetterResumption:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,

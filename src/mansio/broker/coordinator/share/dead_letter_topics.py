@@ -74,7 +74,7 @@ class DeadLetterPartition(NamedTuple):
 
 
 class DeadLetterTopics:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,

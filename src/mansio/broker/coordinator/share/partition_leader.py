@@ -126,7 +126,7 @@ class ShareDependencies:
 
 
 class SharePartitionLeader:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     __slots__ = (
         "_dependencies",

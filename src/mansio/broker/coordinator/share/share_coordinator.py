@@ -40,7 +40,7 @@ DEAD_LETTER_CHECK_MS: Final = 3_000
 
 
 class ShareCoordinator:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,

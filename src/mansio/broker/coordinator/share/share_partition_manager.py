@@ -94,7 +94,7 @@ DEAD_LETTER_RELOAD_MS: Final = 1_000
 
 
 class SharePartitionManager:
-    """See the module. All methods run on the broker's event loop."""
+    """All methods run on the broker's event loop."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class ShareStateSettings(NamedTuple):
 
 
 class ShareStateStore:
-    """See the module. `topic` is set right after construction, because the two refer to each other."""
+    """`topic` is set right after construction, because the two refer to each other."""
 
     def __init__(
         self,
