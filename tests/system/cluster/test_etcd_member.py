@@ -257,7 +257,7 @@ def test_an_old_version_is_a_warning(
 def test_no_program_and_one_that_is_no_etcd_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a program"):
         find_program(str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="is no etcd"):
+    with pytest.raises(ConfigError, match="is not etcd"):
         find_program("/bin/true")
 
 
