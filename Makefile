@@ -73,6 +73,7 @@ LINT := failed=0; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	$(BIN)/ruff format --check --output-format concise . || failed=1; \
 	$(BIN)/lint-imports >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; failed=1; }; \
+	$(BIN)/python -m tools.structure || failed=1; \
 	$(BIN)/python -m tools.generate --check || failed=1
 
 lint: $(VENV)/.dev

@@ -59,7 +59,6 @@ REPLACEMENTS = {
     "stretches": "ranges",
     "surroundings": "dependencies",
     "tells": "reports",
-    "together": "batch or gather",
     "told": "reported",
     "trimming": "delete records",
     "trouble": "storage health",
@@ -77,6 +76,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "mansio/storage/cleaner/compaction_run.py": frozenset({"horizon"}),
     "mansio/storage/cleaner/compaction_state.py": frozenset({"horizon"}),
     "mansio/wire/batch/record_batch.py": frozenset({"horizon"}),
+    "mansio/spark/iceberg/table_format.py": frozenset({"lane"}),  # a column of the archive's format
 }
 """Words that a module may use because a protocol or a library does: path below `src` -> words."""
 
@@ -271,8 +271,16 @@ def _insides(function: ast.AST, name: str) -> Iterator[str]:
 
 
 def words(identifier: str) -> list[str]:
-    """The words of an identifier, in lower case: `MessageDelivery` and `hand_out` are `hand`, `out`."""
-    return [word.lower() for word in _WORD.findall(identifier)]
+    """The words of an identifier or text, in lower case: `HandOut` and `hand_out` are `hand`, `out`.
+
+    `dead letter` is one term, which SQS and Kafka use.
+    """
+    found = [word.lower() for word in _WORD.findall(identifier)]
+    return [
+        word
+        for before, word in zip(["", *found], found, strict=False)
+        if (before, word) != ("dead", "letters")
+    ]
 
 
 def vocabulary(tree: list[Module]) -> list[str]:

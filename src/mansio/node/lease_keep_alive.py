@@ -58,7 +58,7 @@ class LeaseKeepAlive:
         self._interval_s = RENEW_FRACTION * ttl_s
         self._liveness = Liveness(ttl_s, clock.monotonic())
         self._stopped = threading.Event()
-        self._told: str | None = None
+        self._logged_event: str | None = None
         self._beat_timer: Timer | None = None
         self._thread = threading.Thread(target=self._run, name="mansio-keep-alive", daemon=True)
 
@@ -106,7 +106,7 @@ class LeaseKeepAlive:
             self._tell("lease_not_renewed", error.message if isinstance(error, MansioError) else repr(error))
             return False
         session.renewed(sent_at, left_s)
-        self._told = None
+        self._logged_event = None
         return True
 
     def _end(self, session: Session) -> None:
@@ -117,6 +117,6 @@ class LeaseKeepAlive:
 
     def _tell(self, event: str, reason: str = "") -> None:
         """Log once per series of the same error."""
-        if self._told != event:
-            self._told = event
+        if self._logged_event != event:
+            self._logged_event = event
             logger.warning(event, extra=fields(reason=reason) if reason else fields())

@@ -153,7 +153,7 @@ def test_dead_letters_of_a_group_that_nobody_uses_go_on_after_the_leader_is_gone
             member._fetch(peer, LETTERS, {})
         member._acknowledge(peer, {"reject": member.held})
         wait_until(
-            lambda: "not-for-letters" in load._described(peer).topics[0].partitions[0].trouble,
+            lambda: "not-for-letters" in load._described(peer).topics[0].partitions[0].dead_letter_error,
             20,
             "they wait",
         )

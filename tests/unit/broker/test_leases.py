@@ -217,7 +217,7 @@ def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
         assert found[0].header("own") == b"3"
         described = (await world.shares.leases("g", [ONE]))[ONE]
         assert described is not None
-        assert (described.dead, described.archiving, described.trouble) == (2, 0, "")
+        assert (described.dead, described.archiving, described.dead_letter_error) == (2, 0, "")
 
     run(check, tmp_path)
 
@@ -333,7 +333,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         assert error_for_client["share_partitions"] == 1
         described = (await world.shares.leases("g", [ONE]))[ONE]
         assert described is not None
-        assert "does not accept dead letters" in described.trouble
+        assert "does not accept dead letters" in described.dead_letter_error
 
     run(check, tmp_path)
 

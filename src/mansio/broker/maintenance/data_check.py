@@ -124,11 +124,11 @@ class Progress(NamedTuple):
     read: Callable[[int], object] = lambda _: None
 
 
-NOBODY: Final = Progress()
+NO_PROGRESS: Final = Progress()
 
 
 def check_data_directory(
-    disk: Disk, data_dir: str, *, repair: bool = False, progress: Progress = NOBODY
+    disk: Disk, data_dir: str, *, repair: bool = False, progress: Progress = NO_PROGRESS
 ) -> DataCheckReport:
     """Check everything in `data_dir`.
 

@@ -415,7 +415,7 @@ def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
         "withheld": found.withheld,
         "archiving": found.archiving,
         "dead": found.dead,
-        "trouble": found.trouble or None,
+        "dead_letter_error": found.dead_letter_error or None,
         "holders": [
             {"member": each.member_id, "leased": each.leased, "oldest_ms": each.oldest_ms}
             for each in found.holders
@@ -448,9 +448,9 @@ def show_share_group(found: dict[str, Any]) -> None:
         print()
         show_table(HOLDER_COLUMNS, holders)
     for row in partitions:
-        if row["trouble"]:
+        if row["dead_letter_error"]:
             name = f"{row['topic']}-{row['partition']}"
-            print(f"\n{row['archiving']} dead letters of {name} wait: {row['trouble']}")
+            print(f"\n{row['archiving']} dead letters of {name} wait: {row['dead_letter_error']}")
 
 
 def _age(milliseconds: int) -> str:

@@ -100,12 +100,12 @@ def _is_rebuilt_by_broker(finding: Finding) -> bool:
 
 
 def _examine(directory: str, repair: bool) -> DataCheckReport:
-    from mansio.broker.maintenance.data_check import NOBODY, Progress, check_data_directory
+    from mansio.broker.maintenance.data_check import NO_PROGRESS, Progress, check_data_directory
     from mansio.host.disk import HostDisk
 
     disk = HostDisk()
     if not sys.stderr.isatty():
-        return check_data_directory(disk, directory, repair=repair, progress=NOBODY)
+        return check_data_directory(disk, directory, repair=repair, progress=NO_PROGRESS)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars

@@ -153,7 +153,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
 
 
 async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
-    """This broker's own member of etcd, healthy. None: it has none, or was told to stop meanwhile."""
+    """This broker's own etcd member, healthy; None without one, or if a stop was requested meanwhile."""
     if not settings.etcd_join:
         return None
     from mansio.node.etcd_settings import own_member

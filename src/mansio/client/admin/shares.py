@@ -79,8 +79,8 @@ class LeasedRange:
 class ShareLeases:
     """State of one share partition, in records; the group's range is [`start_offset`, `end_offset`).
 
-    `archiving`: being copied to the dead-letter topic; `trouble`: why that is delayed, "" if nothing failed. `dead`:
-    dead-lettered and not redriven since.
+    `archiving`: being copied to the dead-letter topic; `dead_letter_error`: why that is delayed, "" if nothing failed.
+    `dead`: dead-lettered and not redriven since.
     """
 
     start_offset: int
@@ -91,7 +91,7 @@ class ShareLeases:
     withheld: int
     archiving: int
     dead: int
-    trouble: str
+    dead_letter_error: str
     holders: tuple[LeaseHolder, ...]
     ranges: tuple[LeasedRange, ...]
 
@@ -303,7 +303,7 @@ def _leases(entry: Any) -> ShareLeases:
         entry.withheld,
         entry.archiving,
         entry.dead,
-        entry.trouble,
+        entry.dead_letter_error,
         tuple(LeaseHolder(one.member_id, one.leased, one.oldest_ms) for one in entry.holders),
         tuple(
             LeasedRange(one.first_offset, one.last_offset, one.member_id, one.delivery_count, one.age_ms)

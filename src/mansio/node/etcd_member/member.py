@@ -62,7 +62,7 @@ class EtcdMember:
         self._first_pause_s = first_pause_s
         self._child = ChildProcess([program.path, *arguments(plan)], plan.log_path)
         self._tls = _context(plan)
-        self._keeper: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
 
     @property
     def client_url(self) -> str:
@@ -92,13 +92,13 @@ class EtcdMember:
             await self._child.stop()
             raise
         logger.info("etcd_member_ready", extra=fields(name=self.plan.own.name, pid=self.pid))
-        self._keeper = asyncio.create_task(self._keep(), name="etcd member")
+        self._supervisor = asyncio.create_task(self._keep(), name="etcd member")
 
     async def stop(self, wait_s: float = STOP_S_MAX) -> None:
         """Stop it, after `wait_s` by SIGKILL, which loses nothing; its users have been stopped before."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
         if self._child.running:
             code = await self._child.stop(wait_s)
             logger.info(

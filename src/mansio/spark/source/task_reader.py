@@ -216,8 +216,8 @@ class _TaskReader:
 
     def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
         """The dead-letter row of an unreadable record, or of all offsets up to `last`."""
-        said = error_text(row["offset"], last, error)
-        row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: said}
+        error_message = error_text(row["offset"], last, error)
+        row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
     def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -131,7 +131,7 @@ class LeasedRange(_Flexible):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedPartition(_Flexible):
     """Numbers of records, apart from `start_offset` and `end_offset`, which bound the records in flight. `lag`: not
-    done yet; `trouble`: the last error of dead letters, "" for none."""
+    done yet; `dead_letter_error`: the last error of dead letters, "" for none."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -144,7 +144,7 @@ class DescribedPartition(_Flexible):
     withheld: int = field(metadata=_INT64, default=0)
     archiving: int = field(metadata=_INT64, default=0)
     dead: int = field(metadata=_INT64, default=0)
-    trouble: str = field(metadata=_TEXT, default="")
+    dead_letter_error: str = field(metadata=_TEXT, default="")
     holders: tuple[Holder, ...]
     ranges: tuple[LeasedRange, ...]
 

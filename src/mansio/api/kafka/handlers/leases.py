@@ -79,7 +79,7 @@ def _described(found: SharePartitionDescription) -> dict[str, Any]:
         "withheld": counts.withheld,
         "archiving": counts.archiving,
         "dead": counts.dead,
-        "trouble": found.dead_letter_error,
+        "dead_letter_error": found.dead_letter_error,
         "holders": [
             {"member_id": one.member_id, "leased": one.leased, "oldest_ms": one.oldest_ms}
             for one in counts.holders

@@ -507,12 +507,12 @@ class SharePartitionLeader:
 
     def _settled(self, updates: Sequence[Update]) -> None:
         state_machine = self.state_machine
-        letters: list[ArchivingRange] = []
+        dead_letters: list[ArchivingRange] = []
         for each in updates:
-            letters += state_machine.persisted(each.token)
+            dead_letters += state_machine.persisted(each.token)
         self._arm()
-        if letters:
-            self._dependencies.dead_letters.add(self, letters)
+        if dead_letters:
+            self._dependencies.dead_letters.add(self, dead_letters)
 
     def store(self, update: Update | None) -> None:
         """Store in the background. The position in the order of writes is taken at once, because the start and the dead
