@@ -259,7 +259,7 @@ def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: 
 
     room = Room()
     state_lost(room, NotCoordinator("moved"))
-    monkeypatch.setattr("mansio.broker.coordinator.share.partition_leader.remembered", broken)
+    monkeypatch.setattr("mansio.broker.coordinator.share.partition_leader.with_known_state", broken)
     room.scheduler.pass_time(2 * RETRY_MS)
     with pytest.raises(CoordinatorNotAvailable, match="they do not fit"):
         room.share_partition()
