@@ -1,7 +1,7 @@
-"""The tables and drawings of docs/DELIVERY.md that are made from the code: record states, and settings of share groups.
+"""Generated tables and diagrams of docs/DELIVERY.md: delivery states of records, and settings of share groups.
 
-Always true: every step of `TRANSITIONS` is drawn with its reason, and nothing else is; a step without a reason here, or
-a reason for a step that is not in the table, is an error.
+Invariant: the diagram has exactly the transitions of `TRANSITIONS`, each with its reason. A transition without a reason
+here, or a reason for a transition that is not in the table, is an error.
 """
 
 from __future__ import annotations
@@ -20,62 +20,69 @@ from mansio.state.share_partition.types import (
 )
 
 STATES = {
-    AVAILABLE: ("AVAILABLE", "to be had; while it rests after a try (parked), when its rest is over"),
-    ACQUIRED: ("ACQUIRED", "leased to one member"),
-    ACKNOWLEDGED: ("ACKNOWLEDGED", "done"),
-    ARCHIVING: ("ARCHIVING", "given up; its copy is on its way to the dead-letter topic"),
-    ARCHIVED: ("ARCHIVED", "given up, and its copy is there; or skipped, or gone from the log"),
+    AVAILABLE: (
+        "AVAILABLE",
+        "available to members; a record in backoff becomes available when the backoff ends",
+    ),
+    ACQUIRED: ("ACQUIRED", "acquired: leased to one member"),
+    ACKNOWLEDGED: ("ACKNOWLEDGED", "accepted; terminal"),
+    ARCHIVING: ("ARCHIVING", "dead-lettered; the copy in the dead-letter topic is not committed yet"),
+    ARCHIVED: (
+        "ARCHIVED",
+        "dead-lettered and the copy is committed; or dropped, absent or deleted from the log",
+    ),
     WITHHELD: (
         "WITHHELD",
-        "after a loss: perhaps in somebody's hands, so nobody gets it while that may be",
+        "possibly leased before a loss of state; delivered to no member until such a lease has ended",
     ),
 }
-"""Name and meaning, in the order of Kafka's numbers; the last one is ours, and is never stored."""
+"""Name and meaning, in the order of Kafka's numbers. The last state is an extension and is never stored."""
 
-BEGINNINGS = {AVAILABLE: "written", WITHHELD: "nobody knows, after a loss"}
+INITIAL = {AVAILABLE: "record is appended", WITHHELD: "possibly leased before a loss"}
 
-_AGED = "retention takes it from the log"
+_DELETED = "retention deletes it from the log"
 
 REASONS = {
     (AVAILABLE, ACQUIRED): "a member fetches it",
-    (AVAILABLE, ARCHIVED): _AGED,
+    (AVAILABLE, ARCHIVED): _DELETED,
     (ACQUIRED, ACQUIRED): "renew",
     (ACQUIRED, ACKNOWLEDGED): "accept",
-    (ACQUIRED, AVAILABLE): "release, or the lease ends",
-    (ACQUIRED, ARCHIVING): "reject, or tried too often",
-    (ACQUIRED, ARCHIVED): f"the same without a dead-letter topic; no record is there (compaction); {_AGED}",
-    (ARCHIVING, ARCHIVING): "its place in the topic is reserved",
-    (ARCHIVING, ARCHIVED): "the copy is there",
+    (ACQUIRED, AVAILABLE): "release, or the lease expires",
+    (ACQUIRED, ARCHIVING): "reject, or attempts used up",
+    (
+        ACQUIRED,
+        ARCHIVED,
+    ): f"the same without a dead-letter topic; the offset has no record (compaction); {_DELETED}",
+    (ARCHIVING, ARCHIVING): "the copy's producer, epoch and sequence are reserved",
+    (ARCHIVING, ARCHIVED): "the copy is committed",
     (ARCHIVED, AVAILABLE): "redrive",
-    (WITHHELD, AVAILABLE): "one lease has passed; release",
+    (WITHHELD, AVAILABLE): "one lease duration has passed; release",
     (WITHHELD, ACKNOWLEDGED): "accept",
     (WITHHELD, ARCHIVING): "reject",
-    (WITHHELD, ARCHIVED): f"the same without a dead-letter topic; {_AGED}",
+    (WITHHELD, ARCHIVED): f"the same without a dead-letter topic; {_DELETED}",
 }
-"""Why a record goes from one state to another."""
+"""Cause of each transition."""
 
 
 def record_states() -> str:
-    """The states and the steps between them: a drawing, and what each means."""
-    steps = [
+    """State diagram, and a table of the states with their meaning and transitions."""
+    transitions = [
         (state, after) for state in STATES for after in sorted(TRANSITIONS[state], key=list(STATES).index)
     ]
-    if set(steps) != set(REASONS) or TRANSITIONS.keys() != STATES.keys():
-        odd = set(steps) ^ set(REASONS)
-        raise ValueError(f"tools/share_states.py does not say what TRANSITIONS says: {sorted(odd)}")
+    if set(transitions) != set(REASONS) or TRANSITIONS.keys() != STATES.keys():
+        different = set(transitions) ^ set(REASONS)
+        raise ValueError(f"tools/share_states.py differs from TRANSITIONS: {sorted(different)}")
     lines = ["```mermaid", "stateDiagram-v2"]
-    lines += [f"    [*] --> {STATES[state][0]}: {reason}" for state, reason in BEGINNINGS.items()]
-    lines += [_arrow(*step) for step in steps]
-    lines += ["```", "", "| state | a record in it is | then | when |", "|---|---|---|---|"]
-    for state, group in groupby(steps, key=lambda step: step[0]):
+    lines += [f"    [*] --> {STATES[state][0]}: {reason}" for state, reason in INITIAL.items()]
+    lines += [_arrow(*one) for one in transitions]
+    lines += ["```", "", "| state | meaning | next state | cause |", "|---|---|---|---|"]
+    for state, group in groupby(transitions, key=lambda one: one[0]):
         name, meaning = STATES[state]
         for number, (_, after) in enumerate(group):
             front = f"| {name} | {meaning} " if number == 0 else "| | "
             lines.append(f"{front}| {STATES[after][0]} | {REASONS[state, after]} |")
     lines += [
-        f"| {name} | {meaning} | | for ever |"
-        for state, (name, meaning) in STATES.items()
-        if not TRANSITIONS[state]
+        f"| {name} | {meaning} | | |" for state, (name, meaning) in STATES.items() if not TRANSITIONS[state]
     ]
     return "\n".join(lines)
 
@@ -86,7 +93,7 @@ def _arrow(state: int, after: int) -> str:
 
 
 def group_settings() -> str:
-    """Every setting that a share group can have of its own."""
+    """Table of the settings of a share group."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
     for row in share_group_config.KEYS:
         default = f"`{row.default}`" if row.default else "none"

@@ -1,4 +1,4 @@
-"""docs/DELIVERY.md says what the code says: states and steps, settings, headers, limits."""
+"""docs/DELIVERY.md agrees with the code: states and transitions, settings, headers, limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE: Final = {"errors.deadletterqueue.group.enable", "mansio.blocking"}
 """A setting of topics, and a module."""
 
 
-def test_the_drawing_and_the_tables_are_those_of_the_code() -> None:
+def test_diagram_and_tables_match_the_code() -> None:
     assert generate.documents()["docs/DELIVERY.md"]() == DOCUMENT, "run: make format"
     drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+):", DOCUMENT, re.MULTILINE))
     names = {state: name for state, (name, _) in share_states.STATES.items()}
@@ -30,15 +30,15 @@ def test_the_drawing_and_the_tables_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("after", [frozenset(), frozenset({ARCHIVING, ARCHIVED, 0})], ids=["gone", "new"])
-def test_a_step_that_nobody_has_explained_cannot_be_drawn(
+def test_a_transition_without_a_reason_is_an_error(
     after: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(in_flight.TRANSITIONS, ARCHIVING, after)
-    with pytest.raises(ValueError, match="does not say what TRANSITIONS says"):
+    with pytest.raises(ValueError, match="differs from TRANSITIONS"):
         share_states.record_states()
 
 
-def test_every_setting_it_names_is_one() -> None:
+def test_every_named_setting_exists() -> None:
     named = set(re.findall(r"`((?:share|mansio|errors|consumer)\.[a-z.]+[a-z])(?:=\w+)?`", DOCUMENT))
     assert named - ELSEWHERE <= group_config.SETTINGS.keys()
     assert len(named) >= 16
@@ -46,7 +46,7 @@ def test_every_setting_it_names_is_one() -> None:
         assert name in Settings.__dataclass_fields__ or name == "dead_letters_pending", name
 
 
-def test_its_headers_and_limits_are_those_of_the_code() -> None:
+def test_headers_and_limits_match_the_code() -> None:
     assert {ID, OMITTED} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
     for limit in (
         dead_letters.DEAD_RANGES_MAX,

@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Breach(AssertionError):
-    """A promise of GUARANTEES.md (4, 6) is broken."""
+    """A guarantee of GUARANTEES.md (16, 17) is broken."""
 
 
 @dataclass(slots=True)
