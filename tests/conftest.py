@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg"), "test_signals.py": ("py4j",)}
+OPTIONAL_PACKAGES = {
+    "spark": ("pyspark", "pyarrow", "pyiceberg"),
+    "test_signals.py": ("py4j",),
+    "test_first_errors.py": ("pyspark", "pyarrow"),
+}
 """Packages that a test module, or those of a directory, import and that a development install may lack."""
 
 

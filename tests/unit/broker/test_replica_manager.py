@@ -79,7 +79,9 @@ class World:
         self._refuse(found)
         if found.name not in self.opened:
             self.opened.append(found.name)
-        self.kept = lambda wanted: [None if wanted.name not in self.opened else SimpleNamespace()]  # type: ignore[assignment,method-assign,return-value]
+        self.opened_partitions = lambda wanted: [
+            None if wanted.name not in self.opened else SimpleNamespace()
+        ]  # type: ignore[assignment,method-assign,return-value]
 
     async def remove(self, found: Topic) -> None:
         self._refuse(found)
@@ -162,15 +164,15 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     world = World()
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("t"), partitions=(state,))
-    kept: list[Any] = [error]
-    world.kept = lambda _: kept  # type: ignore[method-assign,assignment,return-value]
+    opened: list[Any] = [error]
+    world.opened_partitions = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
     tries: list[str] = []
 
     async def reopen(found: Topic, index: int) -> None:
         tries.append(f"{found.name}-{index}")
         if len(tries) < 3:
             raise error
-        kept[index] = SimpleNamespace()
+        opened[index] = SimpleNamespace()
 
     world.reopen = reopen  # type: ignore[attr-defined]
     world.topics["t"] = world.topics_by_id[made.topic_id] = made
