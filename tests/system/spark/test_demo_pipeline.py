@@ -30,8 +30,8 @@ def test_the_demo_finds_every_number_right(
     assert "7,332 flights until November" in shown
     assert "668 flights of December follow" in shown
     assert "8,000 flights" in shown
-    assert "23 flights again" in shown
-    assert "once more adds 0" in shown
+    assert "23 flights replayed" in shown
+    assert "a repeated replay adds 0" in shown
     assert spark.range(1).count() == 1, "a session that was there before stays"
     texts = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
     assert {"Jan", "Dec", "UA", "EV"} <= set(texts)
