@@ -215,7 +215,7 @@ def test_a_directory_keeps_its_ports_and_every_port_is_used_once(tmp_path: Path)
     assert len(set(ports)) == len(ports) == 16
     assert plan(tmp_path, brokers=2, members=3).brokers == first.brokers[:2]
     assert plan(tmp_path, brokers=5, members=3) == first
-    with pytest.raises(ConfigError, match="has 3, and their number cannot be changed"):
+    with pytest.raises(ConfigError, match="has 3 members; their number cannot be changed"):
         plan(tmp_path, members=1)
 
 
@@ -266,7 +266,7 @@ def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> N
     ("flags", "complaint"),
     [
         (["--etcd-members", "2"], "2 tolerate no more failures than 1"),
-        (["--set", "node_id=3"], "node_id: it is different for each broker"),
+        (["--set", "node_id=3"], "node_id: set by dev-cluster"),
         (["--set", "num_partitions=0"], "num_partitions: 0 is below the minimum"),
     ],
 )
