@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.cli.broker.dev_cluster import processes
-from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan, check_settings, plan_cluster
+from mansio.cli.broker.dev_cluster import _remove_unless_in_use, processes
+from mansio.cli.broker.dev_cluster.plan import (
+    BrokerPlan,
+    ClusterPlan,
+    check_settings,
+    data_directories_in_use,
+    plan_cluster,
+)
 from mansio.cli.main import main
 from mansio.errors import ConfigError, Unavailable
+from mansio.host.disk import HostDisk
 from support.machine import scaled
 from support.paths import ROOT, required_tool
 from support.waiting import wait_until
@@ -32,7 +39,11 @@ READY_S = 60.0
 
 BROKER = """\
 import os, signal, sys, time
+import fcntl
 given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+os.makedirs(given["--data"], exist_ok=True)
+lock = open(given["--data"] + "/lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 if os.path.exists(f"fails-{given['--node-id']}"):
     sys.exit("mansio: the disk of this broker is on fire")
 def stop(number, frame):
@@ -41,6 +52,8 @@ def stop(number, frame):
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGINT, stop)
 print("a line before", flush=True)
+if os.path.exists(f"log-fails-{given['--node-id']}"):
+    print("2026-01-01T00:00:00.000Z ERROR log_failed topic=flights partition=0 reason=EIO", flush=True)
 print(f"mansio 0 ready kafka={given['--kafka']} http={given['--http']} data=x pid={os.getpid()}", flush=True)
 while True: time.sleep(1)
 """
@@ -53,8 +66,10 @@ from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
 async def formed(plan): ...
 try:
-    plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=int(sys.argv[1]), first_port=None, settings={})
-    sys.exit(asyncio.run(run_until_stopped(plan, command=[sys.executable, "-S", "broker.py"], formed=formed)))
+    members, restart = int(sys.argv[1]), sys.argv[2] == "restart"
+    plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=members, first_port=None, settings={})
+    command = [sys.executable, "-S", "broker.py"]
+    sys.exit(asyncio.run(run_until_stopped(plan, command=command, formed=formed, restart=restart)))
 except MansioError as error:
     sys.exit(print_error(error.message))
 """
@@ -63,7 +78,7 @@ except MansioError as error:
 class Started:
     """A dev-cluster in a process group of its own, as a terminal would have it."""
 
-    def __init__(self, directory: Path, members: int) -> None:
+    def __init__(self, directory: Path, members: int, *, restart: bool) -> None:
         required_tool("etcd")
         (directory / "broker.py").write_text(BROKER)
         (directory / "driver.py").write_text(DRIVER)
@@ -73,7 +88,7 @@ class Started:
         self.errors = directory / "errors"
         with self.out.open("wb") as out, self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "driver.py", str(members)],
+                [sys.executable, "driver.py", str(members), "restart" if restart else "no-restart"],
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -109,8 +124,8 @@ class Started:
 
 
 @contextmanager
-def dev_cluster(directory: Path, members: int = 1) -> Iterator[Started]:
-    started = Started(directory, members)
+def dev_cluster(directory: Path, members: int = 1, *, restart: bool = True) -> Iterator[Started]:
+    started = Started(directory, members, restart=restart)
     try:
         yield started
     finally:
@@ -119,27 +134,85 @@ def dev_cluster(directory: Path, members: int = 1) -> Iterator[Started]:
         wait_until(lambda: not started.left(), 15, "nothing is left")
 
 
-def test_a_broker_that_dies_is_told_with_the_end_of_its_log_and_ctrl_c_leaves_nothing_behind(
-    tmp_path: Path,
-) -> None:
+def test_broker_that_is_killed_is_restarted_and_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
         ready = cluster.ready()
         assert len(ready["kafka"].split(",")) == 3
         pids = [int(pid) for pid in ready["pids"].split(",")]
         assert len(cluster.left()) == 4  # three brokers and etcd
         os.kill(pids[1], signal.SIGKILL)
-        wait_until(lambda: "broker 2" in cluster.said() and "start it again" in cluster.said(), 30)
+        wait_until(lambda: cluster.said().count("broker 2 ready after") == 2, 30)
         said = cluster.said()
         assert f"broker 2 (pid {pids[1]}) has ended: killed by SIGKILL" in said
         assert "    a line before" in said
-        assert "mansio serve --node-id 2" in said
-        assert not cluster.ended()
+        wait_until(lambda: len(cluster.left()) == 4, 30, "three brokers and etcd run")
 
         os.killpg(cluster.process.pid, signal.SIGINT)  # what a terminal does
         assert cluster.process.wait(scaled(20)) == 0, cluster.said()
         assert cluster.left() == []
-        assert "stopped by SIGTERM" in (tmp_path / "cluster/broker-1.log").read_text()
+        wait_until(lambda: "stopped by SIGTERM" in (tmp_path / "cluster/broker-1.log").read_text(), 10)
         assert "did not stop cleanly" not in cluster.said()
+
+
+@pytest.mark.parametrize(
+    ("number", "log_fails", "restart", "reason"),
+    [
+        (signal.SIGTERM, False, True, "it was stopped"),
+        (signal.SIGKILL, True, True, "a write or flush of a log failed"),
+        (signal.SIGKILL, False, False, "--no-restart"),
+    ],
+)
+def test_broker_that_was_stopped_or_lost_its_disk_stays_down(
+    tmp_path: Path, number: signal.Signals, log_fails: bool, restart: bool, reason: str
+) -> None:
+    if log_fails:
+        (tmp_path / "log-fails-2").touch()
+    with dev_cluster(tmp_path, restart=restart) as cluster:
+        pid = int(cluster.ready()["pids"].split(",")[1])
+        os.kill(pid, number)
+        wait_until(lambda: "start it again with" in cluster.said(), 30)
+        assert f"broker 2 is not restarted ({reason}" in cluster.said()
+        assert "mansio serve --node-id 2" in cluster.said()
+        assert len(cluster.left()) == 3
+        assert not cluster.ended()
+
+
+def test_etcd_runs_as_long_as_a_broker_that_the_user_started(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path, restart=False) as cluster:
+        pids = [int(pid) for pid in cluster.ready()["pids"].split(",")]
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: "broker 1 is not restarted" in cluster.said(), 30)
+        words = cluster.said().partition("start it again with: mansio ")[2].splitlines()[0].split()
+        own = subprocess.Popen(
+            [sys.executable, "-S", "broker.py", *words], cwd=tmp_path, stdout=subprocess.PIPE
+        )
+        try:
+            assert own.stdout is not None
+            wait_until(lambda: b"ready" in own.stdout.readline(), 30)
+            for pid in pids[1:]:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda: cluster.said().count("is not restarted") == 3, 30)
+            assert data_directories_in_use(str(tmp_path / "cluster")) == [str(tmp_path / "cluster/broker-1")]
+            assert not cluster.ended()
+            assert len(cluster.left()) == 2  # the user's broker and etcd
+        finally:
+            own.kill()
+            own.communicate()
+        assert cluster.process.wait(scaled(20)) == 1
+        assert "no broker is left" in cluster.said()
+
+
+def test_temporary_directory_is_kept_while_a_broker_uses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broker-2").mkdir()
+    lock = HostDisk().lock(str(tmp_path / "broker-2/lock"))
+    _remove_unless_in_use(str(tmp_path))
+    assert (tmp_path / "broker-2/lock").exists()
+    assert f"{tmp_path} is kept" in capsys.readouterr().err
+    lock.release()
+    _remove_unless_in_use(str(tmp_path))
+    assert not tmp_path.exists()
 
 
 def test_a_broker_that_does_not_start_ends_everything_with_its_last_words(tmp_path: Path) -> None:
@@ -155,7 +228,7 @@ def test_a_broker_that_does_not_start_ends_everything_with_its_last_words(tmp_pa
 def test_when_no_broker_is_left_it_ends_and_says_so(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
         for pid in cluster.ready()["pids"].split(","):
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(int(pid), signal.SIGTERM)
         assert cluster.process.wait(scaled(20)) == 1
         assert "no broker is left" in cluster.said()
         assert cluster.left() == []

@@ -447,6 +447,7 @@ class Partition:
 
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
+        logger.error("log_failed", extra=fields(topic=self.topic, partition=self.index, reason=error))
         self._fail_waits(failed)
         self._wake_all()
 

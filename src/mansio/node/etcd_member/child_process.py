@@ -110,6 +110,15 @@ class ChildProcess:
         """The last lines of its output."""
         return self.output().splitlines()[-lines:]
 
+    def has_printed(self, text: bytes) -> bool:
+        """Whether its output since it was started contains `text`. Reads the log file; blocks."""
+        try:
+            with open(self.log_path, "rb") as file:
+                file.seek(min(self._log_start, file.seek(0, os.SEEK_END)))
+                return any(text in line for line in file)
+        except FileNotFoundError:
+            return False
+
     def trim_log(self) -> None:
         """Keep only the end of a log that has grown too long, in `<log>.1`. Output written meanwhile may be lost."""
         try:

@@ -1,6 +1,7 @@
 """`mansio dev-cluster`: etcd and several brokers on this machine.
 
-`plan` chooses ports and stores them with the data; `processes` starts, watches and stops; this file is the command.
+`plan` chooses ports and stores them with the data; `processes` starts, watches and stops; `restarts` decides which
+brokers are restarted; this file is the command.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ SetOption = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A setting of every broker by its name; repeatable."),
 ]
 
+NoRestartOption = Annotated[
+    bool, typer.Option("--no-restart", help="Leave a broker that dies down, to practise a failure.")
+]
+
 
 def dev_cluster(
     brokers: BrokersOption = 3,
@@ -54,12 +59,14 @@ def dev_cluster(
     etcd_members: MembersOption = 1,
     first_port: FirstPortOption = None,
     set_: SetOption = None,
+    no_restart: NoRestartOption = False,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C: etcd, and a process per broker.
 
     Progress goes to standard error. One line with `ready` and all addresses is printed when topics with replicas on
-    every broker can be created. If a broker exits, its last log lines and restart command are printed; the others
-    continue. For development and tests: everything is on one disk.
+    every broker can be created. A broker that dies is restarted, at most five times a minute; not one that was
+    stopped or whose disk failed: then the command that starts it again is printed. A temporary directory is removed
+    at the end unless a broker still uses it. For development and tests: everything is on one disk.
     """
     if sys.platform == "win32":
         raise typer.Exit(print_error("dev-cluster requires signals, which Windows does not have"))
@@ -71,13 +78,24 @@ def dev_cluster(
         )
     _check(settings)
     if data is not None:
-        raise typer.Exit(_run(data, brokers, etcd_members, first_port, settings))
+        raise typer.Exit(_run(data, brokers, etcd_members, first_port, settings, restart=not no_restart))
     directory = tempfile.mkdtemp(prefix="mansio-dev-cluster-")
     try:
-        code = _run(directory, brokers, etcd_members, first_port, settings)
+        code = _run(directory, brokers, etcd_members, first_port, settings, restart=not no_restart)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove_unless_in_use(directory)
     raise typer.Exit(code)
+
+
+def _remove_unless_in_use(directory: str) -> None:
+    """Remove the temporary directory; keep it, and say so, while a broker that the user started uses it."""
+    from mansio.cli.broker.dev_cluster.plan import data_directories_in_use
+
+    in_use = data_directories_in_use(directory)
+    if in_use:
+        print(f"{directory} is kept: {', '.join(in_use)} is in use by another process", file=sys.stderr)
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _check(settings: dict[str, str]) -> None:
@@ -91,7 +109,13 @@ def _check(settings: dict[str, str]) -> None:
 
 
 def _run(
-    directory: str, brokers: int, etcd_members: int, first_port: int | None, settings: dict[str, str]
+    directory: str,
+    brokers: int,
+    etcd_members: int,
+    first_port: int | None,
+    settings: dict[str, str],
+    *,
+    restart: bool,
 ) -> int:
     import asyncio
     import logging
@@ -112,4 +136,4 @@ def _run(
         first_port=first_port,
         settings=settings,
     )
-    return asyncio.run(run_until_stopped(plan))
+    return asyncio.run(run_until_stopped(plan, restart=restart))

@@ -7,6 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import random
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.cluster import MemberAddress
 from mansio.config.sources import load_settings
-from mansio.errors import ConfigError, Unavailable
+from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
+from mansio.host.disk import HostDisk
 from mansio.host.port_owner import in_use
 from mansio.node.etcd_member.command import MemberPlan
 
@@ -138,6 +140,18 @@ def _member_plans(directory: str, ports: list[list[int]]) -> tuple[MemberPlan, .
         MemberPlan(member, members, f"{directory}/etcd-{index}", HOST)
         for index, member in enumerate(members, 1)
     )
+
+
+def data_directories_in_use(directory: str) -> list[str]:
+    """The brokers' data directories below `directory` that a running process has locked."""
+    disk = HostDisk()
+    locked = []
+    for lock in sorted(glob.glob(f"{glob.escape(directory)}/broker-*/lock")):
+        try:
+            disk.lock(lock).release()
+        except DataDirectoryLocked:
+            locked.append(os.path.dirname(lock))
+    return locked
 
 
 def check_settings(settings: Mapping[str, str]) -> None:

@@ -1,8 +1,9 @@
 """Processes of a dev-cluster: etcd is started first, then all brokers; stopped in reverse order.
 
 Invariants:
-* When `run_until_stopped` returns, no process is left.
-* If a process exits by itself, its last log lines are printed.
+* When `run_until_stopped` returns, no process that it started is left.
+* If a broker exits by itself, its last log lines are printed and it is restarted as `restarts` decides.
+* etcd runs as long as any broker does, also one that the user started with the printed command.
 * The first signal stops all processes cleanly, the second kills them.
 """
 
@@ -15,7 +16,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.cli.broker.dev_cluster.plan import mansio_command
+from mansio.cli.broker.dev_cluster.plan import data_directories_in_use, mansio_command
+from mansio.cli.broker.dev_cluster.restarts import FORCED_EXIT_CODE, RestartPolicy, StayDown
 from mansio.errors import Unavailable
 from mansio.node.etcd_member.child_process import ChildProcess, exit_reason
 from mansio.node.etcd_member.executable import find_program
@@ -37,8 +39,9 @@ ETCD_STOP_S_MAX: Final = 2.0
 """Members that stop at the same time would wait for each other until a timeout."""
 
 POLL_S: Final = 0.02
+IN_USE_POLL_S: Final = 0.5
 TAIL_LINES: Final = 15
-FORCED_EXIT_CODE: Final = 130
+LOG_FAILED: Final = b" ERROR log_failed "
 READY: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
 
 
@@ -48,11 +51,13 @@ def print_status(text: str) -> None:
 
 
 class DevCluster:
-    """All processes of one plan. `command`: the `mansio` command; `formed` returns when the brokers have registered."""
+    """All processes of one plan. `command`: the `mansio` command; `formed` returns when the brokers have registered;
+    `restart`: restart brokers that die."""
 
-    def __init__(self, plan: ClusterPlan, command: Sequence[str], formed: Formed) -> None:
+    def __init__(self, plan: ClusterPlan, command: Sequence[str], formed: Formed, *, restart: bool) -> None:
         self.plan = plan
         self._formed = formed
+        self._restart = restart
         self._members: list[EtcdMember] = []
         self._brokers = {
             broker: ChildProcess([*command, *plan.arguments(broker)], broker.log_path)
@@ -88,23 +93,27 @@ class DevCluster:
         )
 
     async def _start_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
+        if not await self._start_child(broker, child):
+            print_status(_tail(broker, child))
+            if child.running:
+                raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_S_MAX:g} s")
+            raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(await child.wait())}")
+
+    async def _start_child(self, broker: BrokerPlan, child: ChildProcess) -> bool:
+        """Start the process; returns whether it printed its ready line before it exited or the time was over."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         await child.start()
         print_status(f"broker {broker.node_id} starting: pid {child.pid}, log {broker.log_path}")
         while READY.search(child.output()) is None:
-            if not child.running:
-                code = await child.wait()
-                print_status(_tail(broker, child))
-                raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(code)}")
-            if loop.time() - begun > BROKER_S_MAX:
-                print_status(_tail(broker, child))
-                raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_S_MAX:g} s")
+            if not child.running or loop.time() - begun > BROKER_S_MAX:
+                return False
             await asyncio.sleep(POLL_S)
         print_status(
             f"broker {broker.node_id} ready after {loop.time() - begun:.1f} s: "
             f"kafka={broker.kafka} http={broker.http}"
         )
+        return True
 
     def ready_line(self) -> str:
         """The line for programs that wait for the cluster."""
@@ -116,15 +125,35 @@ class DevCluster:
         return f"mansio {__version__} dev-cluster ready {listeners} {locations}"
 
     async def watch(self) -> None:
-        """Report each broker that exits; return when none is left."""
+        """Restart or report each broker that exits; return when none is left, restarted by the user or not."""
         await _all(self._watch(broker, child) for broker, child in self._brokers.items())
+        while True:
+            if not data_directories_in_use(self.plan.directory):
+                return
+            await asyncio.sleep(IN_USE_POLL_S)
 
     async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
-        code = await child.wait()
+        loop = asyncio.get_running_loop()
+        policy = RestartPolicy(enabled=self._restart)
+        while True:
+            code = await child.wait()
+            print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
+            if code:
+                print_status(_tail(broker, child))
+            log_failed = await asyncio.to_thread(child.has_printed, LOG_FAILED)
+            decision = policy.on_exit(code, log_failed=log_failed, now_s=loop.time())
+            if isinstance(decision, StayDown):
+                break
+            print_status(f"broker {broker.node_id} restarts in {decision.delay_s:g} s")
+            await asyncio.sleep(decision.delay_s)
+            if broker.directory in data_directories_in_use(self.plan.directory):
+                decision = StayDown("another process uses its data directory")
+                break
+            await self._start_child(broker, child)
         again = shlex.join(["mansio", *self.plan.arguments(broker)])
-        print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
-        print_status(_tail(broker, child))
-        print_status(f"start it again with: {again}")
+        print_status(
+            f"broker {broker.node_id} is not restarted ({decision.reason}); start it again with: {again}"
+        )
 
     def kill(self) -> None:
         """SIGKILL for every broker."""
@@ -147,10 +176,17 @@ class DevCluster:
 
 
 async def run_until_stopped(
-    plan: ClusterPlan, *, command: Sequence[str] | None = None, formed: Formed | None = None
+    plan: ClusterPlan,
+    *,
+    command: Sequence[str] | None = None,
+    formed: Formed | None = None,
+    restart: bool = True,
 ) -> int:
-    """Start, report, watch until a signal or until no broker is left, stop. Returns the exit code."""
-    cluster = DevCluster(plan, command or mansio_command(), formed or _until_formed)
+    """Start, report, watch until a signal or until no broker is left, stop. Returns the exit code.
+
+    With `restart` brokers that die are restarted (`restarts`).
+    """
+    cluster = DevCluster(plan, command or mansio_command(), formed or _until_formed, restart=restart)
     stop = asyncio.Event()
     is_impatient = False
 

@@ -1,0 +1,59 @@
+"""`RestartPolicy`: which brokers a dev-cluster restarts, and how often."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mansio.cli.broker.dev_cluster.restarts import (
+    FORCED_EXIT_CODE,
+    LONGEST_DELAY_MS,
+    RESTARTS_MAX,
+    WINDOW_S,
+    RestartAfter,
+    RestartPolicy,
+    StayDown,
+)
+
+
+@given(st.lists(st.floats(0, 30), max_size=60))
+def test_no_window_has_more_restarts_than_allowed(pauses_s: list[float]) -> None:
+    policy = RestartPolicy()
+    now_s, restarts_s = 0.0, []
+    for pause_s in pauses_s:
+        now_s += pause_s
+        decision = policy.on_exit(1, log_failed=False, now_s=now_s)
+        if isinstance(decision, StayDown):
+            assert len([when for when in restarts_s if when > now_s - WINDOW_S]) == RESTARTS_MAX
+            break
+        assert decision.delay_s <= LONGEST_DELAY_MS / 1000
+        now_s += decision.delay_s
+        restarts_s.append(now_s)
+    for begin in restarts_s:
+        assert len([when for when in restarts_s if begin <= when < begin + WINDOW_S]) <= RESTARTS_MAX
+
+
+def test_delay_doubles_with_each_restart_and_starts_anew_after_a_quiet_minute() -> None:
+    policy = RestartPolicy()
+    assert policy.on_exit(1, log_failed=False, now_s=0) == RestartAfter(0.5)
+    assert policy.on_exit(-signal.SIGKILL, log_failed=False, now_s=1) == RestartAfter(1.0)
+    assert policy.on_exit(-signal.SIGSEGV, log_failed=False, now_s=3) == RestartAfter(2.0)
+    assert policy.on_exit(1, log_failed=False, now_s=3 + 2 + WINDOW_S) == RestartAfter(0.5)
+
+
+@pytest.mark.parametrize("code", [0, FORCED_EXIT_CODE, -signal.SIGTERM, -signal.SIGINT])
+def test_broker_that_was_stopped_stays_down(code: int) -> None:
+    assert RestartPolicy().on_exit(code, log_failed=False, now_s=0) == StayDown("it was stopped")
+
+
+def test_broker_whose_log_failed_stays_down() -> None:
+    decision = RestartPolicy().on_exit(-signal.SIGKILL, log_failed=True, now_s=0)
+    assert isinstance(decision, StayDown)
+    assert "flush of a log failed" in decision.reason
+
+
+def test_no_broker_is_restarted_when_restarts_are_off() -> None:
+    assert RestartPolicy(enabled=False).on_exit(1, log_failed=False, now_s=0) == StayDown("--no-restart")
