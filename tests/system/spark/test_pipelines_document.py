@@ -131,6 +131,6 @@ def command(line: str) -> str:
 def test_the_example_of_the_readme_reads_a_stream(spark: SparkSession, broker_process: ServedBroker) -> None:
     language, code = examples("README.md")["spark"]
     assert language == "python"
-    flights = execute(code.replace(BOOTSTRAP, broker_process.bootstrap_servers))["flights"]
-    assert flights.isStreaming
-    assert {"key", "value", "partition", "offset"} <= set(flights.columns)
+    orders = execute(code.replace(BOOTSTRAP, broker_process.bootstrap_servers))["orders"]
+    assert orders.isStreaming
+    assert {"key", "value", "partition", "offset"} <= set(orders.columns)
