@@ -473,6 +473,10 @@ class OffsetNotAvailable(Unavailable):
     kafka_code = 78
 
 
+class VerificationPending(OffsetNotAvailable):
+    """Stored batches are being verified before their first delivery; the same read succeeds after that."""
+
+
 class StaleBrokerEpoch(Unavailable):
     """The request has the epoch of an ended session of its broker (KIP-903)."""
 
@@ -507,6 +511,13 @@ class LogFailed(StorageError):
 
 class CorruptLog(StorageError):
     """Bytes on disk below the durable end do not match their checksum."""
+
+
+class DamagedRange(CorruptLog):
+    """Damaged batches with known limits: a reader can continue at `end_offset`."""
+
+    first_offset: int = -1
+    end_offset: int = -1
 
 
 class MetadataCorrupt(StorageError):

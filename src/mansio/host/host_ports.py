@@ -18,5 +18,6 @@ class HostPorts(NamedTuple):
     sync_thread: Background
     file_thread: Background
     compaction_thread: Background
+    verification_thread: Background
     boot_id: str = ""
     """Identifies the boot of the machine; "" if unknown."""

@@ -111,6 +111,7 @@ class Broker:
             sync_thread=_thread(stack, scheduler, "mansio-sync"),
             file_thread=_thread(stack, scheduler, "mansio-files"),
             compaction_thread=_thread(stack, scheduler, "mansio-compaction"),
+            verification_thread=_thread(stack, scheduler, "mansio-verify"),
             boot_id=boot_id(),
         )
         store: MetadataStore

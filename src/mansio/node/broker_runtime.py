@@ -111,6 +111,7 @@ class BrokerRuntime:
             files=FileCache(host_ports.disk, files_max=settings.open_files_max),
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
+            verification_thread=host_ports.verification_thread,
         )
         self.orphaned_directories = OrphanedDirectories(
             host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir

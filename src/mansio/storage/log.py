@@ -30,14 +30,18 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import (
     ConcurrentChange,
+    CorruptLog,
     CorruptMessage,
     FencedLeaderEpoch,
     OffsetOutOfRange,
     StorageError,
+    VerificationPending,
 )
 from mansio.logs import fields
 from mansio.ports import DISK_FULL_ERRNOS
 from mansio.storage import timestamp_search
+from mansio.storage.checked_ranges import END_MAX as POSITION_MAX
+from mansio.storage.checked_ranges import CheckedRanges, damaged_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
@@ -60,20 +64,31 @@ from mansio.storage.segment import (
 from mansio.storage.segment_list import LogSlice, SegmentInfo, SegmentList, segment_info
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
+from mansio.storage.verification import CheckTask, check_batches
 from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
+    from mansio.storage.checked_ranges import CheckedRange
     from mansio.storage.flush.flush_state import MaintenanceJob
     from mansio.storage.recovery.recovery import Recovered
+    from mansio.storage.verification import CheckResult
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
 
 READ_POSITIONS_MAX = 64  # positions of sequential readers that one log remembers
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
+CHECK_BYTES_MAX = 256 << 10
+"""A read verifies about so many bytes itself, at most `CHECK_BATCHES_MAX` batches; the others are left to another
+thread."""
+
+CHECK_BATCHES_MAX = 128
+LARGE_BATCH_BYTES_MIN = 1 << 20
+"""A batch of this size is verified on another thread only."""
+
 _UNKNOWN_AGE = -math.inf
 """Roll time of the active segment of a log that was just opened: the first append determines it."""
 
@@ -93,7 +108,9 @@ class Log:
     """Created by `Log.open`.
 
     `on_durable(durable_end_offset)` is called after each sync that moved it; `on_failure(error)` once, when the log
-    fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`. `recovery` is the result of
+    fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`; `on_check_due(segment, offset)`
+    when batches from `offset` on should be verified on another thread (without it, readers verify everything
+    themselves); `on_damage(segment, range)` for each damaged range that is found. `recovery` is the result of
     opening. `busy` counts the prepared syncs and maintenance jobs that have not finished.
     """
 
@@ -118,6 +135,8 @@ class Log:
         self.on_durable: Callable[[int], object] = _no_listener
         self.on_failure: Callable[[StorageError], object] = _no_listener
         self.on_maintenance_due: Callable[[], object] | None = None
+        self.on_check_due: Callable[[Segment, int], object] | None = None
+        self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
         self.busy = 0
         self.maintenance_running = False
         self._disk = disk
@@ -521,11 +540,16 @@ class Log:
         if offset >= limit_offset or offset == end:
             return None
         known = self._read_positions.get(offset)
+        segment = known[0] if known is not None else self._segments.containing(offset)
+        if segment.checked is not None:
+            return self._read_checked(segment, offset, max_bytes, limit_offset)
         segment, position = known if known is not None else self._segments.locate(offset)
         if position >= segment.size:  # remembered as the end of a segment that was active then
             segment, position = self._segments.locate(offset)
             if position >= segment.size:  # compaction left nothing from here on
                 return None
+        if segment.checked is not None:  # a later one than that of `offset`, which compaction removed
+            return self._read_checked(segment, segment.base_offset, max_bytes, limit_offset)
         segment_end, stop = segment.end_offset, segment.size
         next_offset = segment_end
         if limit_offset < segment_end:
@@ -636,6 +660,146 @@ class Log:
             output_bytes_max=self.settings.open_batch_bytes_max,
         )
 
+    # Verification before the first delivery (see `verification`)
+
+    def _read_checked(
+        self, segment: Segment, offset: int, max_bytes: int, limit_offset: int
+    ) -> LogSlice | None:
+        """`read` from a segment of which not everything is verified: of the batches in one intact range.
+
+        Raises `DamagedRange`, and `VerificationPending` while `on_check_due` has more checked than is done here.
+        """
+        checked = segment.checked
+        assert checked is not None
+        found = checked.find(offset)
+        if found is None:
+            found = self._check_now(segment, checked, offset, max_bytes)
+        if found.damage:
+            raise damaged_error(segment.path, found)
+        stop, next_offset = min(segment.size, found.end_position), min(segment.end_offset, found.end_offset)
+        if stop < segment.size and self.on_check_due is not None and checked.find(next_offset) is None:
+            self.on_check_due(segment, next_offset)
+        known = self._read_positions.get(offset)
+        if known is not None and known[0] is segment and found.position <= known[1] < stop:
+            position = known[1]
+        else:
+            position, _ = self._segments.position_in(segment, offset, found.position, stop, next_offset)
+        if position >= stop:  # compaction left nothing from here on
+            self._segments.check_missing(segment, offset)
+            if segment is self._active:
+                return None
+            following = self._segments.following(segment)
+            return self.read(following.base_offset, max_bytes, limit_offset)
+        if limit_offset < next_offset:
+            if limit_offset == self.durable_end_offset and segment is self._flush_state.segment:
+                stop, next_offset = self._flush_state.position, limit_offset
+            else:
+                stop, next_offset = self._segments.position_in(
+                    segment, limit_offset, position, stop, next_offset
+                )
+            if stop <= position:
+                return None
+        file = segment.file or self._files.file(segment)
+        if stop - position > max_bytes:
+            stop, next_offset = self._segments.batch_boundary(
+                segment, file, position, stop, max_bytes, next_offset
+            )
+        positions = self._read_positions
+        if next_offset not in positions and next_offset < segment.end_offset:
+            if len(positions) >= READ_POSITIONS_MAX:
+                del positions[next(iter(positions))]
+            positions[next_offset] = (segment, stop)
+        return LogSlice(file, position, stop - position, next_offset)
+
+    def _check_now(
+        self, segment: Segment, checked: CheckedRanges, offset: int, max_bytes: int
+    ) -> CheckedRange:
+        """The checked range that contains `offset`, after a check of as much as may delay other requests."""
+        if checked.error is not None:
+            error, checked.error = checked.error, None
+            raise error
+        inline = self.on_check_due is None
+        bytes_max = POSITION_MAX if inline else min(max_bytes, CHECK_BYTES_MAX)
+        while (found := checked.find(offset)) is None:
+            file, task = self.check_task(segment, offset, with_index=inline)
+            batches_max = POSITION_MAX if inline else CHECK_BATCHES_MAX
+            if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
+                size = read_header(read_exactly(file, HEADER_BYTES, task.position)).size
+                if size >= LARGE_BATCH_BYTES_MIN:
+                    batches_max = 0
+            result = check_batches(file, task, bytes_max=bytes_max, batches_max=batches_max, delimit=inline)
+            self.checks_done(segment, result)
+            if inline and not result.ranges:
+                raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
+            if not inline and (found := checked.find(offset)) is None:
+                self.on_check_due(segment, offset)  # type: ignore[misc]  # not inline: there is a listener
+                raise VerificationPending(f"{segment.path}: offset {offset} is being verified")
+        return found
+
+    def check_task(self, segment: Segment, offset: int, *, with_index: bool) -> tuple[DiskFile, CheckTask]:
+        """The file of a segment, and what to check of it for a reader at `offset`, which is not checked.
+
+        `with_index`: with the entries of the index, which are needed to delimit damage. Raises `StorageError`.
+        """
+        checked = segment.checked
+        assert checked is not None
+        index, base = self._files.index(segment), segment.base_offset
+        relative, position = index.floor_position(index.floor_offset(offset - base))
+        start = base + relative
+        if start > offset:  # the first batch of a compacted segment begins above it
+            position, start = 0, base
+        before = checked.before(offset)
+        if before is not None and before.end_offset >= start:
+            position, start = before.end_position, before.end_offset
+        following = checked.after(start)
+        end_position, end_offset = segment.size, segment.end_offset
+        if following is not None:
+            end_position, end_offset = following.position, following.offset
+        entries = [(base + each[0], each[1]) for each in index.entries()] if with_index else ()
+        task = CheckTask(
+            position,
+            start,
+            end_position,
+            end_offset,
+            segment.size,
+            max(self._segments.sparse_end_offset, self.start_offset),
+            self.leader_epochs.entries(),
+            entries,
+        )
+        return self._files.file(segment), task
+
+    def checks_done(self, segment: Segment, result: CheckResult) -> None:
+        """Record what a check found; `on_damage` is called for each damaged range."""
+        checked = segment.checked
+        if checked is None:
+            return
+        for found in result.ranges:
+            checked.add(found)
+            if found.damage and self.on_damage is not None:
+                self.on_damage(segment, found)
+        if checked.is_complete(segment.size):
+            segment.checked = None
+
+    def check_failed(self, segment: Segment, error: StorageError) -> None:
+        """The disk failed while a segment was checked: nothing on disk counts as verified, and its next reader gets the
+        error."""
+        self._forget_checks(segment)
+        if segment.checked is not None:
+            segment.checked.error = error
+
+    def forget_checks(self) -> None:
+        """Verify everything again on its next read."""
+        for segment in self._segments.segments:
+            self._forget_checks(segment)
+
+    def _forget_checks(self, segment: Segment) -> None:
+        if not segment.size:
+            return
+        active = segment is self._active
+        segment.checked = (
+            CheckedRanges.appended_from(segment.size, segment.end_offset) if active else CheckedRanges()
+        )
+
     # Trimming and truncating
 
     def trim_to(self, offset: int) -> None:
@@ -719,6 +883,7 @@ class Log:
         self._segments.drop_after(segment)
         segment.file, segment.index, segment.max_timestamp_ms = file, index, None
         segment.size, segment.end_offset = position, end_offset
+        segment.checked = CheckedRanges.appended_from(position, end_offset) if position else None
         state.truncated(segment, position, end_offset)
 
     def reset_to(self, offset: int) -> None:
@@ -944,6 +1109,7 @@ class Log:
         self._flush_state.release()
         # They refer back to the log: descriptors must not wait for the garbage collector.
         self.on_durable = self.on_failure = _no_listener
+        self.on_check_due = self.on_damage = None
         for segment in self._segments.segments:
             self._files.forget(segment)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mansio.ports import Disk, DiskFile
+    from mansio.storage.checked_ranges import CheckedRanges
     from mansio.storage.index import SparseIndex
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -39,10 +40,12 @@ class Segment:
     `end_offset` and `size` are final once the segment is closed; for the active one the log updates `end_offset`.
     `recorded_end_offset`: the end that the index of a closed segment was saved with, if that is below `end_offset`: the
     segments between the two are missing.
+    `checked`: what is known about its batches; None if all are verified, as in a segment that this process wrote.
     """
 
     __slots__ = (
         "base_offset",
+        "checked",
         "directory",
         "end_offset",
         "file",
@@ -63,6 +66,7 @@ class Segment:
         self.max_timestamp_ms: int | None = None
         self.recorded_end_offset: int | None = None
         self.replaced = False
+        self.checked: CheckedRanges | None = None
 
     @property
     def path(self) -> str:

@@ -141,6 +141,14 @@ class SegmentList:
         """The segments from the one that contains `offset` on."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
+    def containing(self, offset: int) -> Segment:
+        """The segment that contains `offset`, which is in the log."""
+        return self.segments[bisect_right(self._bases, offset) - 1]
+
+    def following(self, segment: Segment) -> Segment:
+        """The segment after a closed one."""
+        return self.segments[bisect_right(self._bases, segment.base_offset)]
+
     def locate(self, offset: int) -> tuple[Segment, int]:
         """The segment that contains `offset` (which is in the log) and the position of its batch, or of the next one.
 
@@ -174,6 +182,10 @@ class SegmentList:
             )
         if offset >= self.sparse_end_offset:
             raise CorruptLog(f"{segment.path} does not contain offset {offset} (it ends at {end_offset})")
+
+    def check_missing(self, segment: Segment, offset: int) -> None:
+        """Raise `CorruptLog` if segments with `offset`, which follows the last batch of `segment`, are missing."""
+        self._check_missing(segment, offset, segment.end_offset)
 
     def _highest_timestamps(self) -> list[int]:
         highest = self._highest
@@ -213,6 +225,16 @@ class SegmentList:
             if header.base_offset + header.last_offset_delta >= offset:
                 return position, header.base_offset
         return segment.size, segment.end_offset
+
+    def position_in(
+        self, segment: Segment, offset: int, position: int, end: int, end_offset: int
+    ) -> tuple[int, int]:
+        """`position_of` in a part of a segment, [position, end), at the end of which `end_offset` is next."""
+        start = max(position, self._files.index(segment).floor_offset(offset - segment.base_offset))
+        for at, header in walk(self._files.file(segment), start, end, segment.base_offset):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return at, header.base_offset
+        return end, end_offset
 
     def batch_boundary(
         self,

@@ -47,6 +47,7 @@ class Broker:
             files=FileCache(self.disk),
             sync_thread=thread,
             file_thread=thread,
+            verification_thread=thread,
         )
 
     def is_new(self, state: PartitionState) -> bool:

@@ -65,6 +65,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
+from mansio.storage.checked_ranges import damaged_error
 from mansio.wire.batch.record_batch import (
     BatchHeader,
     TimestampType,
@@ -82,8 +83,10 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import PartitionHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
+    from mansio.storage.checked_ranges import CheckedRange
     from mansio.storage.flush.group_commit import GroupCommit
     from mansio.storage.log import Log
+    from mansio.storage.segment import Segment
     from mansio.storage.segment_list import LogSlice
 
 H = TypeVar("H")
@@ -208,6 +211,7 @@ class Partition:
         self._parked_followers: dict[Callable[[], None], None] = {}
         self._set_role(replica)
         log.on_failure = self._on_log_failed
+        log.on_damage = self._on_damage
 
     # State
 
@@ -525,6 +529,15 @@ class Partition:
     def unpark(self, wake: Callable[[], None]) -> None:
         self._parked.pop(wake, None)
 
+    def on_verified(self) -> None:
+        """More stored batches are verified: wake the readers that wait for it."""
+        self._wake_readers()
+        self._wake_followers()
+
+    def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
+        error = damaged_error(segment.path, found)
+        self.storage_health.corrupt(self.topic, self.index, found.offset, error)
+
     def _wake_readers(self) -> None:
         """Wake the parked fetches of clients. Followers read to the end of the log and wait for no commit."""
         for wake in tuple(self._parked):
@@ -733,7 +746,12 @@ class Partition:
         follower.reported_start_offset = log.start_offset
         if max_bytes <= 0 or offset == log.end_offset:
             return FollowerReadResult(urgent=is_start_new)
-        records = log.read(offset, max_bytes, log.end_offset) or self._empty_batch(offset)
+        try:
+            found = log.read(offset, max_bytes, log.end_offset)
+        except CorruptLog as error:
+            self.storage_health.corrupt(self.topic, self.index, offset, error)
+            raise
+        records = found or self._empty_batch(offset)
         return FollowerReadResult(records, urgent=is_start_new)
 
     def _leader_progress_for(self, node_id: int, requested_epoch: int) -> ReplicationProgress:

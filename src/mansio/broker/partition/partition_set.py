@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
 from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
@@ -85,7 +86,9 @@ class PartitionSet:
         files: FileCache,
         sync_thread: Background,
         file_thread: Background,
+        verification_thread: Background,
     ) -> None:
+        self.verifier = BatchVerifier(verification_thread)
         self._settings = settings
         self._clustered = settings.clustered
         self._clock = clock
@@ -323,6 +326,7 @@ class PartitionSet:
             storage_health=self.storage_health,
         )
         partition.add_hook(producers)
+        self.verifier.attach(log, partition.on_verified)
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
         if (cut := log.recovery.truncated_tail) is not None:

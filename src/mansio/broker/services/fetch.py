@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from mansio.broker.replication.fetch_coalescing import WAIT_MS, FetchCoalescer
-from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch
+from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,6 +231,8 @@ class FetchService:
                         records = partition.read(
                             want.fetch_offset, min(remaining, want.max_bytes), isolation_level
                         )
+                except VerificationPending:  # woken when it is done
+                    records = None
                 except MansioError as error:
                     has_error = True
                     results.append(PartitionData(want.index, error))
@@ -272,11 +274,16 @@ class FetchService:
             results: list[PartitionData] = []
             for want in wanted:
                 partition = None
+                records: LogSlice | bytes | None
+                diverging, urgent = None, False
                 try:
                     partition = self._partitions.find(name, topic_id, want.index)
                     records, diverging, urgent = partition.read_for_follower(
                         node_id, broker_epoch, want, min(remaining, want.max_bytes), first=first
                     )
+                except VerificationPending:
+                    assert partition is not None
+                    records = None
                 except MansioError as error:
                     is_urgent = True
                     results.append(_replica_error(partition, want.index, error))

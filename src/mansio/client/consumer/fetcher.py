@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.tasks import Tasks, client_failed
-from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.errors import CorruptMessage, MansioError, OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
@@ -456,6 +456,11 @@ class Fetcher:
             self._out_of_range(state, error)
             return
         now = self._loop.time()
+        if isinstance(error, CorruptMessage):
+            topic, index = state.partition
+            error = CorruptMessage(
+                f"{topic}-{index} at offset {state.fetch_offset}: stored records are damaged"
+            )
         if isinstance(error, UnknownTopicOrPartition):
             state.unknown_since = state.unknown_since or now
             if self._is_deleted(state, now):

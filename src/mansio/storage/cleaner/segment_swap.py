@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.storage.checked_ranges import CheckedRanges
 from mansio.storage.cleaner.compaction_state import CompactionState, write_state
 from mansio.storage.segment import Segment, read_exactly
 from mansio.wire.batch.record_batch import HEADER_BYTES, TimestampType, read_header
@@ -109,6 +110,7 @@ class SegmentSwap:
         new = Segment(replacement.old[0].directory, swap.base_offset, swap.size_bytes)
         new.end_offset = swap.end_offset
         new.file, new.index = replacement.file, replacement.sparse
+        new.checked = CheckedRanges()
         for segment in replacement.old:
             segment.replaced = True
         self._segments.sparse_end_offset = max(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog
 from mansio.logs import fields
+from mansio.storage.checked_ranges import CheckedRange, CheckedRanges
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint, write_slot
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, prepare_checksummed
 from mansio.storage.cleaner.compaction_state import NOT_COMPACTED, CompactionState, recover_compaction
@@ -125,6 +126,7 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
         if following is not None:
             segment.end_offset = following
         segment.file = file if following is None else None
+        segment.checked = CheckedRanges()
     return (yield from RecoveryScan(disk, directory, settings, segments, checkpoint, compaction).run())
 
 
@@ -197,6 +199,14 @@ def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Chec
 
 
 logger = logging.getLogger(__name__)
+
+
+def _verified_when_appended(active: Segment, size: int, offset: int) -> CheckedRanges | None:
+    """The verified part of the active segment: what recovery checked, and everything that is appended from here on."""
+    checked = active.checked
+    if checked is not None and checked.ranges and checked.ranges[0].end_position == size:
+        size, offset = checked.ranges[0].position, checked.ranges[0].offset
+    return CheckedRanges.appended_from(size, offset) if size else None
 
 
 def one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
@@ -311,7 +321,7 @@ class RecoveryScan:
         segment.file = file
         index = segment.index = self._index_below(segment, file, position)
         reason = ""
-        began = position
+        began, began_offset = position, offset
         sparse_end = self.compaction.sparse_end_offset
         for batch_position, header in checked_batches(file, position, segment.size, sparse_end):
             if isinstance(header, str):
@@ -333,6 +343,7 @@ class RecoveryScan:
             self.checked_bytes += header.batch_length + PREFIX_BYTES
             offset += header.last_offset_delta + 1
         self.checked.append((segment, began, position))
+        segment.checked = CheckedRanges([CheckedRange(began, position, began_offset, offset)])
         self.uncertain_lengths.append(segment)
         return position, offset, reason
 
@@ -386,6 +397,10 @@ class RecoveryScan:
         rolled = any(segment is not active for segment in self.uncertain_lengths)
         if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
+        for segment in kept[:-1]:
+            if segment.checked is not None and segment.checked.is_complete(segment.size):
+                segment.checked = None
+        active.checked = _verified_when_appended(active, size, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
         sequence = previous.sequence + 1 if previous is not None else 1
         epoch_due = previous.epoch_due if previous is not None else bool(problem)

@@ -29,9 +29,11 @@ from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     CorruptLog,
+    DamagedRange,
     MansioError,
     NotCoordinator,
     NotLeaderOrFollower,
+    VerificationPending,
 )
 from mansio.logs import fields
 from mansio.state.share_partition.machine import SharePartition
@@ -353,7 +355,18 @@ class SharePartitionLeader:
         self.ensure_leader()
         now_ms, end = self.now_ms(), self.partition.readable_end()
         ranges = self.call(machine.acquirable_ranges, member, max_records, end, now_ms)
-        read, slices = self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [])
+        read, slices, damage = (
+            self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
+        )
+        withheld = 0
+        while (
+            damage
+            and not read
+            and (found := sum(each.end_offset - each.first_offset for each in damage)) > withheld
+        ):
+            withheld = found  # damaged records take no space of the others
+            ranges = self.call(machine.acquirable_ranges, member, max_records + withheld, end, now_ms)
+            read, slices, damage = self._read(ranges, max_bytes, end, is_first=is_first)
         acquired, update = self.call(
             machine.acquire,
             member,
@@ -364,6 +377,8 @@ class SharePartitionLeader:
             now_ms=now_ms,
         )
         if not acquired and update is None:
+            if damage:
+                raise damage[0]
             return None
         if len(slices) > 1 or not acquired:  # drop slices without leased records
             slices = [
@@ -375,32 +390,39 @@ class SharePartitionLeader:
 
     def _read(
         self, ranges: list[tuple[int, int]], max_bytes: int, limit: int, *, is_first: bool
-    ) -> tuple[list[tuple[int, int]], list[LogSlice]]:
-        """The parts of these ranges that fit, each to the end of its last batch, and their slices."""
+    ) -> tuple[list[tuple[int, int]], list[LogSlice], list[DamagedRange]]:
+        """The parts of these ranges that fit, each to the end of its last batch, and their slices.
+
+        Damaged batches, the third value, are reported and passed over: their records stay available, for after a
+        repair. Raises `CorruptLog` if the limits of the damage are not known."""
         partition = self.partition
+        damage: list[DamagedRange] = []
         read: list[tuple[int, int]] = []
         slices: list[LogSlice] = []
         space, next_offset = max_bytes, -1
         for first, last in ranges:
-            if last < next_offset:
-                continue  # covered by the batch before
-            start = max(first, next_offset)
-            if space <= 0:
+            while (start := max(first, next_offset)) <= last:  # else it is covered by the batch before
+                try:
+                    part = partition.log.read_range(start, last, space, limit) if space > 0 else None
+                except DamagedRange as error:
+                    partition.storage_health.corrupt(partition.topic, partition.index, start, error)
+                    damage.append(error)
+                    next_offset = error.end_offset
+                    continue
+                except (CorruptLog, VerificationPending) as error:
+                    if isinstance(error, CorruptLog):
+                        partition.storage_health.corrupt(partition.topic, partition.index, start, error)
+                    if read:
+                        return read, slices, damage
+                    raise
+                if part is None or (part.length > space and (slices or not is_first)):
+                    return read, slices, damage
+                slices.append(part)
+                space -= part.length
+                next_offset = part.next_offset
+                read.append((start, next_offset - 1))
                 break
-            try:
-                part = partition.log.read_range(start, last, space, limit)
-            except CorruptLog as error:
-                partition.storage_health.corrupt(partition.topic, partition.index, start, error)
-                if read:
-                    break
-                raise
-            if part is None or (part.length > space and (slices or not is_first)):
-                break
-            slices.append(part)
-            space -= part.length
-            next_offset = part.next_offset
-            read.append((start, next_offset - 1))
-        return read, slices
+        return read, slices, damage
 
     def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch]) -> Update | None:
         """Apply acknowledgements, all or none; returns the update to store, None for nothing. The state is loaded.

@@ -1,0 +1,141 @@
+"""Verification of stored batches on another thread, for readers that would otherwise delay the event loop.
+
+`Log.read` verifies small amounts itself; larger batches, damaged ranges and what a sequential reader will read next are
+checked here, one slice after the other: at most `SLICE_BYTES` and `SLICE_BATCHES` each, so that neither thread holds
+the interpreter for long. Segments that are waited for take turns.
+
+Invariants:
+* At most one check is running, and each segment has at most one request.
+* A result is recorded only if the segment is still in the log as it was when the check began.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import StorageError
+from mansio.storage.verification import check_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.ports import Background
+    from mansio.storage.log import Log
+    from mansio.storage.segment import Segment
+    from mansio.storage.verification import CheckResult
+
+SLICE_BYTES: Final = 1 << 20
+SLICE_BATCHES: Final = 512
+READ_AHEAD_BYTES: Final = 4 << 20
+"""How far beyond a reader's position batches are verified."""
+
+
+class _Request:
+    """Check a segment from `offset` on. `delimits`: the next batch is damaged, and the next intact one is searched."""
+
+    __slots__ = ("bytes_left", "delimits", "generation", "log", "offset", "on_checked")
+
+    def __init__(self, log: Log, offset: int, on_checked: Callable[[], object]) -> None:
+        self.log = log
+        self.offset = offset
+        self.on_checked = on_checked
+        self.generation = log.generation
+        self.bytes_left = READ_AHEAD_BYTES
+        self.delimits = False
+
+
+class BatchVerifier:
+    """One per broker. All methods run on its event loop."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._requests: dict[Segment, _Request] = {}
+        self._running = False
+        self.checked_bytes = 0
+        """Bytes read for checks on the other thread."""
+
+    def attach(self, log: Log, on_checked: Callable[[], object]) -> None:
+        """Check what the log's readers wait for; `on_checked` is called when they may continue."""
+        log.on_check_due = lambda segment, offset: self._request(log, segment, offset, on_checked)
+
+    def _request(self, log: Log, segment: Segment, offset: int, on_checked: Callable[[], object]) -> None:
+        known = self._requests.get(segment)
+        if known is not None and known.generation == log.generation:
+            known.bytes_left = READ_AHEAD_BYTES
+            checked = segment.checked
+            if checked is not None and checked.find(offset) is None:
+                known.offset = offset
+            return
+        self._requests[segment] = _Request(log, offset, on_checked)
+        self._start()
+
+    def _start(self) -> None:
+        while self._requests and not self._running:
+            segment = next(iter(self._requests))
+            request = self._requests.pop(segment)
+            if not self._is_current(segment, request) or not self._advance(segment, request):
+                continue
+            try:
+                file, task = request.log.check_task(segment, request.offset, with_index=request.delimits)
+            except StorageError as error:
+                self._failed(segment, request, error)
+                continue
+            work = partial(
+                check_batches,
+                file,
+                task,
+                bytes_max=SLICE_BYTES,
+                batches_max=SLICE_BATCHES,
+                delimit=request.delimits,
+            )
+            self._requests[segment] = request
+            self._running = True
+            self._background.submit(work, partial(self._done, segment, request))
+
+    def _is_current(self, segment: Segment, request: _Request) -> bool:
+        log = request.log
+        return (
+            not log.closed
+            and log.generation == request.generation
+            and not segment.replaced
+            and segment.checked is not None
+        )
+
+    def _advance(self, segment: Segment, request: _Request) -> bool:
+        """Move the request to the first offset that is not checked; False if there is nothing left to do."""
+        checked = segment.checked
+        assert checked is not None
+        while (found := checked.find(request.offset)) is not None:
+            request.offset = found.end_offset
+        return request.offset < segment.end_offset and request.bytes_left > 0
+
+    def _done(
+        self, segment: Segment, request: _Request, result: CheckResult | None, error: BaseException | None
+    ) -> None:
+        self._running = False
+        self._requests.pop(segment, None)
+        if self._is_current(segment, request):
+            if result is None:
+                if not isinstance(error, StorageError):
+                    self._start()
+                    raise error or AssertionError("a check has a result or an error")
+                self._failed(segment, request, error)
+            else:
+                self._record(segment, request, result)
+        self._start()
+
+    def _failed(self, segment: Segment, request: _Request, error: StorageError) -> None:
+        request.log.check_failed(segment, error)
+        request.on_checked()
+
+    def _record(self, segment: Segment, request: _Request, result: CheckResult) -> None:
+        self.checked_bytes += result.read_bytes
+        request.bytes_left -= max(result.read_bytes, 1)
+        request.log.checks_done(segment, result)
+        searched, request.delimits = request.delimits, bool(result.problem) and not request.delimits
+        if request.delimits:
+            request.bytes_left = max(request.bytes_left, 1)
+        if not (searched and not result.ranges):  # otherwise there is no batch from there on
+            self._requests[segment] = request
+        request.on_checked()

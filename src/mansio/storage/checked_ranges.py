@@ -1,0 +1,130 @@
+"""Which byte ranges of a segment are known to be intact or damaged.
+
+Invariant: `CheckedRanges.ranges` are in order, do not overlap and begin and end at batch boundaries. At most
+`RANGES_MAX` are kept per segment; a dropped one is checked again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import DamagedRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.errors import StorageError
+
+RANGES_MAX: Final = 32
+END_MAX: Final = (1 << 63) - 1
+"""End position and end offset of a range that grows with the active segment."""
+
+
+class CheckedRange(NamedTuple):
+    """A range of a segment that was checked: bytes [position, end_position), offsets [offset, end_offset).
+
+    `damage` describes the first problem found in it; "" if all of its batches are intact."""
+
+    position: int
+    end_position: int
+    offset: int
+    end_offset: int
+    damage: str = ""
+
+
+class CheckedRanges:
+    """What is known about the batches of one segment. A segment of which everything is verified has none of these."""
+
+    __slots__ = ("_offsets", "error", "ranges")
+
+    def __init__(self, ranges: Sequence[CheckedRange] = ()) -> None:
+        self.ranges = list(ranges)
+        self.error: StorageError | None = None
+        """The disk failed in the last check: the next reader that needs one gets this."""
+        self._offsets = [each.offset for each in self.ranges]
+
+    @classmethod
+    def appended_from(cls, position: int, offset: int) -> CheckedRanges:
+        """Of an active segment to which this process appends from `position`, where `offset` is next."""
+        return cls([CheckedRange(position, END_MAX, offset, END_MAX)])
+
+    def find(self, offset: int) -> CheckedRange | None:
+        """The range that contains `offset`; None if its batch is not checked."""
+        at = bisect_right(self._offsets, offset) - 1
+        if at >= 0 and offset < (found := self.ranges[at]).end_offset:
+            return found
+        return None
+
+    def before(self, offset: int) -> CheckedRange | None:
+        """The last range that ends at or below `offset`."""
+        at = bisect_right(self._offsets, offset) - 1
+        if at >= 0 and self.ranges[at].end_offset > offset:
+            at -= 1
+        return self.ranges[at] if at >= 0 else None
+
+    def after(self, offset: int) -> CheckedRange | None:
+        """The first range that begins at or above `offset`."""
+        at = bisect_right(self._offsets, offset - 1)
+        return self.ranges[at] if at < len(self.ranges) else None
+
+    def damaged(self) -> list[CheckedRange]:
+        """The damaged ranges."""
+        return [each for each in self.ranges if each.damage]
+
+    def is_complete(self, size: int) -> bool:
+        """Whether all of a segment of `size` bytes is intact."""
+        return (
+            len(self.ranges) == 1
+            and not self.ranges[0].position
+            and self.ranges[0].end_position >= size
+            and not self.ranges[0].damage
+        )
+
+    def add(self, new: CheckedRange) -> None:
+        """Add what a check found; it replaces what was known about that range."""
+        kept: list[CheckedRange] = []
+        for old in self.ranges:
+            if old.end_offset <= new.offset or old.offset >= new.end_offset:
+                kept.append(old)
+                continue
+            if old.damage:
+                continue  # it was delimited by other evidence than the new one: checked again where it is read
+            if old.offset < new.offset and old.position < new.position:
+                kept.append(old._replace(end_position=new.position, end_offset=new.offset))
+            if old.end_offset > new.end_offset and old.end_position > new.end_position:
+                kept.append(old._replace(position=new.end_position, offset=new.end_offset))
+        kept.append(new)
+        kept.sort(key=_offset_of)
+        joined: list[CheckedRange] = []
+        for each in kept:
+            last = joined[-1] if joined else None
+            if (
+                last is not None
+                and not last.damage
+                and not each.damage
+                and (last.end_position, last.end_offset) == (each.position, each.offset)
+            ):
+                joined[-1] = last._replace(end_position=each.end_position, end_offset=each.end_offset)
+            else:
+                joined.append(each)
+        while len(joined) > RANGES_MAX:
+            joined.remove(min((each for each in joined if each.offset != new.offset), key=_bytes_of))
+        self.ranges = joined
+        self._offsets = [each.offset for each in joined]
+
+
+def _offset_of(one: CheckedRange) -> int:
+    return one.offset
+
+
+def _bytes_of(one: CheckedRange) -> int:
+    return one.end_position - one.position
+
+
+def damaged_error(path: str, found: CheckedRange) -> DamagedRange:
+    """The error for a reader of a damaged range."""
+    last = found.end_offset - 1
+    error = DamagedRange(f"{path}: offsets {found.offset} to {last} are damaged: {found.damage}")
+    error.first_offset, error.end_offset = found.offset, found.end_offset
+    return error
