@@ -114,6 +114,26 @@ def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
     assert told == ["a None", "b None"]
 
 
+def test_only_what_was_acknowledged_before_its_flush_is_waited_for() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"acks=all"))
+    assert bench.partition.uncommitted_end == 0, "it is acknowledged when it is readable"
+    bench.partition.append(batch(b"acks=1"), urgent=False)
+    bench.partition.append(batch(b"acks=all"))
+    assert bench.partition.uncommitted_end == 2
+    bench.sync()
+    assert (bench.partition.high_watermark, bench.partition.uncommitted_end) == (3, 0)
+
+
+def test_a_log_that_failed_has_nothing_to_wait_for() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"a"), urgent=False)
+    bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
+    bench.partition.request_flush()
+    bench.sync()
+    assert bench.partition.uncommitted_end == 0
+
+
 def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repeated() -> None:
     bench = Bench()
     told: list[int] = []

@@ -132,6 +132,7 @@ class Partition:
     """One replica of a partition. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_acknowledged_end",
         "_after_append",
         "_before_append",
         "_commit_waits",
@@ -200,6 +201,8 @@ class Partition:
         self._settings = settings or topic_config.resolve({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
+        self._acknowledged_end = 0
+        """End of the last batch that was acknowledged without waiting for its commit (acks=0 and 1)."""
         self._hooks: list[PartitionHook] = []
         self._before_append: list[Callable[[BatchHeader], AppendResult | None]] = []
         self._after_append: list[Callable[[BatchHeader, int], None]] = []
@@ -280,6 +283,15 @@ class Partition:
         """The hook of this class; None if there is none."""
         return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
 
+    @property
+    def uncommitted_end(self) -> int:
+        """End of the records that were acknowledged before they were committed (acks=0 and 1) and are not readable
+        yet; 0 if there are none, or if nothing can be committed now."""
+        end = self._acknowledged_end
+        if end <= self.replica.high_watermark or self._rejects or self.log.failure is not None:
+            return 0
+        return end
+
     def ensure_leader(self) -> None:
         """Raise `NotLeaderOrFollower` unless this broker leads the partition."""
         if self.closed or not self.is_leader:
@@ -345,11 +357,14 @@ class Partition:
             header = read_header(front)  # as written, for the hooks that store it
         for after in self._after_append:
             after(header, base_offset)
+        end_offset = base_offset + header.last_offset_delta + 1
+        if not urgent:
+            self._acknowledged_end = end_offset
         if self.replica.waits_for_followers and (urgent or self._parked):
             self.group_commit.request_with_followers(self.log)
         else:
             self.group_commit.request(self.log, urgent=urgent or bool(self._parked))
-        return AppendResult(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
+        return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def request_flush(self) -> None:
         """Flush now what was appended without urgency."""
@@ -665,6 +680,7 @@ class Partition:
 
     def _change_role(self, replica: ReplicationProgress | FollowerReplica, reason: str) -> None:
         self._before_append = [one for one in self._before_append if not isinstance(one, _SessionCheck)]
+        self._acknowledged_end = 0
         self._set_role(replica)
         ended = NotLeaderOrFollower(
             f"{self.name}: {reason}; this broker does not know whether the batch is kept"

@@ -36,6 +36,9 @@ FOLLOWER_NOTIFY_DELAY_MS: Final = 50
 
 NO_REPLICA: Final = -1
 
+FLUSH_WAIT_MS: Final = 500
+"""Time that a fetch which wants no wait waits for the flush of records that were acknowledged before it (acks=1)."""
+
 
 class PartitionFetch(Protocol):
     """What is requested of one partition. Epochs and the follower's log start offset are -1 where unknown."""
@@ -179,10 +182,22 @@ class FetchService:
         is_final = (
             result.size_bytes >= request.min_bytes
             or result.is_urgent
-            or request.max_wait_ms <= 0
+            or (request.max_wait_ms <= 0 and not self._awaits_flush(request, result))
             or not request.topics
         )
         return result, is_final
+
+    def _awaits_flush(self, request: FetchRequest, result: FetchResult) -> bool:
+        """There is nothing to read but what was acknowledged and is not flushed yet. A producer with acks=1 expects
+        that a consumer finds its record, and Kafka's brokers would return it."""
+        if result.size_bytes:
+            return False
+        find = self._partitions.find
+        return any(
+            want.fetch_offset < find(name, topic_id, want.index).uncommitted_end
+            for name, topic_id, wanted in request.topics
+            for want in wanted
+        )
 
     def _begin_for_replica(self, request: FetchRequest) -> tuple[FetchResult, bool]:
         """The same for a follower, whose response may be delayed to coalesce batches (`FetchCoalescer`)."""
@@ -379,6 +394,8 @@ class ParkedFetch:
         wait_ms = 0
         if named == len(self._partitions):
             wait_ms = min(self._request.max_wait_ms, service._wait_ms_max)
+            if wait_ms <= 0:
+                wait_ms = FLUSH_WAIT_MS
         self._timer = service._scheduler.call_later(wait_ms, self.complete_now)
         if coalesce:
             self._coalesce()
@@ -425,6 +442,8 @@ class ParkedFetch:
                 self._coalesce()
             else:
                 self._complete(result)
+        elif result.size_bytes and self._request.max_wait_ms <= 0:  # it waited for a flush only
+            self._complete(result)
 
     def _coalesce(self) -> None:
         """There is something for a follower; complete when the round is full, after `WAIT_MS` at the latest."""

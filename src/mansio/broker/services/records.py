@@ -3,20 +3,24 @@
 Invariants:
 * A result is returned for each item, in the order of the call; one item's error does not affect the others.
 * A search by timestamp may decompress a large batch, so a call with many items yields the event loop every `SLICE_S`.
+* A call sees what was acknowledged before it, although acks=1 is answered before the flush: it starts the flush and
+  waits for it, `COMMIT_WAIT_MS_MAX` at most. With acks=all traffic only it does not wait.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.partition.retention_holds import RetentionHoldHook
 from mansio.errors import InvalidRequest, InvalidTopic, MansioError, PolicyViolation, RequestTimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.ports import Clock, Promise, Scheduler
 
@@ -26,8 +30,14 @@ MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 
+AT_THE_START: Final = frozenset((EARLIEST, EARLIEST_LOCAL, LATEST_TIERED))
+"""Positions that do not depend on where the log ends."""
+
 SLICE_S: Final = 0.01
 """Time after which a call with many items yields the event loop."""
+
+COMMIT_WAIT_MS_MAX: Final = 5_000
+"""Maximum time for the commit of what was acknowledged before a call; afterwards it sees what is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,9 @@ class RecordService:
         """The offset of each query, or its error: those of `list_offset`, and `InvalidRequest` for each query of a
         partition that occurs more than once, as in Kafka."""
         count = Counter((query.topic, query.partition) for query in queries)
+        await self._wait_for_acknowledged(
+            (query.topic, query.partition) for query in queries if query.timestamp_ms not in AT_THE_START
+        )
         slice_end = self._clock.monotonic() + SLICE_S
         results: list[ListedOffset | MansioError] = []
         for query in queries:
@@ -112,6 +125,17 @@ class RecordService:
                 await self._yield_to_loop()
                 slice_end = self._clock.monotonic() + SLICE_S
         return results
+
+    async def _wait_for_acknowledged(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """Wait until what these partitions have acknowledged is committed, or cannot be."""
+        behind = {
+            partition: end
+            for topic, index in wanted
+            if (partition := self._partitions.get(topic, index)) is not None
+            and (end := partition.uncommitted_end)
+        }
+        if behind:
+            await _CommitWait(behind, self._scheduler).wait()
 
     async def _yield_to_loop(self) -> None:
         promise: Promise[None] = self._scheduler.promise()
@@ -188,15 +212,26 @@ class RecordService:
     ) -> list[int | MansioError]:
         """Delete records of several partitions. Returns the new low watermark of each one once it is flushed on every
         in-sync replica, or its error: those of `delete`, and `RequestTimedOut` after `timeout_ms`, when the records are
-        deleted but not all replicas have flushed that."""
+        deleted but not all replicas have flushed that. The timeout is for other replicas, as in Kafka: where this
+        broker has the only one, its own flush is waited for even with a timeout of 0.
+        """
+        await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
         pending: list[Promise[int] | MansioError] = []
+        replicated: list[Promise[int]] = []
         for each in deletions:
             try:
-                pending.append(self.delete(each.topic, each.partition, each.before_offset))
+                promise = self.delete(each.topic, each.partition, each.before_offset)
             except MansioError as error:
                 pending.append(error)
+                continue
+            pending.append(promise)
+            if self._partitions.find(each.topic, None, each.partition).replica.waits_for_followers:
+                replicated.append(promise)
         timeout_ms = min(max(0, timeout_ms), self._wait_ms_max)
-        timer = self._scheduler.call_later(timeout_ms, _time_out, pending)
+        timers = [
+            self._scheduler.call_later(timeout_ms, _time_out, replicated),
+            self._scheduler.call_later(self._wait_ms_max, _time_out, pending),
+        ]
         results: list[int | MansioError] = []
         try:
             for one in pending:
@@ -208,8 +243,41 @@ class RecordService:
                 except MansioError as error:
                     results.append(error)
         finally:
-            timer.cancel()
+            for timer in timers:
+                timer.cancel()
         return results
+
+
+class _CommitWait:
+    """Wait until each of several partitions has committed everything below an offset. It is parked at them like a
+    fetch, which starts the flush."""
+
+    __slots__ = ("_behind", "_promise", "_scheduler")
+
+    def __init__(self, behind: dict[Partition, int], scheduler: Scheduler) -> None:
+        self._behind = behind
+        self._scheduler = scheduler
+        self._promise: Promise[None] = scheduler.promise()
+
+    async def wait(self) -> None:
+        """Return when all have, or can no longer, or after `COMMIT_WAIT_MS_MAX`."""
+        parked = {partition: partial(self._advanced, partition) for partition in self._behind}
+        for partition, wake in parked.items():
+            partition.park(wake)
+        timer = self._scheduler.call_later(COMMIT_WAIT_MS_MAX, _resume, self._promise)
+        try:
+            await self._promise
+        finally:
+            timer.cancel()
+            for partition, wake in parked.items():
+                partition.unpark(wake)
+
+    def _advanced(self, partition: Partition) -> None:
+        end = self._behind.get(partition, 0)
+        if partition.high_watermark >= end or not partition.uncommitted_end:
+            self._behind.pop(partition, None)
+            if not self._behind:
+                _resume(self._promise)
 
 
 def _resume(promise: Promise[None]) -> None:
