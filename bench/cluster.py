@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.interpreter import interpreter
 from bench.servers import free_port
 from mansio.client import blocking
 from mansio.version import __version__
@@ -283,7 +284,8 @@ def main() -> int:
         with brokers(directory) as (bootstrap_servers, process):
             processors = len(os.sched_getaffinity(0))
             print(
-                f"Mansio {__version__}, 3 brokers, 3 replicas, acks=all, 100 B; {processors} processors",
+                f"Mansio {__version__}, 3 brokers, 3 replicas, acks=all, 100 B; {processors} processors; "
+                f"Python {interpreter()}",
                 flush=True,
             )
             for number, case in enumerate(CASES):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from bench.interpreter import interpreter
 from bench.share_size import ALL_SIZE_CASES as SIZE_CASES
 from mansio.version import __version__
 
@@ -103,7 +104,7 @@ def save(path: Path, options: argparse.Namespace, outcomes: list[Outcome], extra
         "processors": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
         "system": platform.platform(),
-        "python": platform.python_version(),
+        "python": interpreter(),
     }
     content = {
         "mansio": __version__,

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.cases import CASES, Case, Side
+from bench.interpreter import interpreter
 from bench.report import Outcome, save, size_table, table
 from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_baseline, start_mansio
 from bench.share_size import ALL_SIZE_CASES as SIZE_CASES
@@ -213,7 +214,7 @@ def main() -> None:
         console.print(size_table(sizes))
     for note in bench.notes:
         console.print(note, highlight=False)
-    console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
+    console.print(f"[dim]Python {interpreter()}. All runs: {os.path.relpath(path)}[/dim]")
     for failure in failures:
         console.print(f"[red]failed:[/red] {failure}", markup=True, highlight=False)
     missed = [outcome.missed() for outcome in outcomes]

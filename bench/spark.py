@@ -27,6 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from bench.interpreter import interpreter
 from bench.servers import create_topic, start_mansio
 from bench.spark_processes import Memory, processor_time
 from mansio.client import blocking
@@ -218,6 +219,7 @@ def measure(cases: Cases, repetitions: int, names: Sequence[str]) -> dict[str, l
 
 
 def print_table(costs: dict[str, list[Cost]], records: int) -> None:
+    print(f"Python {interpreter()}\n")
     print(
         f"| {records:,} records | processor s | of that JVM, Python, broker | beside it | speed | aim |",
         end="",

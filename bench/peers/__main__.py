@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from bench.interpreter import interpreter
 from bench.peers import (
     apache_kafka,
     beanstalkd,
@@ -230,7 +231,7 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
         "machine": {
             "processors": os.cpu_count(),
             "system": platform.platform(),
-            "python": platform.python_version(),
+            "python": interpreter(),
         },
         "repetitions": options.repetitions,
         "seconds": options.seconds,
@@ -322,7 +323,7 @@ def main() -> None:
     path = options.json or RESULTS / f"peers-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     save(path, options, peers.entries)
     show(console, options, peers.entries)
-    console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
+    console.print(f"[dim]Python {interpreter()}. All runs: {os.path.relpath(path)}[/dim]")
     if options.strict and table.missed(peers.entries, options.workloads, options.sizes):
         sys.exit(1)
 

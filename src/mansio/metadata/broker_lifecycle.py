@@ -159,7 +159,7 @@ class BrokerLifecycle:
             return None
         session.epoch = epoch
         self.session = session
-        logger.info("broker registered", extra=fields(node=self._node_id, epoch=epoch, ttl_s=self._ttl_s))
+        logger.info("broker_registered", extra=fields(node=self._node_id, epoch=epoch, ttl_s=self._ttl_s))
         for callback in self._callbacks:
             callback(session)
         await self._state.wait_for_revision(epoch, self._scheduler)
@@ -200,9 +200,7 @@ class BrokerLifecycle:
             if not done.succeeded:
                 raise ConcurrentChange("partitions with a lost log were changed concurrently")
         if left:
-            logger.warning(
-                "left the in-sync sets of partitions whose log is lost", extra=fields(partitions=len(left))
-            )
+            logger.warning("isr_left_log_lost", extra=fields(partitions=len(left)))
 
     def _isr_removal(self, topic_id: UUID, index: int, epoch: int) -> PartitionChange | None:
         topic = self._state.topics_by_id.get(topic_id)
@@ -229,7 +227,7 @@ class BrokerLifecycle:
             if not done.succeeded:
                 raise ConcurrentChange("partitions with a failed log were changed concurrently")
         if left:
-            logger.warning("gave up partitions whose log failed", extra=fields(partitions=len(left)))
+            logger.warning("partitions_resigned_log_failed", extra=fields(partitions=len(left)))
         return len(left)
 
     # ------------------------------------------------------------------ loss of the session
@@ -242,7 +240,7 @@ class BrokerLifecycle:
             return
         self.session = self.kept = None
         self.sessions_lost += 1
-        logger.warning("session lost", extra=fields(node=self._node_id, epoch=session.epoch))
+        logger.warning("session_lost", extra=fields(node=self._node_id, epoch=session.epoch))
         for callback in self._callbacks:
             callback(None)
         if not self._leaving:
@@ -282,11 +280,11 @@ class BrokerLifecycle:
             await self._drain(session)
             while (left := self._transferable()) and session is self.session:
                 if (remaining_s := deadline - self._clock.monotonic()) <= 0:
-                    logger.warning("leaderships not transferred in time", extra=fields(partitions=left))
+                    logger.warning("leadership_transfer_timed_out", extra=fields(partitions=left))
                     return left
                 await self._scheduler.sleep(min(remaining_s * 1000, RETRY_MS / 10))
         except MansioError as error:
-            logger.warning("leaderships not transferred", extra=fields(reason=error.message))
+            logger.warning("leadership_transfer_failed", extra=fields(reason=error.message))
         return self._transferable()
 
     async def announce_shutdown(self) -> None:
@@ -296,7 +294,7 @@ class BrokerLifecycle:
             if self.session is not None:
                 await self._drain(self.session)
         except MansioError as error:
-            logger.warning("shutdown could not be announced", extra=fields(reason=error.message))
+            logger.warning("shutdown_not_announced", extra=fields(reason=error.message))
 
     async def _drain(self, session: Session) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
@@ -344,7 +342,7 @@ class BrokerLifecycle:
         try:
             await self._leases.revoke(session.lease)
         except Unavailable as error:
-            logger.warning("lease not revoked; it expires by itself", extra=fields(reason=error.message))
+            logger.warning("session_lease_not_revoked", extra=fields(reason=error.message))
 
     def _warn(self, event: str, **known: Any) -> None:
         now = self._clock.monotonic()

@@ -32,7 +32,11 @@ GROUP_ROOM = (
     "tests/unit/broker/test_coordinator_runtime.py",
     "tests/unit/state/test_classic_group_model.py",
 )
-METADATA_ROOM = ("tests/unit/metadata", "tests/component/test_metadata_store.py")
+METADATA_ROOM = (
+    "tests/unit/metadata",
+    "tests/component/test_metadata_store.py",
+    "tests/component/test_sqlite_store.py",
+)
 
 DEFECTS = (
     Defect(

@@ -242,7 +242,7 @@ def test_a_defect_costs_the_queue_and_not_the_dead_letters(
         await settled(room)
         assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
         assert room.dead(share_partition.key) == [(0, 3)]
-        assert "dead letters failed" in caplog.messages
+        assert "dead_letters_failed" in caplog.messages
 
     run(check, tmp_path)
 
@@ -351,7 +351,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
         assert room.letters("own") == []
         assert room.dead_letters.waiting == 2
         assert last_error in room.dead_letters.last_error_of(share_partition.key)
-        error_for_client = next(one for one in caplog.records if one.message == "dead letter not written")
+        error_for_client = next(one for one in caplog.records if one.message == "dead_letter_not_written")
         assert getattr(error_for_client, FIELDS)["group"] == "g"
         assert getattr(error_for_client, FIELDS)["topic"] == "t"
         assert share_partition.state_machine.counts(0.0).archiving == 2

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING
+
+import pytest
 
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import build_batch, check_batch
 from support.logs import ManualBackground, ManualClock, append, make_batch
-
-if TYPE_CHECKING:
-    import pytest
 
 DIRECTORY = "/data/p"
 
@@ -43,8 +41,10 @@ class Bench:
         return [] if producer is None else [batch.base_sequence for batch in producer.batches]
 
 
-def test_a_snapshot_that_knows_more_than_the_log_is_not_believed() -> None:
-    """A batch it has and the log has not would be answered as a repeat, and never be stored."""
+@pytest.mark.parametrize("name_offset", [2, 3])
+def test_snapshot_beyond_the_end_of_the_log_is_not_used(name_offset: int) -> None:
+    """A batch that only the snapshot has would be answered as a duplicate, and never be stored. The end offset inside
+    the file counts, whatever its name is."""
     disk = SimulatedDisk()
     bench = Bench(disk)
     for sequence in range(2):
@@ -58,7 +58,7 @@ def test_a_snapshot_that_knows_more_than_the_log_is_not_believed() -> None:
         2,
         0,
     )
-    disk.put_file(f"{DIRECTORY}/{3:020d}.producers", ahead.to_bytes(3))
+    disk.put_file(f"{DIRECTORY}/{name_offset:020d}.producers", ahead.to_bytes(3))
     again = Bench(disk)
     assert again.sequences() == [0, 1]
     again.write(2)

@@ -354,7 +354,11 @@ def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [0, 1]
     assert world.keeper.counts.failures == 1
-    assert [record.getMessage() for record in lines.records] == ["retention_failed", "records_expired"]
+    assert [record.getMessage() for record in lines.records] == [
+        "log_failed",
+        "retention_failed",
+        "records_expired",
+    ]
 
 
 def test_a_defect_in_the_check_of_a_partition_keeps_nobody_else_from_being_checked(

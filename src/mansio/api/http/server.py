@@ -54,7 +54,7 @@ class _HttpConnection(H11Protocol):
         super().connection_made(transport)
         if len(self._connections) >= CONNECTIONS_MAX:
             quietest = next(iter(self._connections))
-            self.logger.warning("Too many connections: the one that was answered longest ago ends.")
+            self.logger.warning("too_many_connections_closing_least_recent")
             quietest.end()
         self._begin_waiting()
 

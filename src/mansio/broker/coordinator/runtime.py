@@ -153,7 +153,7 @@ class CoordinatorRuntime:
             try:
                 await self._create_once()
             except MansioError as error:
-                logger.warning("internal topic not created", extra=fields(topic=self.name, reason=error))
+                logger.warning("internal_topic_not_created", extra=fields(topic=self.name, reason=error))
                 raise CoordinatorNotAvailable(f"{self.name} cannot be created: {error}") from error
         if not self.partition_count:
             raise CoordinatorNotAvailable(f"{self.name} is being created")

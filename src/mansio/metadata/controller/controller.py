@@ -120,11 +120,11 @@ class Controller:
             try:
                 wait_s = await self._run_round()
             except Unavailable as error:
-                logger.info("controller waits", extra=fields(reason=error.message))
+                logger.info("controller_waiting", extra=fields(reason=error.message))
                 wait_s = RETRY_MS / 1000
                 self._stale = False
             except Exception as error:  # a controller that cannot decide must not block the others
-                logger.exception("controller failed", extra=fields(reason=repr(error)))
+                logger.exception("controller_failed", extra=fields(reason=repr(error)))
                 await self._resign()
                 wait_s = ROUND_INTERVAL_MS_MAX / 1000
                 self._stale = False
@@ -200,7 +200,7 @@ class Controller:
             self._failure_detector.elected(now)
             self._balance_at = now + self._balance_interval_s
             self._batch_size = BATCH_CHANGES_MAX
-            logger.info("controller elected", extra=fields(node=self._node_id))
+            logger.info("controller_elected", extra=fields(node=self._node_id))
 
     async def _resign(self) -> None:
         term, self._term = self._term, None
@@ -260,7 +260,7 @@ class Controller:
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
-            logger.warning("broker fenced", extra=fields(broker=fence.node_id))
+            logger.warning("broker_fenced", extra=fields(broker=fence.node_id))
 
     async def _complete_deletion(self, topic: Topic, term: ControllerState) -> None:
         """Take over the topic from its creator, whose late writes depend on the old key; then delete all its keys."""
@@ -351,4 +351,4 @@ def _log_changes(changes: Sequence[PartitionChange], conflicts: int) -> None:
         conflicts=conflicts,
         reason=",".join(sorted({change.reason for change in changes})),
     )
-    logger.log(logging.WARNING if without_leader else logging.INFO, "partitions changed", extra=known)
+    logger.log(logging.WARNING if without_leader else logging.INFO, "partitions_changed", extra=known)

@@ -195,7 +195,7 @@ class Endpoint:
             error = Unavailable(f"etcd at {self.url} is still learning")
             raise CallFailed(Failure(Outcome.NOT_DONE, error, rotate=True))
         for alarm in status.errors:
-            logger.warning("etcd alarm", extra=fields(endpoint=self.url, alarm=one_line(alarm)))
+            logger.warning("etcd_alarm", extra=fields(endpoint=self.url, alarm=one_line(alarm)))
         self.checked = True
         return found
 

@@ -184,7 +184,7 @@ class EtcdClient:
         """Record a successful call."""
         if self._is_failing:
             self._is_failing = False
-            logger.info("etcd answers", extra=fields(endpoint=endpoint.url))
+            logger.info("etcd_available", extra=fields(endpoint=endpoint.url))
 
     async def members(self) -> list[Member]:
         """The status of each endpoint, including those that do not respond."""
@@ -243,7 +243,7 @@ class EtcdClient:
         if not self._is_failing:
             self._is_failing = True
             logger.warning(
-                "etcd does not answer", extra=fields(endpoint=endpoint.url, reason=failure.error.message)
+                "etcd_unavailable", extra=fields(endpoint=endpoint.url, reason=failure.error.message)
             )
 
 

@@ -154,7 +154,7 @@ class GroupActions:
         ):
             return
         if error is not None:
-            logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
+            logger.error("group_not_stored", extra=fields(group=entry.group.group_id, reason=error))
             error = as_coordinator_error(error)
         self.perform(entry, group.persisted(token, error, self._store.monotonic_ms()))
 
@@ -193,7 +193,7 @@ class GroupActions:
         try:
             remove()
         except MansioError as error:  # the group is already rebuilt, and the sessions start again
-            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
+            logger.warning("members_not_removed", extra=fields(group=group.group_id, reason=error))
         except Exception as error:  # noqa: BLE001 - no request waits for it, and the group continues as stored
             self._failed(entry, group, error)
         self.arm_timer(entry)
@@ -218,7 +218,7 @@ class GroupActions:
             raise
         if machine is not entry.group:
             protocol = _protocol_of(machine)
-            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol=protocol))
+            logger.info("group_protocol_changed", extra=fields(group=group.group_id, protocol=protocol))
             entry.resolved_view = None
             entry.group = machine
         written.add_done_callback(lambda committed: self._written(entry, machine, committed))
@@ -234,12 +234,12 @@ class GroupActions:
     def _write_failed(self, entry: GroupEntry, machine: Group, error: MansioError) -> None:
         if entry.is_unloaded or entry.group is not machine:
             return
-        logger.error("group not stored", extra=fields(group=machine.group_id, reason=error))
+        logger.error("group_not_stored", extra=fields(group=machine.group_id, reason=error))
         self._rebuild(entry)
 
     def _failed(self, entry: GroupEntry, group: Group, error: Exception) -> MansioError:
         """The state machine, or the assignor that it called, failed halfway."""
-        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
+        logger.error("group_failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
         if entry.group is group and not entry.is_unloaded:
             self._rebuild(entry)
         return CoordinatorNotAvailable(f"group {group.group_id} cannot process this request: {error}")
@@ -273,7 +273,7 @@ class GroupActions:
         now_ms = self._store.monotonic_ms()
         if now_ms - due_ms > self._stall_ms:
             late_ms = round(now_ms - due_ms)
-            logger.warning("group timer late", extra=fields(group=entry.group.group_id, late_ms=late_ms))
+            logger.warning("group_timer_late", extra=fields(group=entry.group.group_id, late_ms=late_ms))
             entry.grace_until_ms = now_ms + self._stall_ms
             self.arm_timer(entry)
             return

@@ -87,7 +87,7 @@ class GroupConfigManager:
                 return
             if await self._write(group_id, 0 if entry is None else entry.mod_revision, configs):
                 shown = ",".join(f"{name}={value}" for name, value in sorted(configs.items())) or "none"
-                logger.info("group settings changed", extra=fields(group=group_id, settings=shown))
+                logger.info("group_settings_changed", extra=fields(group=group_id, settings=shown))
                 return
         raise ConcurrentChange(f"the settings of group {group_id} were changed concurrently")
 

@@ -218,7 +218,7 @@ class GroupCoordinator:
         for entry in entries:
             self.actions.arm_timer(entry)
         self.share_groups.resume(entries)
-        logger.info("groups loaded", extra=fields(partition=index, groups=len(entries)))
+        logger.info("groups_loaded", extra=fields(partition=index, groups=len(entries)))
         self.offset_expiration.delete_offsets_of_missing_topics(entries)
 
     def _unloaded(self, index: int) -> None:

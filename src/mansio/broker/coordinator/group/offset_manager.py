@@ -208,7 +208,7 @@ class OffsetManager:
             except MansioError as error:  # the next coordinator of the group checks again
                 topics = len({topic for topic, _ in unchanged})
                 logger.warning(
-                    "offsets of deleted topics not deleted",
+                    "offsets_of_deleted_topics_not_deleted",
                     extra=fields(group=group_id, topics=topics, reason=error),
                 )
 
@@ -360,7 +360,7 @@ class OffsetExpiration:
             except (CoordinatorLoadInProgress, NotCoordinator):
                 continue
             except MansioError as error:
-                logger.warning("offsets not expired", extra=fields(group=group_id, reason=error))
+                logger.warning("offsets_not_expired", extra=fields(group=group_id, reason=error))
         return expired
 
     async def _expire(self, group_id: str, now_ms: int) -> int:

@@ -224,7 +224,7 @@ class ShareGroups:
                 )
             await self.delete_topics(entry, group, deleted)
         except MansioError as error:  # retried by the next load or topic change
-            logger.warning("share state not deleted", extra=fields(group=group.group_id, reason=error))
+            logger.warning("share_state_not_deleted", extra=fields(group=group.group_id, reason=error))
 
     # ------------------------------------------------------------------ writing
 
@@ -252,7 +252,7 @@ class ShareGroups:
                     await self._initialize(ShareKey(group.group_id, topic_id, index), 0, 0)
         except MansioError as error:
             known = fields(group=group.group_id, partitions=len(grown), reason=error)
-            logger.warning("new partitions not read from their beginning", extra=known)
+            logger.warning("new_partitions_not_read_from_beginning", extra=known)
         finally:
             if self._initializing.get(group.group_id) is initialized:
                 del self._initializing[group.group_id]

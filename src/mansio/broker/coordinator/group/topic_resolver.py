@@ -117,7 +117,7 @@ class TopicResolver:
         try:
             is_match = _compiled(pattern)
         except InvalidRegularExpression as error:
-            logger.warning("stored regular expression is invalid", extra=fields(reason=error))
+            logger.warning("stored_regex_invalid", extra=fields(reason=error))
             return ()
         names: Iterable[str] = self._metadata_topics
         found = {}

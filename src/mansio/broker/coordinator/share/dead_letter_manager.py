@@ -237,7 +237,7 @@ class DeadLetterWriter:
         self.counts.written += batch.records
         if share.last_error:
             share.last_error = ""
-            logger.info("dead letters written again", extra=fields(**share.log_fields()))
+            logger.info("dead_letters_written_again", extra=fields(**share.log_fields()))
 
     def _may_be_unknown(self, batch: Batch) -> bool:
         return batch.may_be_unknown(self._clock.wall_ms()) or (
@@ -296,7 +296,7 @@ class DeadLetterWriter:
         self.counts.failures += 1
         share.last_error = error.message
         log = fields(**share.log_fields(), records=share.queue.waiting, reason=error)
-        logger.warning("dead letter not written", extra=log)
+        logger.warning("dead_letter_not_written", extra=log)
 
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000
@@ -368,7 +368,7 @@ class DeadLetterManager:
             is_deleted = UUID(bytes=share_partition.key.topic_id) not in self._topics.state.topics_by_id
             if is_deleted and share.queue.waiting:
                 log = fields(**share.log_fields(), records=share.queue.waiting)
-                logger.warning("dead letters given up with their topic", extra=log)
+                logger.warning("dead_letters_abandoned_topic_deleted", extra=log)
 
     def topic_changed(self, change: TopicChange) -> None:
         """Retry failed tasks of this topic: it may exist now, have a leader, or accept the batch."""
@@ -421,7 +421,7 @@ class DeadLetterManager:
                 pass
         except Exception as error:  # a defect: the queue is in a phase that does not continue by itself
             log = fields(**share.log_fields(), records=share.queue.waiting, reason=error)
-            logger.error("dead letters failed", extra=log, exc_info=error)
+            logger.error("dead_letters_failed", extra=log, exc_info=error)
             share.share_partition.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
         finally:
             share.is_working = False

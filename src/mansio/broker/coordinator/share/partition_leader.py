@@ -284,7 +284,7 @@ class SharePartitionLeader:
         """End after a defect: the state is loaded again, without `known_state`, which may be related to the defect."""
         self.known_state = None
         known = fields(group=self.key.group, partition=self.partition.name, reason=error)
-        logger.error("share partition failed", extra=known, exc_info=error)
+        logger.error("share_partition_failed", extra=known, exc_info=error)
         ended = CoordinatorNotAvailable(f"share partition of {self.partition.name} failed: {error}")
         self.end(ended)
         return ended
@@ -547,7 +547,7 @@ class SharePartitionLeader:
             await written
         except MansioError as error:
             known = fields(group=self.key.group, partition=self.partition.name, reason=error)
-            logger.warning("share state not stored", extra=known)
+            logger.warning("share_state_not_stored", extra=known)
 
     # ------------------------------------------------------------------ time, and the start of the log
 
@@ -570,7 +570,7 @@ class SharePartitionLeader:
         if state_machine.aged_out > aged:
             records = state_machine.aged_out - aged
             known = fields(group=self.key.group, partition=self.partition.name, records=records)
-            logger.warning("records aged out undelivered", extra=known)
+            logger.warning("records_expired_undelivered", extra=known)
 
     def reconfigure(self) -> None:
         """Apply changed settings of the group."""
@@ -608,7 +608,7 @@ class SharePartitionLeader:
             known = fields(
                 partition=self.partition.name, group=self.key.group, late_ms=round(now_ms - due_ms)
             )
-            logger.warning("share timer late", extra=known)
+            logger.warning("share_timer_late", extra=known)
             self._grace_until_ms = now_ms + STALL_MS
             self._arm()
             return

@@ -187,7 +187,7 @@ class ShareCoordinator:
                     await self.store.prune(index)
                 except MansioError as error:
                     known = fields(topic=TOPIC, partition=index, reason=error)
-                    logger.warning("share states not pruned", extra=known)
+                    logger.warning("share_states_not_pruned", extra=known)
         finally:
             self._schedule_pruning()
 
@@ -232,7 +232,7 @@ class BootIdFile:
         self._background.submit(self._write, lambda _, error: None if done.done() else done.set_result(error))
         error = await done
         if error is not None:
-            logger.warning("boot id not written", extra=fields(path=self._path, reason=error))
+            logger.warning("boot_id_not_written", extra=fields(path=self._path, reason=error))
 
     def _write(self) -> None:
         write_file_atomically(self._disk, self._path, self._boot_id.encode())

@@ -217,7 +217,7 @@ class SharePartitionManager:
         error = share_partition.ended
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
-            logger.warning("share partition dropped", extra=known)
+            logger.warning("share_partition_dropped", extra=known)
             if len(self._failures) >= FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
             self._failures[key] = (self._now_ms() + RETRY_MS, error, share_partition.known_state)
@@ -367,7 +367,7 @@ class SharePartitionManager:
     async def _done(self, works: list[Coroutine[Any, Any, None]], group: str, member: str) -> None:
         for error in await gather_results(self._scheduler, works, name="release leases"):
             if error is not None:
-                logger.warning("leases not released", extra=fields(group=group, member=member, reason=error))
+                logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
 
 
 def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:

@@ -352,7 +352,7 @@ class ShareStateStore:
             self._append(share, share.records(stored), durable=False)
         except MansioError as error:
             known = fields(group=share.key.group, partition=share.index, reason=error)
-            logger.warning("share state snapshot not written", extra=known)
+            logger.warning("share_state_snapshot_not_written", extra=known)
             return False
         return True
 
@@ -439,7 +439,7 @@ class ShareStateStore:
         shares = len(self._of.get(index, ()))
         if shares:
             known = fields(partition=index, states=shares, is_complete=index not in self._uncertain)
-            logger.info("share states loaded", extra=known)
+            logger.info("share_states_loaded", extra=known)
 
     def unload(self, index: int) -> None:
         for key in self._of.pop(index, {}):
