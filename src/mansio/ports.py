@@ -45,6 +45,9 @@ class DiskFile(Protocol):
     def read_at(self, length: int, position: int) -> bytes:
         """Up to `length` bytes from `position`; fewer only at the end of the file."""
 
+    def read_uncached(self, length: int, position: int) -> bytes:
+        """`read_at` that leaves nothing in the page cache that was not there, where the platform allows it."""
+
     def map(self, length: int) -> memoryview:
         """The first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
 

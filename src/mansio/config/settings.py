@@ -272,6 +272,21 @@ class Settings:
         "Maximum bytes per second that compaction reads and writes.",
         kafka=True,
     )
+    log_scrub_interval_ms: int = _ms(
+        DAY_MS,
+        "Interval at which all closed segments are read again and compared with their checksums.",
+        minimum=1,
+    )
+    log_scrub_io_max_bytes_per_second: int = _bytes(
+        16 * MIB,
+        "Maximum bytes per second that the scrubber reads. 0: it does not run.",
+        minimum=0,
+    )
+    verify_again_ms: int = _ms(
+        DAY_MS,
+        "Stored batches that were verified this long ago are verified again on their next read.",
+        minimum=1,
+    )
     producer_id_expiration_ms: int = _ms(
         DAY_MS,
         "The state of an idempotent producer that has written nothing for this long is removed.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -32,6 +33,12 @@ SYNCFS_KERNEL = (5, 8)  # before it, syncfs returned success although writing ba
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves the bytes in the drive's cache
 _HAS_PWRITEV = hasattr(os, "pwritev")
+_HAS_NOWAIT = hasattr(os, "RWF_NOWAIT") and hasattr(os, "posix_fadvise")
+_NOT_SUPPORTED = (
+    errno.EOPNOTSUPP,
+    errno.EINVAL,
+    errno.ENOSYS,
+)  # RWF_NOWAIT, by the file system or the kernel
 
 
 def _sync_descriptor(descriptor: int) -> None:
@@ -95,6 +102,27 @@ class HostFile:
             pieces.append(data)
             got += len(data)
         return b"".join(pieces)
+
+    def read_uncached(self, length: int, position: int) -> bytes:
+        if not _HAS_NOWAIT:
+            return self.read_at(length, position)
+        buffer = bytearray(length)
+        try:
+            cached = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            cached = 0
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            return self.read_at(length, position)
+        if cached == length:
+            return bytes(buffer)
+        # Without this the kernel would read ahead, and what it reads would count as cached in the next call.
+        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        rest = self.read_at(length - cached, position + cached)
+        if rest:
+            os.posix_fadvise(self._descriptor, position + cached, len(rest), os.POSIX_FADV_DONTNEED)
+        return bytes(memoryview(buffer)[:cached]) + rest
 
     def map(self, length: int) -> memoryview:
         return memoryview(mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ))

@@ -28,6 +28,7 @@ from mansio.broker.coordinator.share.share_partition_manager import share_partit
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.maintenance.log_cleaner import LogCleaner
+from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
@@ -126,6 +127,16 @@ class BrokerRuntime:
             map_bytes_max=settings.log_cleaner_dedupe_buffer_size,
             bytes_per_second=settings.log_cleaner_io_max_bytes_per_second,
             tombstone_floor=self._tombstone_floor,
+        )
+        self.log_scrubber = LogScrubber(
+            self.partitions,
+            disk=host_ports.disk,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            background=host_ports.verification_thread,
+            interval_ms=settings.log_scrub_interval_ms,
+            bytes_per_second=settings.log_scrub_io_max_bytes_per_second,
+            verify_again_ms=settings.verify_again_ms,
         )
         self.topics = TopicService(
             store=store,
@@ -350,6 +361,7 @@ class BrokerRuntime:
             dead_letters=self.dead_letters,
             retention=self.retention,
             log_cleaner=self.log_cleaner,
+            log_scrubber=self.log_scrubber,
             cluster_description=ClusterDescriptionService(
                 topics=self.topics, settings=settings, cluster=cluster
             ),
@@ -376,6 +388,7 @@ class BrokerRuntime:
         stack.callback(self.state.stop)
         stack.push_async_callback(end_work)
         stack.push_async_callback(self.log_cleaner.stop)
+        stack.push_async_callback(self.log_scrubber.stop)
         if self.cluster_member is None:
             await self._lead_everything()
             await self.groups.start(partitions.of(OFFSETS_TOPIC))
@@ -410,6 +423,7 @@ class BrokerRuntime:
         self._disk_limit.start()
         self.retention.start()
         self.log_cleaner.start()
+        self.log_scrubber.start()
         for key in self.share_state.store.archiving():  # pending dead letters need no member
             with contextlib.suppress(MansioError):
                 self.shares.find(*key)

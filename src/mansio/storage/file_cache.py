@@ -113,11 +113,16 @@ class FileCache:
                 self._segments_missing(segment, loaded.end_offset)
             return loaded.index
         index = SparseIndex(REBUILD_INTERVAL_BYTES)
+        last: tuple[int, int, int] | None = None
         try:
             for position, header in walk(
                 self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
             ):
-                index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
+                if last is not None:  # an entry whose offset is damaged would contradict the next batch
+                    index.add(*last)
+                last = header.base_offset - segment.base_offset, position, header.max_timestamp_ms
+            if last is not None:
+                index.add(*last)
         except CorruptLog as error:
             # Batches before the damage can be read; a reader that reaches it gets the error.
             logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))

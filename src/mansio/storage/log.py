@@ -41,7 +41,7 @@ from mansio.logs import fields
 from mansio.ports import DISK_FULL_ERRNOS
 from mansio.storage import timestamp_search
 from mansio.storage.checked_ranges import END_MAX as POSITION_MAX
-from mansio.storage.checked_ranges import CheckedRanges, damaged_error
+from mansio.storage.checked_ranges import CheckedRange, CheckedRanges, damaged_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
-    from mansio.storage.checked_ranges import CheckedRange
     from mansio.storage.flush.flush_state import MaintenanceJob
     from mansio.storage.recovery.recovery import Recovered
     from mansio.storage.verification import CheckResult
@@ -786,6 +785,39 @@ class Log:
         self._forget_checks(segment)
         if segment.checked is not None:
             segment.checked.error = error
+
+    def closed_segments_to_check(self) -> list[Segment]:
+        """The closed segments, for a scrub."""
+        return self._segments.segments[:-1]
+
+    def has_segment(self, segment: Segment) -> bool:
+        """Whether a segment is in the log and closed."""
+        return segment is not self._active and self._segments.holds((segment,))
+
+    def scrub_task(self, segment: Segment, position: int, offset: int, *, with_index: bool) -> CheckTask:
+        """What to check of a closed segment from an anchor on, whatever is known about it. Raises `StorageError`."""
+        entries = self._files.index(segment).entries() if with_index else ()
+        base = segment.base_offset
+        return CheckTask(
+            position,
+            offset,
+            segment.size,
+            segment.end_offset,
+            segment.size,
+            max(self._segments.sparse_end_offset, self.start_offset),
+            self.leader_epochs.entries(),
+            [(base + each[0], each[1]) for each in entries],
+        )
+
+    def scrubbed(self, segment: Segment, result: CheckResult) -> None:
+        """Record what a scrub found in a closed segment."""
+        if segment.checked is None:
+            if not any(found.damage for found in result.ranges):
+                return
+            whole = CheckedRange(0, segment.size, segment.base_offset, segment.end_offset)
+            segment.checked = CheckedRanges([whole])
+            self._read_positions.clear()
+        self.checks_done(segment, result)
 
     def forget_checks(self) -> None:
         """Verify everything again on its next read."""

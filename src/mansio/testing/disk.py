@@ -213,6 +213,9 @@ class SimulatedFile:
         self._disk.called("read", self._path)
         return bytes(self._inode.content[position : position + length])
 
+    def read_uncached(self, length: int, position: int) -> bytes:
+        return self.read_at(length, position)
+
     def map(self, length: int) -> memoryview:
         return memoryview(self.read_at(length, 0))
 

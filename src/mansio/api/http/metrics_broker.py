@@ -128,6 +128,23 @@ def _compaction(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter("compaction_seconds", "Time spent on compaction, without pauses.", counts.seconds)
 
 
+def _verification(broker: RunningBroker) -> Iterator[Measurement]:
+    counts = broker.services.log_scrubber.counts
+    yield _counter(
+        "scrub_rounds", "Completed rounds of the scrubber over all closed segments.", counts.rounds
+    )
+    yield _counter("scrubbed_bytes", "Bytes read by the scrubber.", counts.read_bytes)
+    yield _counter("scrub_damaged_ranges", "Damaged ranges found by the scrubber.", counts.damaged_ranges)
+    yield _counter(
+        "scrub_unreadable_segments", "Segments that the scrubber could not read.", counts.unreadable_segments
+    )
+    yield _counter(
+        "verified_bytes",
+        "Bytes verified before their first delivery, off the event loop.",
+        broker.services.partitions.verifier.checked_bytes,
+    )
+
+
 def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
     counts = broker.services.quotas.counters
     for api, answers, paused_ms in (
@@ -268,6 +285,7 @@ PARTS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _age,
     _holds,
     _compaction,
+    _verification,
     _quotas,
     _lines,
     metrics_cluster.measurements,

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
     from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
     from mansio.broker.maintenance.log_cleaner import LogCleaner
+    from mansio.broker.maintenance.log_scrubber import LogScrubber
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
@@ -58,6 +59,7 @@ class BrokerServices:
     dead_letters: DeadLetterManager
     retention: RetentionManager
     log_cleaner: LogCleaner
+    log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
     cluster: ClusterServices | None = None
     """None on a single node."""

@@ -1,0 +1,231 @@
+"""Log scrubber: reads the closed segments of all partitions again and compares them with their checksums.
+
+A disk may change bytes long after they were verified. Each round reads every closed segment once, in slices of
+`SLICE_BYTES`, at no more than `bytes_per_second` and with a quarter of one thread's time at most; the next round begins
+`interval_ms` after the last one began. It reads through descriptors of its own and leaves nothing in the page cache
+that was not there. Damage is recorded in the log, whose readers get CORRUPT_MESSAGE from then on, and reported like
+damage that a reader finds.
+
+It also has batches verified again on their next read, `verify_again_ms` after the start and so on, a part of the
+partitions at a time.
+
+Invariant: a result is recorded only if the segment is still in the log as it was when its check began.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.errors import CorruptLog, StorageError
+from mansio.logs import fields
+from mansio.storage.verification import check_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Background, Clock, Disk, DiskFile, Promise, Scheduler, Timer
+    from mansio.storage.segment import Segment
+    from mansio.storage.verification import CheckResult, CheckTask
+
+logger = logging.getLogger(__name__)
+
+SLICE_BYTES: Final = 1 << 20
+SLICE_BATCHES: Final = 512
+WORK_SHARE_MAX: Final = 0.25
+PAUSE_MS_MIN: Final = 1.0
+FORGET_PARTS: Final = 24
+"""The partitions whose batches are verified again are divided into so many parts, one after the other."""
+
+
+class ScrubCounts(NamedTuple):
+    """Counts since the broker started."""
+
+    rounds: int = 0
+    read_bytes: int = 0
+    damaged_ranges: int = 0
+    unreadable_segments: int = 0
+
+
+class LogScrubber:
+    """All methods run on the broker's event loop. With `bytes_per_second` 0 nothing is read."""
+
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        *,
+        disk: Disk,
+        clock: Clock,
+        scheduler: Scheduler,
+        background: Background,
+        interval_ms: int,
+        bytes_per_second: int,
+        verify_again_ms: int,
+    ) -> None:
+        self._partitions = partitions
+        self._disk = disk
+        self._clock = clock
+        self._scheduler = scheduler
+        self._background = background
+        self._interval_ms = interval_ms
+        self._bytes_per_second = bytes_per_second
+        self._verify_again_ms = verify_again_ms
+        self._timers: list[Timer | None] = [None, None]
+        self._pausing: tuple[Timer, Promise[None]] | None = None
+        self._busy: Promise[None] | None = None
+        self._stopped = False
+        self._part = 0
+        self.counts = ScrubCounts()
+
+    def start(self) -> None:
+        """Start the rounds; the first one begins after `interval_ms`."""
+        if self._bytes_per_second:
+            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._begin)
+        self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
+
+    async def stop(self) -> None:
+        """End the round in progress after its current slice."""
+        self._stopped = True
+        for timer in self._timers:
+            if timer is not None:
+                timer.cancel()
+        self._wake()
+        while self._busy is not None:
+            await self._busy
+
+    def _forget(self) -> None:
+        for number, partition in enumerate(tuple(self._partitions)):
+            if number % FORGET_PARTS == self._part and not partition.closed:
+                partition.log.forget_checks()
+        self._part = (self._part + 1) % FORGET_PARTS
+        self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
+
+    def _begin(self) -> None:
+        if not self._stopped and self._busy is None:
+            self._scheduler.spawn(self.run(), name="scrub")
+
+    async def run(self) -> None:
+        """One round over all partitions."""
+        if self._busy is not None:
+            return
+        self._busy = self._scheduler.promise()
+        began, before = self._clock.monotonic(), self.counts
+        try:
+            for partition in tuple(self._partitions):
+                for segment in partition.log.closed_segments_to_check():
+                    if self._stopped:
+                        return
+                    await self._scrub(partition, segment)
+            self.counts = self.counts._replace(rounds=self.counts.rounds + 1)
+            logger.info(
+                "logs_scrubbed",
+                extra=fields(
+                    read_bytes=self.counts.read_bytes - before.read_bytes,
+                    damaged_ranges=self.counts.damaged_ranges - before.damaged_ranges,
+                    seconds=round(self._clock.monotonic() - began, 1),
+                ),
+            )
+        finally:
+            busy, self._busy = self._busy, None
+            busy.set_result(None)
+            if not self._stopped:
+                left_ms = self._interval_ms - (self._clock.monotonic() - began) * 1000
+                self._timers[0] = self._scheduler.call_later(max(left_ms, PAUSE_MS_MIN), self._begin)
+
+    async def _scrub(self, partition: Partition, segment: Segment) -> None:
+        log, generation = partition.log, partition.log.generation
+
+        def is_current() -> bool:
+            return not log.closed and log.generation == generation and log.has_segment(segment)
+
+        position, offset = 0, segment.base_offset
+        file: DiskFile | None = None
+        delimit = done = False
+        try:
+            while not done and not self._stopped and is_current():
+                task = log.scrub_task(segment, position, offset, with_index=delimit)
+                (file, result), took = await self._run_in_thread(
+                    partial(self._slice, file, segment.path, task, delimit=delimit)
+                )
+                if not is_current():
+                    return
+                log.scrubbed(segment, result)
+                damaged = sum(1 for each in result.ranges if each.damage)
+                self.counts = self.counts._replace(
+                    read_bytes=self.counts.read_bytes + result.read_bytes,
+                    damaged_ranges=self.counts.damaged_ranges + damaged,
+                )
+                delimit = bool(result.problem) and not delimit
+                done = result.done or (not result.ranges and not delimit)
+                position, offset = result.position, result.offset
+                pause_s = max(
+                    took * (1 / WORK_SHARE_MAX - 1), result.read_bytes / self._bytes_per_second - took
+                )
+                await self._pause(max(PAUSE_MS_MIN, pause_s * 1000))
+        except FileNotFoundError:
+            if is_current():
+                missing = CorruptLog(f"{segment.path} is missing")
+                partition.storage_health.corrupt(
+                    partition.topic, partition.index, segment.base_offset, missing
+                )
+        except (OSError, StorageError) as error:
+            if is_current():
+                self.counts = self.counts._replace(unreadable_segments=self.counts.unreadable_segments + 1)
+                failed = (
+                    error if isinstance(error, StorageError) else StorageError(f"{segment.path}: {error}")
+                )
+                log.check_failed(segment, failed)
+                logger.error(
+                    "segment_not_scrubbed",
+                    extra=fields(topic=partition.topic, partition=partition.index, reason=error),
+                )
+
+    def _slice(
+        self, file: DiskFile | None, path: str, task: CheckTask, *, delimit: bool
+    ) -> tuple[DiskFile, CheckResult]:
+        """On the other thread: check one slice, after opening the file if that is not done."""
+        file = file or self._disk.open_readonly(path)
+        return file, check_batches(
+            file,
+            task,
+            bytes_max=SLICE_BYTES,
+            batches_max=SLICE_BATCHES,
+            delimit=delimit,
+            read_at=file.read_uncached,
+        )
+
+    async def _run_in_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        """(result, duration in s). Raises what `work` raises."""
+        promise: Promise[tuple[Any, BaseException | None]] = self._scheduler.promise()
+        clock = self._clock
+        took = 0.0
+
+        def timed() -> object:
+            nonlocal took
+            began = clock.monotonic()
+            try:
+                return work()
+            finally:
+                took = clock.monotonic() - began
+
+        self._background.submit(timed, lambda result, error: promise.set_result((result, error)))
+        result, error = await promise
+        if error is not None:
+            raise error
+        return result, took
+
+    async def _pause(self, pause_ms: float) -> None:
+        if self._stopped:
+            return
+        promise: Promise[None] = self._scheduler.promise()
+        self._pausing = self._scheduler.call_later(pause_ms, self._wake), promise
+        await promise
+
+    def _wake(self) -> None:
+        if self._pausing is not None:
+            (timer, promise), self._pausing = self._pausing, None
+            timer.cancel()
+            if not promise.done():
+                promise.set_result(None)

@@ -1,0 +1,98 @@
+"""A running broker verifies stored batches before their first delivery, and its scrubber finds later damage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import mansio
+from mansio.errors import CorruptMessage
+from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC = "stored"
+SETTINGS: dict[str, Any] = {"log_scrub_interval_ms": 200, "log_scrub_io_max_bytes_per_second": 1 << 30}
+COUNT = 40
+
+
+def segments(data: Path) -> list[Path]:
+    return sorted(data.glob(f"topics/{TOPIC}.*/0/*.log"))
+
+
+def flip(path: Path, batch: int) -> int:
+    """Flip a bit of the value in one batch; its offset."""
+    content = bytearray(path.read_bytes())
+    position, header = list(iterate_batches(content))[batch]
+    with path.open("r+b") as file:
+        file.seek(position + HEADER_BYTES + 20)
+        file.write(bytes([content[position + HEADER_BYTES + 20] ^ 4]))
+    return header.base_offset
+
+
+def write(client: mansio.blocking.Client) -> None:
+    client.admin.create_topic(TOPIC, partitions=1, config={"segment.bytes": "4000"})
+    for number in range(COUNT):
+        client.publish(TOPIC, b"value-%03d" % number * 40, partition=0)
+
+
+def read_from(client: mansio.blocking.Client, offset: int, count: int) -> list[int]:
+    where = mansio.TopicPartition(TOPIC, 0)
+    found = []
+    for message in client.consume([where], from_=offset, max_records=count):
+        assert message.value == b"value-%03d" % message.offset * 40
+        found.append(message.offset)
+    return found
+
+
+def test_scrub_finds_a_flip_after_verification_and_readers_get_an_error_from_then_on(tmp_path: Path) -> None:
+    with (
+        mansio.Broker(tmp_path, **SETTINGS) as broker,
+        mansio.blocking.connect(broker.address) as client,
+    ):
+        write(client)
+        assert read_from(client, 0, COUNT) == list(range(COUNT))
+        scrubber = broker.broker.service.log_scrubber
+        bad = flip(segments(tmp_path)[1], 3)
+        wait_until(lambda: scrubber.counts.damaged_ranges > 0)
+        assert broker.broker.service.partitions.storage_health.damaged[TOPIC, 0].offset == bad
+        assert read_from(client, 0, bad) == list(range(bad))
+        with pytest.raises(CorruptMessage, match=f"at offset {bad}"):
+            read_from(client, bad, 1)
+        assert read_from(client, bad + 1, COUNT - bad - 1) == list(range(bad + 1, COUNT))
+
+
+def test_scrub_of_intact_logs_reports_nothing_and_counts_what_it_read(tmp_path: Path) -> None:
+    with (
+        mansio.Broker(tmp_path, **SETTINGS) as broker,
+        mansio.blocking.connect(broker.address) as client,
+    ):
+        write(client)
+        service = broker.broker.service
+        rounds = service.log_scrubber.counts.rounds
+        wait_until(lambda: service.log_scrubber.counts.rounds >= rounds + 2)
+        assert service.log_scrubber.counts.damaged_ranges == 0
+        assert service.log_scrubber.counts.read_bytes >= sum(
+            path.stat().st_size for path in segments(tmp_path)[:-1]
+        )
+        assert not service.partitions.storage_health.damaged
+
+
+def test_large_batches_are_verified_off_the_event_loop_while_the_fetch_waits(tmp_path: Path) -> None:
+    big = b"x" * (3 << 20)
+    config = {"max.message.bytes": str(8 << 20)}
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic(TOPIC, partitions=1, config=config)
+        for _ in range(3):
+            client.publish(TOPIC, big, partition=0)
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        where = mansio.TopicPartition(TOPIC, 0)
+        assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
+        verifier = broker.broker.service.partitions.verifier
+        assert verifier.checked_bytes >= 3 * len(big)
+        checked = verifier.checked_bytes
+        assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
+        assert verifier.checked_bytes == checked
