@@ -30,6 +30,16 @@ _NOT_OFFERED: Final = """
 |---|---|
 """
 
+_DEFAULTS: Final = """
+## Defaults that differ from Kafka's
+
+| setting | Kafka | Mansio | effect |
+|---|---|---|---|
+| `auto.create.topics.enable` | true | false | A program that relies on created topics (Spark's connector as a sink, \
+Connect's sources) waits for them until it times out. The broker's log names such a topic once \
+(`topic_not_auto_created`). Create it before, or set `auto_create_topics_enable`. |
+"""
+
 _WEB_UI: Final = """
 ## Web UIs
 
@@ -59,7 +69,7 @@ def render() -> str:
     """The document in Markdown."""
     offered = "".join(map(_row, OFFERED.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in SKIPPED.items())
-    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _WEB_UI
+    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + _WEB_UI
 
 
 def _row(api: Api) -> str:

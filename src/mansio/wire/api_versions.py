@@ -140,7 +140,13 @@ _ROWS: Final = (
         "offsets.offset_fetch",
         skipped="10 names topics by id (KIP-848 clients use 9, too).",
     ),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups and share partitions."),
+    Api(
+        ApiKey.FIND_COORDINATOR,
+        0,
+        6,
+        "groups.find_coordinator",
+        note="Groups and share partitions. Creates `__consumer_offsets`, as in Kafka.",
+    ),
     Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
     Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
     Api(ApiKey.LEAVE_GROUP, 0, 5, "groups.leave_group"),
@@ -242,7 +248,7 @@ _ROWS: Final = (
         0,
         1,
         "consumer_groups.consumer_group_heartbeat",
-        note="KIP-848. Regular expressions (version 1) are RE2 and match whole names; internal topics never match.",
+        note="KIP-848. Regular expressions (version 1) are RE2 and match whole names, those of internal topics too.",
     ),
     Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, "consumer_groups.consumer_group_describe"),
     Api(

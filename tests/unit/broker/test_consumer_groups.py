@@ -239,15 +239,15 @@ def test_a_change_of_leaders_computes_no_targets() -> None:
     assert broker.stored_bytes() == before
 
 
-def test_an_expression_follows_the_topics_and_never_matches_the_brokers_own() -> None:
+def test_an_expression_follows_the_topics_and_matches_the_brokers_own_too() -> None:
     broker = ConsumerBroker(Catalogue(ta=1, tb=1, u=1))
     broker.catalogue.set("t__internal", 1, internal=True)
     member = Member(broker, "a", None, regex="^t.*")
     settle_down((member,))
-    assert member.owned == {("ta", 0), ("tb", 0)}
+    assert member.owned == {("ta", 0), ("tb", 0), ("t__internal", 0)}
     broker.catalogue.set("tc", 1)
     settle_down((member,))
-    assert member.owned == {("ta", 0), ("tb", 0), ("tc", 0)}
+    assert member.owned == {("ta", 0), ("tb", 0), ("tc", 0), ("t__internal", 0)}
     again = broker.restarted()
     member.broker = again
     again.catalogue.set("td", 1)

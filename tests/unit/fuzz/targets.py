@@ -235,7 +235,8 @@ def response_corpus(random: Random) -> list[bytes]:
 
 def feed_consumer_protocol(data: bytes) -> None:
     with suppress(WireError):
-        consumer_protocol.decode_subscription(data)
+        found = consumer_protocol.decode_subscription(data)
+        assert consumer_protocol.decode_subscribed_topics(data) == found.topics
     with suppress(WireError):
         consumer_protocol.decode_assignment(data)
 

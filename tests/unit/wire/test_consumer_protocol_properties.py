@@ -18,6 +18,7 @@ from mansio.wire.internal_records.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
+    decode_subscribed_topics,
     decode_subscription,
     encode_assignment,
     encode_subscription,
@@ -72,6 +73,7 @@ def test_kio_decodes_our_subscription(subscription: Subscription, version: int) 
 @given(subscriptions)
 def test_subscription_round_trip(subscription: Subscription) -> None:
     assert decode_subscription(encode_subscription(subscription)) == subscription
+    assert decode_subscribed_topics(encode_subscription(subscription)) == subscription.topics
 
 
 @given(partitions, st.none() | st.binary(max_size=20))
@@ -104,7 +106,7 @@ def test_damaged_subscription_is_a_wire_error_or_another_one(
 
 @given(st.binary(max_size=60))
 def test_garbage_is_a_wire_error(data: bytes) -> None:
-    for decode in (decode_subscription, decode_assignment):
+    for decode in (decode_subscription, decode_subscribed_topics, decode_assignment):
         with suppress(WireError):
             decode(data)
 

@@ -53,13 +53,13 @@ class GroupService:
         self._node_id = node_id
 
     async def find_coordinator(self, group_id: str) -> BrokerState | None:
-        """The broker that coordinates a group; None if it is this broker. Raises `InvalidGroupId`,
-        `CoordinatorNotAvailable`."""
+        """The broker that coordinates a group; None if it is this broker. Creates `__consumer_offsets` if needed, as in
+        Kafka: some clients wait until it exists. Raises `InvalidGroupId`, `CoordinatorNotAvailable`."""
         check_group_id(group_id)
         coordinator = self._coordinator
+        await coordinator.ready()
         if coordinator.lookup is None:
             return None
-        await coordinator.ready()
         broker = coordinator.lookup.leader(coordinator.store.index_of(group_id))
         if broker is None:
             raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")

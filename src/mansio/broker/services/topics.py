@@ -66,6 +66,8 @@ T = TypeVar("T")
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
 NO_TOPIC_ID: Final = UUID(int=0)
+MISSING_TOPICS_LOGGED_MAX: Final = 100
+"""Topics of which the log says that they were not created; clients may name any number of them."""
 
 INTERNAL_CHANGEABLE: Final = frozenset(
     {
@@ -92,6 +94,7 @@ class TopicService:
 
     __slots__ = (
         "_broker_epoch",
+        "_missing_topics_logged",
         "_random",
         "_scheduler",
         "_settings",
@@ -122,6 +125,7 @@ class TopicService:
         self._scheduler = scheduler
         self._random = random
         self._broker_epoch = broker_epoch
+        self._missing_topics_logged: set[str] = set()
         self._steps = TopicLifecycle(
             store=store,
             state=state,
@@ -181,12 +185,42 @@ class TopicService:
         )
         return created
 
+    async def find_or_auto_create(self, name: str, *, is_allowed_by_client: bool) -> Topic:
+        """The topic for a client's request for metadata; it is created where the client allows it and
+        `auto_create_topics_enable` is set. Raises `InvalidTopic`, `UnknownTopicOrPartition`, and as `create`.
+
+        Kafka's default is to create topics: programs that rely on it wait for the topic, or fail without a reason.
+        Therefore the setting is named in the log, once for each topic.
+        """
+        topic = self.state.topics.get(name)
+        if topic is not None:
+            return topic
+        check_topic_name(name)
+        if not is_allowed_by_client or name in INTERNAL_TOPICS:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        if not self._settings.auto_create_topics_enable:
+            self._log_missing_topic(name)
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        try:
+            return await self.auto_create(name)
+        except MansioError as error:
+            logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
+            raise
+
     async def auto_create(self, name: str) -> Topic:
-        """Create a topic on a client's request for metadata; a topic that was created concurrently is returned."""
+        """Create a topic with the broker's defaults; one that was created concurrently is returned."""
         try:
             return await self.create(NewTopic(name))
         except TopicAlreadyExists:
             return self.find(name)
+
+    def _log_missing_topic(self, name: str) -> None:
+        logged = self._missing_topics_logged
+        if name in logged or len(logged) >= MISSING_TOPICS_LOGGED_MAX:
+            return
+        logged.add(name)
+        remedy = "create the topic, or set auto_create_topics_enable=true (Kafka's default)"
+        logger.warning("topic_not_auto_created", extra=fields(topic=name, remedy=remedy))
 
     async def delete(self, topic: Topic) -> None:
         """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal), `StorageError`."""

@@ -74,6 +74,18 @@ def decode_subscription(data: bytes) -> Subscription:
     return Subscription(topics, owned, generation, user_data, rack, min(version, NEWEST_VERSION))
 
 
+def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
+    """The topics of a subscription, by the fields of version 0, with which all versions begin: some clients state a
+    later version and send no more than these fields. Raises `WireError`."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if version < 0:
+        raise WireError(f"subscription version {version} is negative")
+    topics = tuple(reader.string() for _ in reader.count(2))
+    reader.nullable_bytes()
+    return topics
+
+
 def encode_assignment(assignment: Assignment, *, version: int = NEWEST_VERSION) -> bytes:
     """Encoded assignment of one member for SyncGroup. All versions have the same layout."""
     user_data = _nullable_bytes(assignment.user_data)

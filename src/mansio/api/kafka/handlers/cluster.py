@@ -12,15 +12,12 @@ Not obvious:
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
-from mansio.logs import fields
+from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
-from mansio.metadata.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
@@ -29,8 +26,6 @@ if TYPE_CHECKING:
     from mansio.broker.services.cluster import DescribedTopic
     from mansio.metadata.model import Topic
     from mansio.wire.codec.messages import Struct
-
-logger = logging.getLogger(__name__)
 
 OPERATIONS_OMITTED: Final = -(1 << 31)
 # Bits by Kafka's AclOperation: read 3, write 4, create 5, delete 6, alter 7, describe 8, cluster action 9,
@@ -67,9 +62,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
             for topic in service.topics.state.topics.values()
         ]
     else:
-        may_create = service.settings.auto_create_topics_enable and (
-            version < 4 or request.allow_auto_topic_creation
-        )
+        may_create = version < 4 or request.allow_auto_topic_creation
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
             try:
@@ -175,18 +168,8 @@ async def _find(
     service: BrokerServices, version: int, name: str | None, topic_id: bytes | None, *, may_create: bool
 ) -> Topic:
     topics = service.topics
-    if name is None:
-        if topic_id is None or version < 12:  # ids are not supported before (KIP-516)
-            raise InvalidRequest("a topic must be named, or given by its id from version 12 on")
+    if topic_id is not None and version >= 12:  # the name is null or, from Kafka's Java client, empty
         return topics.find_by_id(UUID(bytes=topic_id))
-    topic = topics.state.topics.get(name)
-    if topic is not None:
-        return topic
-    check_topic_name(name)
-    if not may_create or name in INTERNAL_TOPICS:
-        raise UnknownTopicOrPartition(f"there is no topic {name!r}")
-    try:
-        return await topics.auto_create(name)
-    except MansioError as error:
-        logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
-        raise
+    if name is None:
+        raise InvalidRequest("a topic must be named, or given by its id from version 12 on (KIP-516)")
+    return await topics.find_or_auto_create(name, is_allowed_by_client=may_create)

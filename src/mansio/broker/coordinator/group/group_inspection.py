@@ -8,7 +8,7 @@ from mansio.errors import GroupIdNotFound, WireError
 from mansio.state.classic_group.group import DEAD, STABLE, ClassicGroup
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.share_group.group import ShareGroup
-from mansio.wire.internal_records.consumer_protocol import decode_assignment, decode_subscription
+from mansio.wire.internal_records.consumer_protocol import decode_assignment, decode_subscribed_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -245,7 +245,7 @@ def _listed(entry: GroupEntry) -> ListedGroup:
 def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
     """The topics in a subscription; None if the bytes are malformed."""
     try:
-        return decode_subscription(metadata).topics
+        return decode_subscribed_topics(metadata)
     except WireError:
         return None
 

@@ -31,7 +31,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
-from mansio.state.classic_group.group import EMPTY, STABLE
+from mansio.state.classic_group.group import EMPTY, STABLE, ClassicGroup
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.share_group.group import ShareGroup
 from mansio.wire.internal_records.offset_and_group_records import (
@@ -152,19 +152,27 @@ class OffsetManager:
         return found
 
     async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
-        """Delete offsets (KIP-496) of a group without members, or of topics that no member reads."""
+        """Delete offsets (KIP-496) of a group without members, or of topics to which no member subscribes.
+
+        As in Kafka, a member of a classic group whose subscription is unknown may read any topic. Raises
+        `GroupIdNotFound`, and `NonEmptyGroup` for a group with members of another protocol type, whose metadata only
+        they understand.
+        """
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
-        subscribed = frozenset() if entry.group.state == EMPTY else subscribed_topics(entry)
-        if subscribed is None:
-            raise NonEmptyGroup(f"group {group_id} has members with unknown subscriptions")
+        group = entry.group
+        subscribed: frozenset[str] | None = frozenset()
+        if group.state != EMPTY:
+            if isinstance(group, ClassicGroup) and group.protocol_type != CONSUMER:
+                raise NonEmptyGroup(f"group {group_id} has members of protocol type {group.protocol_type!r}")
+            subscribed = subscribed_topics(entry)
         results: list[MansioError | None] = []
         deletions: list[tuple[str, int]] = []
         for topic, partition in wanted:
             known = partition in entry.offsets.get(topic, {})
-            if topic in subscribed:
+            if subscribed is None or topic in subscribed:
                 results.append(GroupSubscribedToTopic(f"group {group_id} reads {topic}"))
             elif not known and not self._exists(topic, partition):
                 results.append(UnknownTopicOrPartition(f"there is no partition {topic}-{partition}"))

@@ -4,9 +4,9 @@ Provides the `Topics` of all groups of this broker: the same object until a topi
 extended, so that a group detects changes by identity. Changes of leaders or in-sync replicas do not count.
 
 Expressions are RE2's: matching takes time linear in the name and in the size of the compiled expression, both of which
-are bounded. They match whole names, and never internal topics. An expression is matched against all names once, and
-later, on request, against the names that were created or deleted since. So neither members that send an expression with
-every heartbeat nor topics that are created and deleted cost much.
+are bounded. They match whole names, those of internal topics too, as in Kafka. An expression is matched against all
+names once, and later, on request, against the names that were created or deleted since. So neither members that send an
+expression with every heartbeat nor topics that are created and deleted cost much.
 
 Invariants:
 * `matches` contains the expressions of all requests.
@@ -126,7 +126,7 @@ class TopicResolver:
             found = {name: None for name in before if name not in names}
         for name in names:
             topic = self._metadata_topics.get(name)
-            if topic is not None and not topic.internal and is_match(name):
+            if topic is not None and is_match(name):
                 found[name] = None
         return tuple(sorted(found))
 

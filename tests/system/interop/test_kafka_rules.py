@@ -1,0 +1,177 @@
+"""Rules of Kafka's brokers that clients and tools rely on, each shown by a client, or over a plain socket where no
+client library for Python can express it."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient
+
+import mansio
+from mansio.wire.api_versions import ApiKey
+from support.machine import scaled
+from support.process import served
+from support.raw_peer import RawPeer
+from support.waiting import wait_until
+from system.interop.clients import QUIET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mansio.wire.codec.messages import Struct
+
+OFFSETS_TOPIC = "__consumer_offsets"
+MEMBER_ID_REQUIRED, NON_EMPTY_GROUP, GROUP_SUBSCRIBED_TO_TOPIC = 79, 68, 86
+
+
+@pytest.fixture
+def raw(bootstrap_servers: str) -> Iterator[RawPeer]:
+    with RawPeer(int(bootstrap_servers.rpartition(":")[2])) as peer:
+        yield peer
+
+
+# Metadata
+
+
+def test_metadata_by_id_carry_an_empty_name(raw: RawPeer, unique: str) -> None:
+    """As Kafka's Java client requests it for the assignment of a group: the id counts, the name has its default."""
+    raw.create_topic(unique)
+    (named,) = raw.call(ApiKey.METADATA, 12, {"topics": [{"name": unique}]}).topics
+    (found,) = raw.call(ApiKey.METADATA, 12, {"topics": [{"name": "", "topic_id": named.topic_id}]}).topics
+    assert (found.error_code, found.name, found.topic_id) == (0, unique, named.topic_id)
+
+
+def test_a_topic_that_would_be_created_with_kafkas_default_is_logged_once(tmp_path: Path) -> None:
+    with served(tmp_path / "data", http=False) as broker:
+        with RawPeer(int(broker.bootstrap_servers.rpartition(":")[2])) as peer:
+            for _ in range(3):
+                peer.call(ApiKey.METADATA, 12, {"topics": [{"name": "unknown"}]})
+            fields = {"topics": [{"name": "other"}], "allow_auto_topic_creation": False}
+            peer.call(ApiKey.METADATA, 12, fields)
+            for number in range(300):
+                peer.call(ApiKey.METADATA, 12, {"topics": [{"name": f"many-{number}"}]})
+        lines = [line for line in broker.text().splitlines() if "auto_create_topics_enable" in line]
+        assert sum("topic=unknown" in line for line in lines) == 1
+        assert not any("topic=other" in line for line in lines)
+        assert len(lines) < 150, "an endless list of names fills the log"
+
+
+# Groups
+
+
+def test_an_expression_matches_internal_topics(bootstrap_servers: str, unique: str) -> None:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": unique,
+            "group.protocol": "consumer",
+            **QUIET,
+        }
+    )
+    try:
+        consumer.subscribe(["^__consumer_off.*"])
+
+        def owns_partitions() -> bool:
+            consumer.poll(0.1)
+            return {one.topic for one in consumer.assignment()} == {OFFSETS_TOPIC}
+
+        wait_until(owns_partitions, 60)
+    finally:
+        consumer.close()
+
+
+def test_looking_for_a_coordinator_creates_the_topic_of_the_offsets(tmp_path: Path) -> None:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
+        with RawPeer(int(broker.address.rpartition(":")[2])) as peer:
+            peer.call(ApiKey.FIND_COORDINATOR, 3, {"key": "g", "key_type": 0})
+        admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})
+        assert OFFSETS_TOPIC in admin.list_topics(timeout=scaled(15)).topics
+
+
+def subscription(*topics: str) -> bytes:
+    """Metadata of version 1 without its owned partitions, as @platformatic/kafka sends it. Kafka reads the fields of
+    version 0, which all versions begin with."""
+    names = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
+    return struct.pack(">hi", 1, len(topics)) + names + struct.pack(">i", -1)
+
+
+def join(raw: RawPeer, group: str, metadata: bytes, *, protocol_type: str = "consumer") -> None:
+    """The only member of a group that becomes stable."""
+    fields: dict[str, Any] = {
+        "group_id": group,
+        "session_timeout_ms": 30_000,
+        "rebalance_timeout_ms": 30_000,
+        "member_id": "",
+        "protocol_type": protocol_type,
+        "protocols": [{"name": "range", "metadata": metadata}],
+    }
+    first = raw.call(ApiKey.JOIN_GROUP, 5, fields)
+    assert first.error_code == MEMBER_ID_REQUIRED
+    joined = raw.call(ApiKey.JOIN_GROUP, 5, {**fields, "member_id": first.member_id})
+    assert joined.error_code == 0
+    sync = {"group_id": group, "generation_id": joined.generation_id, "member_id": joined.member_id}
+    assert raw.call(ApiKey.SYNC_GROUP, 3, sync | {"assignments": []}).error_code == 0
+
+
+def commit(raw: RawPeer, group: str, topic: str) -> None:
+    fields = {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "topics": [{"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 0}]}],
+    }
+    assert raw.call(ApiKey.OFFSET_COMMIT, 5, fields).topics[0].partitions[0].error_code == 0
+
+
+def delete_offset(raw: RawPeer, group: str, topic: str) -> Struct:
+    topics = [{"name": topic, "partitions": [{"partition_index": 0}]}]
+    return raw.call(ApiKey.OFFSET_DELETE, 0, {"group_id": group, "topics": topics})
+
+
+def test_offsets_are_deleted_of_topics_to_which_no_member_of_a_classic_group_subscribes(
+    raw: RawPeer, unique: str
+) -> None:
+    read, other = f"{unique}-read", f"{unique}-other"
+    raw.create_topic(read)
+    raw.create_topic(other)
+    for topic in (read, other):
+        commit(raw, unique, topic)
+    join(raw, unique, subscription(read))
+    (refused,) = delete_offset(raw, unique, read).topics[0].partitions
+    assert refused.error_code == GROUP_SUBSCRIBED_TO_TOPIC
+    (deleted,) = delete_offset(raw, unique, other).topics[0].partitions
+    assert deleted.error_code == 0
+
+
+def test_offsets_of_a_classic_group_whose_members_subscribe_to_nothing_are_deleted(
+    raw: RawPeer, unique: str
+) -> None:
+    raw.create_topic(unique)
+    commit(raw, unique, unique)
+    join(raw, unique, subscription())
+    (deleted,) = delete_offset(raw, unique, unique).topics[0].partitions
+    assert deleted.error_code == 0
+
+
+@pytest.mark.parametrize("metadata", [b"", b"\xff\xff\x00\x00\x00\x00"])
+def test_a_consumer_whose_subscription_is_unreadable_may_read_every_topic(
+    raw: RawPeer, unique: str, metadata: bytes
+) -> None:
+    raw.create_topic(unique)
+    commit(raw, unique, unique)
+    join(raw, unique, metadata)
+    (refused,) = delete_offset(raw, unique, unique).topics[0].partitions
+    assert refused.error_code == GROUP_SUBSCRIBED_TO_TOPIC
+
+
+def test_offsets_of_a_group_of_another_protocol_type_are_kept_while_it_has_members(
+    raw: RawPeer, unique: str
+) -> None:
+    raw.create_topic(unique)
+    commit(raw, unique, unique)
+    join(raw, unique, subscription(), protocol_type="connect")
+    assert delete_offset(raw, unique, unique).error_code == NON_EMPTY_GROUP
