@@ -215,8 +215,8 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
     """Fix the handlers, and redrive the dead records once."""
     attempts, poison = state.attempts, state.attempts.poison
     state.is_fixed = True
-    offered, _ = await _offer_again(client)
-    again, done_before = await _offer_again(client)
+    offered, _ = await _redrive_all(client)
+    again, done_before = await _redrive_all(client)
     right = (offered, again, done_before) == (len(poison), 0, len(poison))
     state.check(right, f"{offered} were offered again, and then {again}, {done_before} being known")
     print_line(
@@ -237,9 +237,9 @@ async def _redrive(console: Console, state: DemoState, client: Client) -> None:
     print_line(console, "", text)
 
 
-async def _offer_again(client: Client) -> tuple[int, int]:
-    """(number of offered records, number offered before under the same id)."""
-    offered = done_before = 0
+async def _redrive_all(client: Client) -> tuple[int, int]:
+    """(number of redriven records, number redriven earlier with the same id)."""
+    redriven = repeated = 0
     positions = [(dead_letter.partition, dead_letter.offset) for dead_letter in await _dead_letters(client)]
     for index in range(PARTITIONS):
         partition = TopicPartition(TOPIC, index)
@@ -248,8 +248,8 @@ async def _offer_again(client: Client) -> tuple[int, int]:
             done = await client.admin.shares.redrive(
                 GROUP, partition, redrive_id=REDRIVE_HEADER, offsets=offsets
             )
-            offered, done_before = offered + done.offered, done_before + done.done_before
-    return offered, done_before
+            redriven, repeated = redriven + done.redriven, repeated + done.repeated
+    return redriven, repeated
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -78,7 +78,7 @@ def test_what_is_given_back_comes_again_and_at_the_limit_goes_to_the_dead_letter
         (f"k{at}", count) for at in range(RECORDS) for count in (1, 2)
     ]
     wait_until(lambda: world.leases().dead == RECORDS, DEADLINE_S)
-    assert world.shell.json("dlq", "list")[0]["letters"] == RECORDS
+    assert world.shell.json("dlq", "list")[0]["records"] == RECORDS
 
 
 @pytest.mark.row("D1", "D4", "A6")
@@ -132,7 +132,7 @@ def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
     assert asyncio.run(consuming.perform(world.address, Slow(None, stream=stream))) == 1
     assert stream.getvalue() == b"v0\nv1\nv2\nv3\nv4\n"
     assert "5 records were printed but not acknowledged" in capsys.readouterr().err
-    assert (world.leases().parked, world.leases().lag) == (RECORDS, RECORDS), "will be delivered again"
+    assert (world.leases().in_backoff, world.leases().lag) == (RECORDS, RECORDS), "will be delivered again"
 
 
 def test_what_makes_no_sense_is_refused(world: World) -> None:

@@ -104,9 +104,9 @@ def world(tmp_path: Path) -> Iterator[World]:
 def test_letters_from_list_to_purge(world: World) -> None:
     shell = world.shell
     (listed,) = shell.json("dlq", "list")
-    assert (listed["topic"], listed["partitions"], listed["letters"]) == ("dlq.t", 1, RECORDS)
+    assert (listed["topic"], listed["partitions"], listed["records"]) == ("dlq.t", 1, RECORDS)
     peeked = shell.json("dlq", "peek", "t", "--max", "2")
-    assert [(one["letter"], one["source"], one["group"], one["deliveries"]) for one in peeked] == [
+    assert [(one["position"], one["source"], one["group"], one["deliveries"]) for one in peeked] == [
         ("0:0", "t-0@0", "g", 1),
         ("0:1", "t-0@1", "g", 1),
     ]
@@ -115,26 +115,26 @@ def test_letters_from_list_to_purge(world: World) -> None:
     assert shell.json("dlq", "peek", "t", "--group", "other") == []
 
     before = shell.json("dlq", "redrive", "t", "--all", "--dry-run")["rows"]
-    assert [(row["letters"], row["offered"]) for row in before] == [(RECORDS, 0)]
+    assert [(row["records"], row["redriven"]) for row in before] == [(RECORDS, 0)]
     assert world.leases().dead == RECORDS, "a dry run changes nothing"
-    (one,) = shell.json("dlq", "redrive", "t", "--letter", "0:1", "--id", "first")["rows"]
-    assert (one["group"], one["topic"], one["letters"], one["offered"]) == ("g", "t", 1, 1)
-    (again,) = shell.json("dlq", "redrive", "t", "--letter", "0:1", "--id", "first")["rows"]
-    assert (again["offered"], again["done_before"]) == (0, 1)
+    (one,) = shell.json("dlq", "redrive", "t", "--record", "0:1", "--id", "first")["rows"]
+    assert (one["group"], one["topic"], one["records"], one["redriven"]) == ("g", "t", 1, 1)
+    (again,) = shell.json("dlq", "redrive", "t", "--record", "0:1", "--id", "first")["rows"]
+    assert (again["redriven"], again["repeated"]) == (0, 1)
     (even,) = shell.json("dlq", "redrive", "t", "--filter", "header.kind=even")["rows"]
-    assert (even["letters"], even["offered"], even["not_dead"]) == (3, 3, 0)
+    assert (even["records"], even["redriven"], even["not_dead_lettered"]) == (3, 3, 0)
     (rest,) = shell.json("dlq", "redrive", "t", "--all", "--group", "g")["rows"]
-    assert (rest["letters"], rest["offered"], rest["not_dead"]) == (RECORDS, 2, 4)
+    assert (rest["records"], rest["redriven"], rest["not_dead_lettered"]) == (RECORDS, 2, 4)
     assert world.leases().dead == 0
 
 
 def test_a_rate_is_kept_and_what_was_redriven_is_not_dead(world: World) -> None:
     began = time.monotonic()
     (row,) = world.shell.json("dlq", "redrive", "t", "--all", "--rate", "6")["rows"]
-    assert row["offered"] == RECORDS
+    assert row["redriven"] == RECORDS
     assert time.monotonic() - began >= 0.9
     (other,) = world.shell.json("dlq", "redrive", "t", "--all")["rows"]
-    assert (other["offered"], other["not_dead"]) == (0, RECORDS)
+    assert (other["redriven"], other["not_dead_lettered"]) == (0, RECORDS)
 
 
 def test_records_are_appended_once_for_each_id(world: World) -> None:
@@ -143,9 +143,9 @@ def test_records_are_appended_once_for_each_id(world: World) -> None:
     (row,) = shell.json("dlq", "redrive", "t", "--filter", "header.kind=odd", "--to", "fixed", "--id", "x")[
         "rows"
     ]
-    assert (row["letters"], row["appended"], row["done_before"]) == (3, 3, 0)
+    assert (row["records"], row["appended"], row["repeated"]) == (3, 3, 0)
     (row,) = shell.json("dlq", "redrive", "t", "--all", "--to", "fixed", "--id", "x")["rows"]
-    assert (row["letters"], row["appended"], row["done_before"]) == (RECORDS, 3, 3)
+    assert (row["records"], row["appended"], row["repeated"]) == (RECORDS, 3, 3)
     with mansio.blocking.connect(shell.environment["MANSIO_BOOTSTRAP_SERVERS"]) as client:
         consumer = client.consume("fixed", to_end=True)
         found = sorted((one.key, one.value, one.headers[0]) for one in consumer)
@@ -158,9 +158,9 @@ def test_records_are_appended_once_for_each_id(world: World) -> None:
 def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
     (row,) = world.shell.json("dlq", "purge", "t", "--before", "4")
     assert (row["topic"], row["offsets"], row["new_start"]) == ("dlq.t", 4, 4)
-    assert world.shell.json("dlq", "list")[0]["letters"] == RECORDS - 4
+    assert world.shell.json("dlq", "list")[0]["records"] == RECORDS - 4
     (row,) = world.shell.json("dlq", "redrive", "t", "--all")["rows"]
-    assert row["letters"] == 2
+    assert row["records"] == 2
     with mansio.blocking.connect(world.shell.environment["MANSIO_BOOTSTRAP_SERVERS"]) as client:
         assert client.admin.list_offsets([world.partition], "earliest")[world.partition].offset == 0
 
@@ -169,8 +169,8 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
     world.shell("topic", "create", "other")
     for arguments, code, words in (
         (("redrive", "t"), 2, "select dead letters with"),
-        (("redrive", "t", "--all", "--letter", "0:1"), 2, "not both"),
-        (("redrive", "t", "--letter", "7"), 2, "PARTITION:OFFSET"),
+        (("redrive", "t", "--all", "--record", "0:1"), 2, "not both"),
+        (("redrive", "t", "--record", "7"), 2, "PARTITION:OFFSET"),
         (("redrive", "t", "--filter", "size=7"), 2, "is none of"),
         (("peek", "nowhere"), 1, "there is no topic nowhere"),
         (("peek", "other"), 1, "has no dead letters"),

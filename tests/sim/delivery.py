@@ -372,7 +372,7 @@ class Sharer(Client):
         )
         if answer is None or answer.error_code:
             return self._went_well(None if answer is None else answer.error_code)
-        self.delivery.note(self.history.redriven, redrive_id, place, answer.offered)
+        self.delivery.note(self.history.redriven, redrive_id, place, answer.redriven)
         return True
 
 

@@ -126,7 +126,7 @@ def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest):
             await share.redrive("g", *key, redrive_id="", offsets=None, most=1)
         result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, most=1)
-        assert (result.offered, dead) == (0, 0)
+        assert (result.redriven, dead) == (0, 0)
 
     run(check, tmp_path)
 

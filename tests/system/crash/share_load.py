@@ -410,7 +410,7 @@ class ShareLoad:
         answer = peer.call(ApiKey.REDRIVE_RECORDS, 0, fields)
         if answer.error_code == 0:
             with self.lock:
-                self.history.redriven(redrive_id, place, answer.offered)
+                self.history.redriven(redrive_id, place, answer.redriven)
 
     # The end
 
@@ -469,7 +469,7 @@ class ShareLoad:
 
     def _described(self, peer: RawPeer) -> Any:
         acquirable_ranges = {"topic_id": self.topic_id, "partitions": list(range(self.partitions))}
-        fields = {"group_id": self.group, "topics": [acquirable_ranges], "spans_max": 3}
+        fields = {"group_id": self.group, "topics": [acquirable_ranges], "ranges_max": 3}
         return peer.call(ApiKey.DESCRIBE_LEASES, 0, fields)
 
     def dead_letters(self) -> list[Place]:

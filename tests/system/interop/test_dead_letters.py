@@ -129,12 +129,12 @@ def test_a_redriven_record_comes_to_its_group_again(
         assert len(read(bootstrap_servers, f"dlq.{topic}", 3)) == 3
         partition = mansio.TopicPartition(topic, 0)
         found = client.admin.shares.redrive(unique, partition, redrive_id="r", offsets=[(1, 1)])
-        assert found.offered == 1
+        assert found.redriven == 1
         (again,) = one.poll(1)
         assert (again.offset, again.deliveries) == (1, 2)
         one.acknowledge([again], "ACCEPT")
         one.commit_well()
-        assert client.admin.shares.redrive(unique, partition, redrive_id="r", offsets=[(1, 1)]).offered == 0
+        assert client.admin.shares.redrive(unique, partition, redrive_id="r", offsets=[(1, 1)]).redriven == 0
 
 
 @pytest.mark.row("D4")

@@ -182,7 +182,7 @@ def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: 
         assert (done.error_code, done.error_message) == (0, None)
         found = (await world.shares.leases("g", [ONE], ranges_max=10))[ONE]
         assert found is not None
-        assert (found.start_offset, found.lag, found.leased, found.parked) == (2, 8, 3, 1)
+        assert (found.start_offset, found.lag, found.leased, found.in_backoff) == (2, 8, 3, 1)
         assert [(one.member_id, one.leased) for one in found.holders] == [("m1", 3)]
         assert found.holders[0].oldest_ms < 10_000
         shown = [(one.first_offset, one.last_offset, one.delivery_count) for one in found.ranges]
@@ -228,12 +228,12 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
         assert len(world.service.shares) == 0
         nowhere = await world.call_and_rearm(
             ApiKey.DESCRIBE_LEASES,
-            {"group_id": "g", "topics": [{"topic_id": b"\x07" * 16, "partitions": [0]}], "spans_max": 1},
+            {"group_id": "g", "topics": [{"topic_id": b"\x07" * 16, "partitions": [0]}], "ranges_max": 1},
         )
         assert nowhere.topics[0].partitions[0].error_code == 100
         await world.lease(0, 0)
         every = await world.call_and_rearm(
-            ApiKey.DESCRIBE_LEASES, {"group_id": "g", "topics": None, "spans_max": 1}
+            ApiKey.DESCRIBE_LEASES, {"group_id": "g", "topics": None, "ranges_max": 1}
         )
         assert [(one.topic_id, len(one.partitions)) for one in every.topics] == [(world.topic_id, 1)]
 
@@ -256,17 +256,17 @@ def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
         await world.reject(2, 5)
         redrive = world.shares.redrive
         first = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
-        assert (first.offered, first.done_before, first.gone, first.dead) == (2, 0, 0, 2)
+        assert (first.redriven, first.repeated, first.deleted, first.dead) == (2, 0, 0, 2)
         again = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
-        assert (again.offered, again.done_before, again.dead) == (0, 2, 2)
+        assert (again.redriven, again.repeated, again.dead) == (0, 2, 2)
         share_partition = await world.lease(2, 3)
         assert [one.deliveries for one in share_partition.state_machine.ranges if one.first == 2] == [2]
         assert (await world.settle(batch(2, 3, REJECT))).error_code == 0
         await world.archived()
-        assert (await redrive("g", ONE, redrive_id="a")).offered == 2, "4 and 5, and not 2 and 3 once more"
-        assert (await redrive("g", ONE, redrive_id="b", most=1)).offered == 1
-        assert (await redrive("g", ONE, redrive_id="b")).offered == 1
-        assert (await redrive("g", ONE, redrive_id="c")).offered == 0
+        assert (await redrive("g", ONE, redrive_id="a")).redriven == 2, "4 and 5, and not 2 and 3 once more"
+        assert (await redrive("g", ONE, redrive_id="b", most=1)).redriven == 1
+        assert (await redrive("g", ONE, redrive_id="b")).redriven == 1
+        assert (await redrive("g", ONE, redrive_id="c")).redriven == 0
         deliveries = [one.header("__dlq.errors.delivery.count") for one in await world.letters()]
         assert deliveries == [b"1"] * 4 + [b"2"] * 2
 
@@ -278,7 +278,7 @@ def test_what_the_log_has_lost_cannot_be_offered(tmp_path: Path) -> None:
         await world.reject(0, 5)
         await world.client.admin.delete_records([ONE], before=4)
         found = await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(0, 5)])
-        assert (found.offered, found.gone, found.dead) == (2, 4, 0)
+        assert (found.redriven, found.deleted, found.dead) == (2, 4, 0)
 
     run(check, tmp_path)
 
@@ -289,10 +289,10 @@ def test_nothing_is_offered_twice_across_a_restart(tmp_path: Path) -> None:
             async with world_in(tmp_path) as world:
                 await prepared(world)
                 await world.reject(0, 3)
-                assert (await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(1, 2)])).offered == 2
+                assert (await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(1, 2)])).redriven == 2
             async with world_in(tmp_path) as world:
                 found = await world.shares.redrive("g", ONE, redrive_id="a")
-                assert (found.offered, found.dead) == (2, 0)
+                assert (found.redriven, found.dead) == (2, 0)
                 await world.lease(0, 3)
 
     asyncio.run(main())

@@ -348,7 +348,7 @@ def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_
         share_partition.state_machine.redrive, "again", None, 100, share_partition.now_ms()
     )
     assert update is not None
-    assert result.offered == 7
+    assert result.redriven == 7
     room.scheduler.run(share_partition.persist(update))
     room.scheduler.turn()
     stored = room.known_state.state(share_partition.key)

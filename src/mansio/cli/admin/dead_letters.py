@@ -237,11 +237,11 @@ async def redrive_to_groups(
             "group": share_partition.group,
             "topic": share_partition.topic,
             "partition": share_partition.partition,
-            "letters": len(offsets_wanted),
-            "offered": 0,
-            "done_before": 0,
-            "gone": 0,
-            "not_dead": 0,
+            "records": len(offsets_wanted),
+            "redriven": 0,
+            "repeated": 0,
+            "deleted": 0,
+            "not_dead_lettered": 0,
             "error": None,
         }
         rows.append(row)
@@ -266,7 +266,7 @@ async def _redrive(
         if (
             now.topic_id != share_partition.topic_id
         ):  # another topic of that name: its offsets mean other records
-            row["gone"] = len(offsets_wanted)
+            row["deleted"] = len(offsets_wanted)
             return
         for at in range(0, len(offsets_wanted), rate_limit.chunk):
             chunk = offsets_wanted[at : at + rate_limit.chunk]
@@ -277,10 +277,10 @@ async def _redrive(
                 offsets=ranges_of(chunk),
                 most=len(chunk),
             )
-            row["offered"] += found.offered
-            row["done_before"] += found.done_before
-            row["gone"] += found.gone
-            row["not_dead"] += len(chunk) - found.offered - found.done_before - found.gone
+            row["redriven"] += found.redriven
+            row["repeated"] += found.repeated
+            row["deleted"] += found.deleted
+            row["not_dead_lettered"] += len(chunk) - found.redriven - found.repeated - found.deleted
             await rate_limit.done(len(chunk))
     except MansioError as error:
         row["error"] = error.message
@@ -313,9 +313,9 @@ async def redrive_to_topic(
     """
     row: dict[str, Any] = {
         "topic": target,
-        "letters": 0,
+        "records": 0,
         "appended": 0,
-        "done_before": 0,
+        "repeated": 0,
         "without_value": 0,
         "error": None,
     }
@@ -327,11 +327,11 @@ async def redrive_to_topic(
     waiting: list[DeadLetter] = []
     try:
         async for dead_letter in dead_letters():
-            row["letters"] += 1
+            row["records"] += 1
             if not dead_letter.has_value:
                 row["without_value"] += 1
             elif dead_letter.dead_letter_id in done:
-                row["done_before"] += 1
+                row["repeated"] += 1
             else:
                 done.add(dead_letter.dead_letter_id)
                 waiting.append(dead_letter)

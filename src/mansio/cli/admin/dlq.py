@@ -57,12 +57,12 @@ GroupOption = Annotated[
     str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only records that this group rejected.")
 ]
 
-LIST_COLUMNS = ("topic", "partitions", "letters", "newest")
-PEEK_COLUMNS = ("letter", "source", "group", "deliveries", "given_up", "reason", "key")
+LIST_COLUMNS = ("topic", "partitions", "records", "newest")
+PEEK_COLUMNS = ("position", "source", "group", "deliveries", "given_up", "reason", "key")
 REDRIVE_COLUMNS = (
-    "group", "topic", "partition", "letters", "offered", "done_before", "gone", "not_dead", "error"
+    "group", "topic", "partition", "records", "redriven", "repeated", "deleted", "not_dead_lettered", "error"
 )  # fmt: skip
-APPEND_COLUMNS = ("topic", "letters", "appended", "done_before", "without_value", "error")
+APPEND_COLUMNS = ("topic", "records", "appended", "repeated", "without_value", "error")
 PURGE_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
 CHARACTERS_MAX = 60
 
@@ -97,7 +97,7 @@ async def _listed(client: Client, name: str) -> dict[str, Any]:
     return {
         "topic": name,
         "partitions": len(partitions),
-        "letters": sum(ends[one].offset - starts[one].offset for one in partitions),
+        "records": sum(ends[one].offset - starts[one].offset for one in partitions),
         "newest": None if newest_ms < 0 else _time(newest_ms),
     }
 
@@ -120,7 +120,7 @@ def peek(
 ) -> None:
     """Show dead letters without changing them. JSON also has the record with all headers.
 
-    LETTER is the argument of `redrive --letter`; SOURCE is the position of the original record.
+    POSITION is the argument of `redrive --record`; SOURCE is the position of the original record.
     """
     wanted = _filters(filters, group)
 
@@ -151,7 +151,7 @@ def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
 
     record = as_json(dead_letter.message)
     return {
-        "letter": f"{dead_letter.message.partition}:{dead_letter.message.offset}",
+        "position": f"{dead_letter.message.partition}:{dead_letter.message.offset}",
         "id": dead_letter.dead_letter_id,
         "source": f"{dead_letter.topic}-{dead_letter.partition}@{dead_letter.offset}",
         "group": dead_letter.group,
@@ -186,7 +186,7 @@ def redrive(
     dead_letter: Annotated[
         list[str] | None,
         typer.Option(
-            "--letter", "-l", metavar="PARTITION:OFFSET", help="This dead letter (see `peek`); repeatable."
+            "--record", metavar="PARTITION:OFFSET", help="This dead letter (see `peek`); repeatable."
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All dead letters.")] = False,
@@ -214,19 +214,20 @@ def redrive(
 ) -> None:
     """Offer dead records again to the share group that rejected them; the dead letters stay.
 
-    Select with --letter, --filter and --group, or use --all. OFFERED: available to the group now. DONE BEFORE: offered
-    under the same id earlier. GONE: deleted from the log (--to appends them from their dead letters). NOT DEAD: offered
-    by another redrive. The exit code is 1 if something failed; run it again with the same --id.
+    Select with --record, --filter and --group, or use --all. REDRIVEN: available to the group now. REPEATED: redriven
+    earlier with the same id. DELETED: deleted from the log (--to appends them from their dead letters). NOT DEAD
+    LETTERED: not dead-lettered any more, because of another redrive. The exit code is 1 if something failed; run it
+    again with the same --id.
     """
     wanted = _filters(filters, group)
     try:
         positions = [parse_position(text) for text in dead_letter or ()]
     except ValueError as error:
-        usage_error(str(error), "--letter")
+        usage_error(str(error), "--record")
     if not (every or wanted or positions):
-        usage_error("select dead letters with --letter, --filter, --group, or --all", "redrive")
+        usage_error("select dead letters with --record, --filter, --group, or --all", "redrive")
     if every and positions:
-        usage_error("give either --all or a selection, not both", "--letter")
+        usage_error("give either --all or a selection, not both", "--record")
     name = redrive_id or _new_id()
     if not 0 < len(name) <= 100:
         usage_error("an id has up to 100 characters", "--id")

@@ -106,8 +106,9 @@ def describe(
     GETS when other members have revoked them, and those it GIVES UP. The table has the settings of the group itself,
     JSON all settings.
 
-    For a share group it has a row per partition: the range of open records, and how many are LEASED, PARKED until their
-    next delivery, being written to the dead-letter topic (ARCHIVING) or DEAD; and a row per member with leases.
+    For a share group it has a row per partition: the range of open records, and how many are LEASED, IN BACKOFF
+    until their next delivery, being written to the dead-letter topic (ARCHIVING) or DEAD; and a row per member with
+    leases.
     """
 
     async def work() -> dict[str, Any]:
@@ -370,7 +371,7 @@ def delete(
 # -- share groups --------
 
 
-COLUMNS = ("topic", "partition", "start", "end", "lag", "leased", "parked", "archiving", "dead")
+COLUMNS = ("topic", "partition", "start", "end", "lag", "leased", "in_backoff", "archiving", "dead")
 HOLDER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
 RANGES_MAX = 100
 """Number of leased ranges of one partition in JSON."""
@@ -411,7 +412,7 @@ def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
         "end": found.end_offset,
         "lag": found.lag,
         "leased": found.leased,
-        "parked": found.parked,
+        "in_backoff": found.in_backoff,
         "withheld": found.withheld,
         "archiving": found.archiving,
         "dead": found.dead,

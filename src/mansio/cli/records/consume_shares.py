@@ -139,7 +139,7 @@ class ShareConsumeCommand:
         for found in (await client.admin.shares.leases(self.group, partitions)).values():
             if found is None:
                 return False  # no member has started to read it
-            acquired = found.leased + found.parked + found.withheld + found.archiving
+            acquired = found.leased + found.in_backoff + found.withheld + found.archiving
             if found.lag > acquired or any(each.member_id == receiver.member_id for each in found.holders):
                 return False
         return receiver.held == 0

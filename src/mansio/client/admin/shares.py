@@ -87,7 +87,7 @@ class ShareLeases:
     end_offset: int
     lag: int
     leased: int
-    parked: int
+    in_backoff: int
     withheld: int
     archiving: int
     dead: int
@@ -98,12 +98,12 @@ class ShareLeases:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """Result of one redrive request, in records: `offered` now, `done_before` with the same id, `gone` from the log;
+    """Result of one redrive request, in records: `redriven` now, `repeated` with the same id, `deleted` from the log;
     `dead` records remain that can be redriven."""
 
-    offered: int
-    done_before: int
-    gone: int
+    redriven: int
+    repeated: int
+    deleted: int
     dead: int
 
 
@@ -219,7 +219,7 @@ class ShareAdmin:
             topic_id = (await self._cluster.topic(name)).topic_id
             ids[topic_id] = name
             topics.append({"topic_id": topic_id, "partitions": indexes})
-        fields = {"group_id": group, "topics": topics, "spans_max": max(wanted.values())}
+        fields = {"group_id": group, "topics": topics, "ranges_max": max(wanted.values())}
         connection = await self._cluster.connection(node_id)
         response = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
         raise_for(response.error_code, response.error_message)
@@ -273,7 +273,7 @@ class ShareAdmin:
             if response.error_code == UnknownTopicId.kafka_code:
                 self._cluster.mark_stale((one.topic,))
             raise_for(response.error_code, response.error_message)
-            found[one] = Redriven(response.offered, response.done_before, response.gone, response.dead)
+            found[one] = Redriven(response.redriven, response.repeated, response.deleted, response.dead)
 
         return (await request_leaders(self._cluster, {partition: None}, ask))[partition]
 
@@ -299,7 +299,7 @@ def _leases(entry: Any) -> ShareLeases:
         entry.end_offset,
         entry.lag,
         entry.leased,
-        entry.parked,
+        entry.in_backoff,
         entry.withheld,
         entry.archiving,
         entry.dead,

@@ -35,7 +35,7 @@ QUERY_PROPERTY = "mansio.query-id"
 BATCH_PROPERTY = "mansio.batch-id"
 OFFSETS_PROPERTY = "mansio.offsets"
 FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
-HISTORY_PROPERTY = "mansio.marks"
+HISTORY_PROPERTY = "mansio.progress"
 LOST_PROPERTY = "mansio.lost"
 LOST_MAX = 1_000
 """Maximum number of lost ranges listed; the newest are kept."""
@@ -300,5 +300,5 @@ def parse_history(text: str) -> tuple[HistoryEntry, ...]:
     """
     value = json.loads(text)
     if not isinstance(value, list):
-        raise ValueError(f"marks must be a list, not {text[:80]!r}")
+        raise ValueError(f"the commit history must be a list, not {text[:80]!r}")
     return tuple(HistoryEntry(int(at_ms), parse_offsets(json.dumps(offsets))) for at_ms, offsets in value)

@@ -635,7 +635,7 @@ class SharePartition:
 
         Computed on demand. Records of a pending update count in their new state.
         """
-        archiving = withheld = parked = 0
+        archiving = withheld = in_backoff = 0
         held: dict[str, tuple[int, float]] = {}
         for batch in self._in_flight.ranges:
             if batch.state == ARCHIVING:
@@ -646,14 +646,14 @@ class SharePartition:
                 leased, until_ms = held.get(batch.holder, (0, NEVER_MS))
                 held[batch.holder] = (leased + batch.size, min(until_ms, batch.deadline_ms))
             elif batch.state == AVAILABLE and batch.deadline_ms != NEVER_MS:
-                parked += batch.size
+                in_backoff += batch.size
         ranges, lock_ms = self._in_flight.ranges, self.settings.lock_ms
         return ShareCounts(
             start=ranges.start,
             end=ranges.end,
             open=max(self.high_watermark - ranges.start, 0) - self._in_flight.done,
             leased=self._in_flight.leased,
-            parked=parked,
+            in_backoff=in_backoff,
             withheld=withheld,
             archiving=archiving,
             dead=self._dead.offsets,

@@ -221,9 +221,9 @@ class ArchivingRange(NamedTuple):
 class RedriveResult(NamedTuple):
     """Numbers of offsets offered again now, offered before under the same id, and deleted from the log."""
 
-    offered: int
-    done_before: int
-    gone: int
+    redriven: int
+    repeated: int
+    deleted: int
 
 
 class HolderCount(NamedTuple):
@@ -241,7 +241,7 @@ class ShareCounts(NamedTuple):
     end: int
     open: int
     leased: int
-    parked: int
+    in_backoff: int
     withheld: int
     archiving: int
     dead: int

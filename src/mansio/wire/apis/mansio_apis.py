@@ -100,12 +100,12 @@ class DescribeTopic(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLeasesRequest(_Flexible):
-    """`topics` null: all share partitions of the group that are in use on this broker; `spans_max`: leased ranges shown
+    """`topics` null: all share partitions of the group that are in use on this broker; `ranges_max`: leased ranges
     of each, the lowest first."""
 
     group_id: str = field(metadata=_TEXT)
     topics: tuple[DescribeTopic, ...] | None
-    spans_max: int = field(metadata=_INT32)
+    ranges_max: int = field(metadata=_INT32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class DescribedPartition(_Flexible):
     end_offset: int = field(metadata=_INT64, default=-1)
     lag: int = field(metadata=_INT64, default=-1)
     leased: int = field(metadata=_INT64, default=0)
-    parked: int = field(metadata=_INT64, default=0)
+    in_backoff: int = field(metadata=_INT64, default=0)
     withheld: int = field(metadata=_INT64, default=0)
     archiving: int = field(metadata=_INT64, default=0)
     dead: int = field(metadata=_INT64, default=0)
@@ -184,14 +184,14 @@ class RedriveRecordsRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveRecordsResponse(_Flexible):
-    """`offered` now, `done_before` under this id, `gone`: deleted from the log; `dead`: records that remain dead."""
+    """`redriven` now, `repeated` under this id, `deleted`: deleted from the log; `dead`: records that remain dead."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
     error_message: str | None = field(metadata=_TEXT, default=None)
-    offered: int = field(metadata=_INT64, default=0)
-    done_before: int = field(metadata=_INT64, default=0)
-    gone: int = field(metadata=_INT64, default=0)
+    redriven: int = field(metadata=_INT64, default=0)
+    repeated: int = field(metadata=_INT64, default=0)
+    deleted: int = field(metadata=_INT64, default=0)
     dead: int = field(metadata=_INT64, default=0)
 
 

@@ -51,7 +51,7 @@ async def describe_leases(
     wanted = None
     if request.topics is not None:
         wanted = [(topic.topic_id or b"", index) for topic in request.topics for index in topic.partitions]
-    found = await service.share.describe(request.group_id, wanted, ranges_max=request.spans_max)
+    found = await service.share.describe(request.group_id, wanted, ranges_max=request.ranges_max)
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for each in found:
         topics.setdefault(each.topic_id, []).append(_described(each))
@@ -75,7 +75,7 @@ def _described(found: SharePartitionDescription) -> dict[str, Any]:
         "end_offset": counts.end,
         "lag": counts.open,
         "leased": counts.leased,
-        "parked": counts.parked,
+        "in_backoff": counts.in_backoff,
         "withheld": counts.withheld,
         "archiving": counts.archiving,
         "dead": counts.dead,
@@ -114,8 +114,8 @@ async def redrive_records(
         most=request.most,
     )
     return {
-        "offered": result.offered,
-        "done_before": result.done_before,
-        "gone": result.gone,
+        "redriven": result.redriven,
+        "repeated": result.repeated,
+        "deleted": result.deleted,
         "dead": dead,
     }

@@ -91,7 +91,7 @@ class DeadLetterResumption:
             "topics": [
                 {"topic_id": UUID(bytes=topic), "partitions": each} for topic, each in indexes.items()
             ],
-            "spans_max": 0,
+            "ranges_max": 0,
         }
         request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, CLIENT_ID, fields)
         await self._peers.send(leader, request, timeout_ms=TIMEOUT_MS)
