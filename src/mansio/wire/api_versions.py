@@ -265,7 +265,7 @@ _ROWS: Final = (
         ApiKey.SHARE_FETCH,
         1,
         2,
-        note="KIP-932, with the record limit of KIP-1206. The last batch is completed if its rest fits the limit.",
+        note="KIP-932, with the record limit of KIP-1206: only this mode splits a batch.",
     ),
     Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
     Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import mansio
 from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import share_fetch
 from support.machine import scaled
 from support.process import served
-from support.raw_peer import RawPeer
+from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
 from system.interop.clients import QUIET
 
@@ -175,3 +176,57 @@ def test_offsets_of_a_group_of_another_protocol_type_are_kept_while_it_has_membe
     commit(raw, unique, unique)
     join(raw, unique, subscription(), protocol_type="connect")
     assert delete_offset(raw, unique, unique).error_code == NON_EMPTY_GROUP
+
+
+# Share groups
+
+
+def acquired(
+    raw: RawPeer, group: str, topic_id: bytes, mode: int, *, max_records: int
+) -> list[tuple[int, int]]:
+    """The offset ranges that the first fetch of a new member acquires."""
+    member = f"{group}-{mode}"
+    raw.send(
+        share_fetch.encode_request(
+            2,
+            7,
+            "raw",
+            group_id=group,
+            member_id=member,
+            session_epoch=0,
+            topics=[(topic_id, [share_fetch.AckPartition(0, [])])],
+            max_wait_ms=10_000,
+            min_bytes=1,
+            max_bytes=1 << 20,
+            max_records=max_records,
+            batch_size=max_records,
+            acquire_mode=mode,
+        )
+    )
+    frame = raw.frame()
+    assert frame is not None
+    response = share_fetch.decode_response(2, frame)
+    assert response.error_code == 0, response.error_message
+    (partition,) = response.topics[0][1]
+    assert partition.error_code == 0, partition.error_message
+    return [(first, last) for first, last, _ in partition.acquired]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [(share_fetch.BATCH_OPTIMIZED, [(0, 99)]), (share_fetch.RECORD_LIMIT, [(0, 9)])],
+    ids=["batch-optimized", "record-limit"],
+)
+def test_only_a_record_limit_splits_a_batch(
+    raw: RawPeer, bootstrap_servers: str, unique: str, mode: int, expected: list[tuple[int, int]]
+) -> None:
+    raw.create_topic(unique)
+    for _ in range(2):
+        raw.produce(unique, batch_of(*(b"v" for _ in range(100))))
+    (topic,) = raw.call(ApiKey.METADATA, 12, {"topics": [{"name": unique}]}).topics
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
+    reset = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.GROUP, unique, incremental_configs=[reset])
+    for result in admin.incremental_alter_configs([resource]).values():
+        result.result(scaled(15))
+    assert acquired(raw, unique, bytes(topic.topic_id), mode, max_records=10) == expected

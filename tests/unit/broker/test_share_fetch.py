@@ -57,14 +57,14 @@ async def on_loaded(room: Room, *sizes: int, **more: Any) -> Peer:
 
 def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await on_loaded(room, 10, 10, 50)
+        peer = await on_loaded(room, 10, 10, 50, 5)
         strict = part_of(await peer.fetch(7, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         assert offsets(strict) == list(range(7))
         finished = part_of(await peer.fetch(7, acquire_mode=0))
-        assert offsets(finished) == list(range(7, 20)), "the rest of a batch is no more than was asked for"
-        truncated = part_of(await peer.fetch(7, acquire_mode=0))
-        assert offsets(truncated) == list(range(20, 27)), "this one's rest is"
-        assert part_of(await peer.fetch(1000, acquire_mode=RECORD_LIMIT)).acquired == [(27, 69, 1)]
+        assert offsets(finished) == list(range(7, 20)), "the batch of the last record is finished"
+        large = part_of(await peer.fetch(7, acquire_mode=0))
+        assert offsets(large) == list(range(20, 70)), "however long it is"
+        assert part_of(await peer.fetch(1000, acquire_mode=RECORD_LIMIT)).acquired == [(70, 74, 1)]
 
     run(check, tmp_path)
 
@@ -263,7 +263,7 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
 def test_nobody_is_told_of_leases_once_another_broker_leads(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await on_loaded(room, 5)
-        await peer.fetch(1, wait_ms=5000)
+        await peer.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)
         release = room.known_state.hold(1)
         waiting = asyncio.create_task(peer.fetch(4, wait_ms=100))
         await eventually(lambda: room.known_state._held == {})

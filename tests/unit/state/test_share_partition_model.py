@@ -312,7 +312,7 @@ class ShareModel(RuleBasedStateMachine):
                 break
             if len(expected) >= most:
                 end = expected[most - 1] // BATCH * BATCH + BATCH - 1
-                if strict or o > end or end - expected[most - 1] > most:
+                if strict or o > end:
                     break
             expected.append(o)
         ends = range(BATCH - 1, 200, BATCH)

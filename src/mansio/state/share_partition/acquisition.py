@@ -72,8 +72,8 @@ def choose(
 ) -> list[tuple[int, int]]:
     """The first `most` offsets of these, but at most `locks`.
 
-    If not `strict`, the batch of the last record is completed if that takes at most `most` more: then the batch does
-    not have to be split.
+    If not `strict`, the batch of the last record is completed, as in Kafka: a member gets the bytes of whole batches,
+    and another would be sent the rest of the batch with the same bytes.
     """
     chosen: list[tuple[int, int]] = []
     stop = _NO_STOP
@@ -85,11 +85,8 @@ def choose(
                 if strict or stop != _NO_STOP or not chosen:
                     return chosen
                 stop = _batch_end(chosen[-1][1], batch_ends)
-                remaining = stop - chosen[-1][1]
-                if not 0 < remaining <= most:
-                    return chosen
-                space = min(remaining, locks)
-                if not space:
+                space = min(stop - chosen[-1][1], locks)
+                if space <= 0:
                     return chosen
                 continue
             last = min(first + space - 1, piece_last, stop)

@@ -237,9 +237,9 @@ class SharePartition:
     ) -> tuple[list[AcquiredRange], Update | None]:
         """Lease the available offsets of `read`, which is below the high watermark and whose bytes are in the response.
 
-        `strict`: never more than `max_records`; otherwise the batch of the last record is completed if that takes at
-        most another `max_records`. `batch_ends`: ascending last offsets of the batches in `read`, as far as they
-        matter. The leases must not be reported to the member before the update is `persisted`.
+        `strict`: never more than `max_records`; otherwise the batch of the last record is completed. `batch_ends`:
+        ascending last offsets of the batches in `read`, as far as they matter. The leases must not be reported to the
+        member before the update is `persisted`.
         """
         in_flight, policy = self._in_flight, self._policy
         picked = policy.pick(in_flight.ranges, member, now_ms)
