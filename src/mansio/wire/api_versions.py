@@ -274,7 +274,13 @@ _ROWS: Final = (
     Api(ApiKey.DELETE_SHARE_GROUP_STATE, 0, 0, "share_state.delete", note=_BROKERS_ONLY, raw=True),
     Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, 1, "share_state.summary", note=_BROKERS_ONLY, raw=True),
     Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share_offsets.describe_share_group_offsets"),
-    Api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.alter_share_group_offsets"),
+    Api(
+        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
+        0,
+        0,
+        "share_offsets.alter_share_group_offsets",
+        note="A group that does not exist is created (KAFKA-19662).",
+    ),
     Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.delete_share_group_offsets"),
     Api(
         ApiKey.ACKNOWLEDGE_RECORDS,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OFFSETS_TOPIC = "__consumer_offsets"
 MEMBER_ID_REQUIRED, NON_EMPTY_GROUP, GROUP_SUBSCRIBED_TO_TOPIC = 79, 68, 86
+UNKNOWN_TOPIC_OR_PARTITION, GROUP_ID_NOT_FOUND = 3, 69
 
 
 @pytest.fixture
@@ -210,6 +211,37 @@ def acquired(
     (partition,) = response.topics[0][1]
     assert partition.error_code == 0, partition.error_message
     return [(first, last) for first, last, _ in partition.acquired]
+
+
+def altered(raw: RawPeer, group: str, topic: str, start_offset: int) -> Struct:
+    partitions = [{"partition_index": 0, "start_offset": start_offset}]
+    fields = {"group_id": group, "topics": [{"topic_name": topic, "partitions": partitions}]}
+    return raw.call(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, fields)
+
+
+def test_altering_the_offsets_of_an_unknown_share_group_creates_it(raw: RawPeer, unique: str) -> None:
+    """KAFKA-19662: an administrator sets where a group will begin before its first member comes."""
+    raw.create_topic(unique)
+    raw.produce(unique, batch_of(*(b"v" for _ in range(10))))
+    (topic,) = raw.call(ApiKey.METADATA, 12, {"topics": [{"name": unique}]}).topics
+    unknown = altered(raw, f"{unique}-unused", "no-topic", 5)
+    assert unknown.error_code == 0
+    assert unknown.responses[0].partitions[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
+    answer = altered(raw, unique, unique, 6)
+    assert answer.error_code == 0, answer.error_message
+    assert answer.responses[0].partitions[0].error_code == 0
+    listed = {each.group_id: each for each in raw.call(ApiKey.LIST_GROUPS, 5, {}).groups}
+    assert (listed[unique].group_type, listed[unique].group_state) == ("share", "Empty")
+    assert f"{unique}-unused" not in listed
+    assert acquired(raw, unique, bytes(topic.topic_id), share_fetch.RECORD_LIMIT, max_records=100) == [(6, 9)]
+
+
+def test_a_group_of_another_type_does_not_become_a_share_group(raw: RawPeer, unique: str) -> None:
+    raw.create_topic(unique)
+    commit(raw, unique, unique)
+    assert altered(raw, unique, unique, 0).error_code == GROUP_ID_NOT_FOUND
+    listed = {each.group_id: each.group_type for each in raw.call(ApiKey.LIST_GROUPS, 5, {}).groups}
+    assert listed[unique] == "classic"
 
 
 @pytest.mark.parametrize(

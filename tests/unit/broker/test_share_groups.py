@@ -193,7 +193,6 @@ def test_where_a_group_is_can_be_seen_altered_and_forgotten(tmp_path: Path) -> N
         await room.write(10, 10)
         peer = await room.peer()
         assert (await described_offsets(peer)).error_code == GroupIdNotFound.kafka_code
-        assert (await altered(peer, "t", 3)).error_code == GroupIdNotFound.kafka_code
         await joined(peer, "t")
         (topic,) = (await described_offsets(peer)).topics
         assert [(each.start_offset, each.lag) for each in topic.partitions] == [(-1, -1)], "never read"
@@ -251,6 +250,34 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
             assert not room.service.shares.share_partitions()
 
     run(check, tmp_path)
+
+
+def test_a_group_created_by_its_offsets_outlives_a_restart_and_is_deleted_like_any_other(
+    tmp_path: Path,
+) -> None:
+    async def before(room: Room) -> None:
+        await room.write(10)
+        peer = await room.peer()
+        assert (await altered(peer, "t", 4)).error_code == 0
+
+    async def after(room: Room) -> None:
+        peer = await room.peer()
+        (topic,) = (await described_offsets(peer)).topics
+        assert [(each.start_offset, each.lag) for each in topic.partitions] == [(4, 6)]
+        await joined(peer, "t")
+        await peer.fetch(0)
+        assert part_of(await peer.fetch(20, wait_ms=5000)).acquired == [(4, 9, 1)]
+        await beat(peer, -1)
+        assert (await altered(peer, "t", 1)).error_code == 0
+        deleted = await peer.call_and_rearm(ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        assert [each.error_code for each in deleted.results] == [0]
+
+    async def finally_(room: Room) -> None:
+        assert "g" not in room.service.groups.store.entries
+
+    run(before, tmp_path)
+    run(after, tmp_path)
+    run(finally_, tmp_path)
 
 
 def test_members_offsets_and_where_a_state_is_outlive_a_restart(tmp_path: Path) -> None:

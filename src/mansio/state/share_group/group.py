@@ -184,6 +184,13 @@ class ShareGroup:
         self._give(member)
         return self._answer(member, assigned=True), self._take()
 
+    def created(self) -> Records:
+        """An administrator creates the group before its first member joins."""
+        self.group_epoch = self.assignment_epoch = 1
+        self._put(SHARE_GROUP_EPOCH, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, 0)))
+        self._put(SHARE_TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        return self._take()
+
     def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
         """Topics were created, deleted or grew."""
         if self.members and not self._deleted:

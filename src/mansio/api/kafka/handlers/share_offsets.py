@@ -138,22 +138,38 @@ def _error_for_client(error: MansioError) -> tuple[int, str]:
 def _empty(service: BrokerServices, group_id: str) -> tuple[GroupEntry, ShareGroup]:
     check_group_id(group_id)
     entry, group = service.groups.share_groups.find(group_id)
-    if group.members:
-        raise NonEmptyGroup(f"group {group_id!r} has members")
+    _check_empty(group)
     return entry, group
+
+
+def _check_empty(group: ShareGroup) -> None:
+    if group.members:
+        raise NonEmptyGroup(f"group {group.group_id!r} has members")
 
 
 async def alter_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Set new start offsets; leases and delivery state of these partitions are dropped."""
+    """Set new start offsets; leases and delivery state of these partitions are dropped. A group that does not exist is
+    created with them, so that an administrator can set where it will begin (KAFKA-19662)."""
+    topics = service.topics.state.topics
+    group: ShareGroup | None = None
     try:
-        entry, group = _empty(service, request.group_id)
+        check_group_id(request.group_id)
+        if any(
+            asked.topic_name in topics
+            and 0 <= each.partition_index < len(topics[asked.topic_name].partitions)
+            for asked in request.topics
+            for each in asked.partitions
+        ):
+            entry, group = await service.groups.share_groups.find_or_create(request.group_id)
+            _check_empty(group)
     except MansioError as error:
-        return {"error_code": error.kafka_code, "error_message": error.message, "responses": []}
+        code, reason = _error_for_client(error)
+        return {"error_code": code, "error_message": reason, "responses": []}
     responses = []
     for asked in request.topics:
-        topic = service.topics.state.topics.get(asked.topic_name)
+        topic = topics.get(asked.topic_name)
         topic_id = NO_TOPIC if topic is None else topic.topic_id.bytes
         results, altered = [], []
         for each in asked.partitions:
@@ -164,7 +180,7 @@ async def alter_share_group_offsets(
                         f"there is no partition {asked.topic_name}-{each.partition_index}"
                     )
                 await _altered(
-                    service, ShareKey(group.group_id, topic_id, each.partition_index), each.start_offset
+                    service, ShareKey(request.group_id, topic_id, each.partition_index), each.start_offset
                 )
                 altered.append(each.partition_index)
             except MansioError as error:
@@ -176,8 +192,8 @@ async def alter_share_group_offsets(
                     "error_message": message,
                 }
             )
-        if altered and topic is not None:  # from then on the other partitions do not count as added
-            every = range(len(topic.partitions))
+        if altered and topic is not None and group is not None:
+            every = range(len(topic.partitions))  # from then on the other partitions do not count as added
             await _record_state(service, entry, group, topic_id, asked.topic_name, every)
         responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results})
     return {"error_code": 0, "error_message": None, "responses": responses}

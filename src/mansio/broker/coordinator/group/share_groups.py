@@ -140,6 +140,22 @@ class ShareGroups:
             raise GroupIdNotFound(f"there is no share group {group_id!r}")
         return entry, entry.group
 
+    async def find_or_create(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
+        """The share group with this id; one that does not exist is created and stored, without members. Raises
+        `GroupIdNotFound` for the id of a group of another type, and the errors of the coordinator."""
+        entry = await self._store.find_or_create(group_id)
+        if isinstance(entry.group, ShareGroup) and not entry.is_deleted:
+            return entry, entry.group
+        records: Records = []
+        try:
+            group = self._converted(entry, records)
+            await self._written(entry, group, records + group.created())
+        except InconsistentGroupProtocol as error:
+            raise GroupIdNotFound(error.message) from error
+        finally:
+            self._store.remove_if_empty(entry)
+        return entry, group
+
     def describe(self, group_id: str) -> DescribedShareGroup:
         """One share group. Raises `GroupIdNotFound`."""
         _, group = self.find(group_id)
