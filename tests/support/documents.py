@@ -7,6 +7,6 @@ import re
 
 def metrics_of_a_cluster(operations: str) -> set[str]:
     """The metrics that docs/OPERATIONS.md says only a cluster's broker has."""
-    _, _, table = operations.partition("In a cluster, beside these")
-    table, _, _ = table.partition("Counters are since the start")
+    _, _, table = operations.partition("In a cluster also these")
+    table, _, _ = table.partition("Counters start at zero")
     return set(re.findall(r"\bmansio_[a-z_]+", table))

@@ -34,7 +34,10 @@ SETTINGS = {
 }
 
 
-def prepare(bootstrap_servers: str, group: str, topic: str, count: int) -> None:
+def prepare(
+    bootstrap_servers: str, group: str, topic: str, count: int, *, records_per_batch: int = 10_000
+) -> None:
+    """Configure the group and produce `count` records."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
@@ -43,7 +46,14 @@ def prepare(bootstrap_servers: str, group: str, topic: str, count: int) -> None:
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(scaled(10))
-    producer = Producer({"bootstrap.servers": bootstrap_servers, "compression.type": "lz4", **QUIET})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "compression.type": "lz4",
+            "batch.num.messages": records_per_batch,
+            **QUIET,
+        }
+    )
     for at in range(count):
         producer.produce(topic, f"v{at}", f"k{at}", headers=[("own", b"\x00\xff"), ("nothing", None)])
     assert producer.flush(scaled(10)) == 0
@@ -142,7 +152,7 @@ def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
     bootstrap_servers: str, make_topic: Callable[..., str], unique: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = make_topic(1)
-    prepare(bootstrap_servers, unique, topic, 5)
+    prepare(bootstrap_servers, unique, topic, 5, records_per_batch=2)  # a share fetch acquires whole batches
 
     async def describe() -> dict[str, Any] | None:
         async with mansio.connect(bootstrap_servers) as client:

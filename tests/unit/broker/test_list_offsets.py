@@ -43,8 +43,9 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
+        partitions = SimpleNamespace(get=lambda topic, index: None)
         records = Records(
-            cast("Any", None), clock=cast("Any", SlowClock()), scheduler=AsyncioScheduler(loop), wait_ms_max=0
+            cast("Any", partitions), clock=cast("Any", SlowClock()), scheduler=AsyncioScheduler(loop), wait_ms_max=0
         )
         service = SimpleNamespace(records=records)
 
