@@ -43,7 +43,9 @@ def test_every_named_setting_exists() -> None:
     assert named - ELSEWHERE <= group_config.SETTINGS.keys()
     assert len(named) >= 16
     for name in re.findall(r"`((?:group|share|dead)_[a-z_]+)`", DOCUMENT):
-        assert name in {*Settings.__dataclass_fields__, "dead_letters_pending", "dead_letter_not_written"}, name
+        assert name in {*Settings.__dataclass_fields__, "dead_letters_pending", "dead_letter_not_written"}, (
+            name
+        )
 
 
 def test_headers_and_limits_match_the_code() -> None:

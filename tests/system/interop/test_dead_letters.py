@@ -51,6 +51,7 @@ def prepare(
             "bootstrap.servers": bootstrap_servers,
             "compression.type": "lz4",
             "batch.num.messages": records_per_batch,
+            "linger.ms": 10_000,  # full batches, also when this process is slow; flush() does not wait for it
             **QUIET,
         }
     )

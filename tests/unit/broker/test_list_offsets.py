@@ -45,7 +45,10 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
         loop = asyncio.get_running_loop()
         partitions = SimpleNamespace(get=lambda topic, index: None)
         records = Records(
-            cast("Any", partitions), clock=cast("Any", SlowClock()), scheduler=AsyncioScheduler(loop), wait_ms_max=0
+            cast("Any", partitions),
+            clock=cast("Any", SlowClock()),
+            scheduler=AsyncioScheduler(loop),
+            wait_ms_max=0,
         )
         service = SimpleNamespace(records=records)
 
