@@ -365,6 +365,18 @@ class GroupSubscribedToTopic(RequestError):
     http_status = 409
 
 
+class ElectionNotNeeded(RequestError):
+    """The partition already has the leader that would be elected."""
+
+    kafka_code = 84
+
+
+class NoReassignmentInProgress(RequestError):
+    """No reassignment of this partition is in progress."""
+
+    kafka_code = 85
+
+
 class UnknownLeaderEpoch(RequestError):
     """The leader epoch in the request is newer than this broker's."""
 
@@ -453,6 +465,18 @@ class ConcurrentChange(Unavailable):
 
     grpc_status = "ABORTED"
     http_status = 409
+
+
+class PreferredLeaderNotAvailable(Unavailable):
+    """The preferred leader of the partition is not available."""
+
+    kafka_code = 80
+
+
+class EligibleLeadersNotAvailable(Unavailable):
+    """No replica of the partition can become its leader."""
+
+    kafka_code = 83
 
 
 class NotEnoughReplicas(Unavailable):

@@ -36,6 +36,7 @@ from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
+from mansio.broker.services.elections import ElectionService
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.groups import GroupService
 from mansio.broker.services.produce import ProduceService
@@ -365,6 +366,7 @@ class BrokerRuntime:
             cluster_description=ClusterDescriptionService(
                 topics=self.topics, settings=settings, cluster=cluster
             ),
+            elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
             cluster=cluster,
         )
 

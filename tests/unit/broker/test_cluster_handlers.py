@@ -11,6 +11,7 @@ import pytest
 
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
 from mansio.broker.services.cluster import ClusterDescriptionService
+from mansio.broker.services.elections import ElectionService
 from mansio.config.settings import Settings
 from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
 from mansio.metadata.controller.controller_plan import ClusterView, preferred_election, unclean_election
@@ -70,6 +71,7 @@ class World:
         self.cluster_description = ClusterDescriptionService(
             topics=self.topics, settings=self.settings, cluster=self.cluster
         )
+        self.elections = ElectionService(topics=self.topics, cluster=self.cluster, clock=self.clock)
 
     def put(self, topic: Topic) -> None:
         self.state.topics[topic.name] = self.state.topics_by_id[topic.topic_id] = topic

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
+    from mansio.broker.services.elections import ElectionService
     from mansio.broker.services.fetch import FetchService
     from mansio.broker.services.groups import GroupService
     from mansio.broker.services.produce import ProduceService
@@ -61,5 +62,6 @@ class BrokerServices:
     log_cleaner: LogCleaner
     log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
+    elections: ElectionService
     cluster: ClusterServices | None = None
     """None on a single node."""

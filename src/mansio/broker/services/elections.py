@@ -1,0 +1,185 @@
+"""Leader elections and partition reassignments (KIP-460, KIP-455).
+
+On a single node a partition has one replica, which is its leader, so no election is ever needed. In a cluster any
+broker carries out the elections that it receives, each as a compare-and-set transaction of the metadata store.
+Partitions are not moved: a plan that does not change a partition succeeds, as in Kafka, and any other is rejected.
+
+An unclean election elects the first replica whose broker is up. Records that only the other replicas had are lost,
+which is what the client requested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import (
+    ConcurrentChange,
+    ElectionNotNeeded,
+    EligibleLeadersNotAvailable,
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    MansioError,
+    NoReassignmentInProgress,
+    PreferredLeaderNotAvailable,
+    RequestTimedOut,
+    Unavailable,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mansio.broker.services.cluster import ClusterServices
+    from mansio.broker.services.topics import TopicService
+    from mansio.metadata.controller.controller import Controller
+    from mansio.metadata.model import PartitionState
+    from mansio.ports import Clock
+
+PREFERRED: Final = 0
+UNCLEAN: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionResult:
+    """The outcome for one partition; `error` is None if its new leader was elected."""
+
+    topic: str
+    partition: int
+    error: MansioError | None
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingReassignment:
+    """A partition with replicas that are being added or removed."""
+
+    topic: str
+    partition: int
+    state: PartitionState
+
+
+class ElectionService:
+    """All methods run on the broker's event loop."""
+
+    __slots__ = ("_clock", "_cluster", "_topics")
+
+    def __init__(self, *, topics: TopicService, cluster: ClusterServices | None, clock: Clock) -> None:
+        """`cluster` is None on a single node."""
+        self._topics = topics
+        self._cluster = cluster
+        self._clock = clock
+
+    async def elect_leaders(
+        self, partitions: Iterable[tuple[str, int]] | None, *, election_type: int, timeout_ms: int
+    ) -> list[ElectionResult]:
+        """Elect leaders of these partitions, one after the other, until the timeout. If `partitions` is None, all
+        partitions are meant, and those that need no election are omitted from the results, as in Kafka (KIP-460)."""
+        deadline = self._clock.monotonic() + max(timeout_ms, 0) / 1000
+        results = []
+        for topic, index in self._all_partitions() if partitions is None else partitions:
+            error: MansioError | None = None
+            try:
+                await self._elect(topic, index, election_type, deadline)
+            except ElectionNotNeeded as not_needed:
+                if partitions is None:
+                    continue
+                error = not_needed
+            except MansioError as failure:
+                error = failure
+            results.append(ElectionResult(topic, index, error))
+        return results
+
+    def _all_partitions(self) -> list[tuple[str, int]]:
+        return [
+            (topic.name, index)
+            for topic in self._topics.state.topics.values()
+            for index in range(len(topic.partitions))
+        ]
+
+    async def _elect(self, topic: str, index: int, election_type: int, deadline: float) -> None:
+        partition = self._find(topic, index)
+        if election_type not in (PREFERRED, UNCLEAN):
+            raise InvalidRequest(f"there is no election of type {election_type}")
+        if self._cluster is None:
+            raise _single_node_error(partition, election_type)
+        self._check_needed(partition, election_type)  # by the metadata image: the store is not asked
+        if self._clock.monotonic() >= deadline:
+            raise RequestTimedOut("the request timed out before this election")
+        controller = self._cluster.controller
+        if election_type == PREFERRED:
+            await _elect_preferred(controller, topic, index, partition)
+        else:
+            await self._elect_unclean(controller, topic, index, partition)
+
+    def _check_needed(self, partition: PartitionState, election_type: int) -> None:
+        leader = partition.leader
+        epoch = self._topics.state.epoch_of(leader)
+        if not epoch or not partition.led_by(leader, epoch):
+            return
+        if election_type == UNCLEAN:
+            raise ElectionNotNeeded(f"broker {leader} leads the partition")
+        if leader == partition.replicas[0]:
+            raise ElectionNotNeeded(f"broker {leader}, the preferred leader, leads the partition")
+
+    async def _elect_unclean(
+        self, controller: Controller, topic: str, index: int, before: PartitionState
+    ) -> None:
+        eligible = [node_id for node_id in before.replicas if self._topics.state.may_lead(node_id)]
+        if not eligible:
+            replicas = ", ".join(map(str, before.replicas))
+            raise EligibleLeadersNotAvailable(f"no broker with a replica ({replicas}) is up")
+        try:
+            await controller.elect_unclean(topic, index, eligible[0])
+        except ConcurrentChange:
+            raise
+        except InvalidRequest as error:  # an in-sync broker is or becomes the leader
+            raise ElectionNotNeeded(error.message) from error
+        except Unavailable as error:
+            raise EligibleLeadersNotAvailable(error.message) from error
+
+    def check_reassignment(self, topic: str, index: int, replicas: Sequence[int] | None) -> None:
+        """Accept the plan that a partition has these replicas (None: cancel its reassignment) if nothing changes.
+
+        Raises `InvalidReplicaAssignment` for any other plan, `NoReassignmentInProgress` for a cancellation."""
+        partition = self._find(topic, index)
+        if replicas is None:
+            raise NoReassignmentInProgress
+        if tuple(replicas) != partition.replicas:
+            raise InvalidReplicaAssignment(
+                f"partitions are not moved: it stays on {list(partition.replicas)}, not {list(replicas)}"
+            )
+
+    def list_reassignments(self, partitions: Iterable[tuple[str, int]] | None) -> list[OngoingReassignment]:
+        """Ongoing reassignments of these partitions, or of all. Partitions that do not exist are omitted."""
+        topics = self._topics.state.topics
+        found = []
+        for name, index in self._all_partitions() if partitions is None else partitions:
+            states = topics[name].partitions if name in topics else ()
+            if 0 <= index < len(states) and (states[index].adding or states[index].removing):
+                found.append(OngoingReassignment(name, index, states[index]))
+        return found
+
+    def _find(self, topic: str, index: int) -> PartitionState:
+        partitions = self._topics.find(topic).partitions
+        if not 0 <= index < len(partitions):
+            raise UnknownTopicOrPartition(f"there is no partition {topic}-{index}")
+        return partitions[index]
+
+
+def _single_node_error(partition: PartitionState, election_type: int) -> MansioError:
+    if partition.leader >= 0:
+        return ElectionNotNeeded("the partition has its only replica as its leader")
+    if election_type == PREFERRED:
+        return PreferredLeaderNotAvailable("the partition's only replica is not available")
+    return EligibleLeadersNotAvailable("the partition's only replica is not available")
+
+
+async def _elect_preferred(controller: Controller, topic: str, index: int, before: PartitionState) -> None:
+    try:
+        after = await controller.elect_preferred(topic, index)
+    except ConcurrentChange:
+        raise
+    except Unavailable as error:
+        raise PreferredLeaderNotAvailable(error.message) from error
+    if after.leader_epoch == before.leader_epoch:
+        raise ElectionNotNeeded(f"broker {after.leader}, the preferred leader, leads the partition")
