@@ -46,6 +46,7 @@ from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.receive_records import ReceiveService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.share import ShareService
+from mansio.broker.services.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.share_group_config import LOCK_DURATION, in_force
@@ -346,6 +347,9 @@ class BrokerRuntime:
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,
             share=share,
+            share_offsets=ShareOffsetService(
+                groups=self.groups, shares=self.shares, topics=self.topics, partitions=self.partitions
+            ),
             receive=ReceiveService(
                 share=share,
                 shares=self.shares,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.receive_records import ReceiveService
     from mansio.broker.services.records import RecordService
     from mansio.broker.services.share import ShareService
+    from mansio.broker.services.share_offsets import ShareOffsetService
     from mansio.broker.services.statistics import Statistics
     from mansio.broker.services.topics import TopicService
     from mansio.config.settings import Settings
@@ -54,6 +55,7 @@ class BrokerServices:
     group_service: GroupService
     group_configs: GroupConfigManager
     share: ShareService
+    share_offsets: ShareOffsetService
     receive: ReceiveService
     shares: SharePartitionManager
     share_state: ShareCoordinator

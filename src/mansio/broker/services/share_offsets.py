@@ -1,0 +1,231 @@
+"""Start offsets of share groups: describe, alter, delete (KIP-932; KIP-1226 for the lag).
+
+Handled by the group coordinator, which calls the broker that keeps the delivery state. Altering replaces the state of a
+share partition in a higher state epoch, so that its leader is fenced with its next write; a leader on this broker ends
+at once.
+
+Invariants: a group with members is not altered. Topics of a group are altered or deleted one at a time; errors are
+reported per partition or topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
+from mansio.errors import InvalidRequest, MansioError, NonEmptyGroup, UnknownTopicOrPartition
+from mansio.state.share_partition.types import ShareKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+    from mansio.broker.coordinator.group.group_store import GroupEntry
+    from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.topics import TopicService
+    from mansio.metadata.model import Topic
+    from mansio.state.share_group.group import ShareGroup
+    from mansio.state.share_partition.types import ShareSummary
+
+UNKNOWN: Final = -1
+"""The start offset of a share partition without state, and the lag that this broker cannot tell."""
+NO_TOPIC_ID: Final = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOffset:
+    """One share partition: its start offset, the epoch of its leader, and its lag in records."""
+
+    partition: int
+    start_offset: int = UNKNOWN
+    leader_epoch: int = 0
+    lag: int = UNKNOWN
+    error: MansioError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicShareOffsets:
+    """Share partitions of one topic; `topic_id` is `NO_TOPIC_ID` if there is no such topic. `error` concerns the topic
+    as a whole."""
+
+    topic: str
+    topic_id: bytes
+    partitions: Sequence[ShareOffset] = ()
+    error: MansioError | None = None
+
+
+class ShareOffsetService:
+    """All methods run on the broker's event loop, of the broker that coordinates the group."""
+
+    __slots__ = ("_groups", "_partitions", "_shares", "_topics")
+
+    def __init__(
+        self,
+        *,
+        groups: GroupCoordinator,
+        shares: SharePartitionManager,
+        topics: TopicService,
+        partitions: PartitionSet,
+    ) -> None:
+        self._groups = groups
+        self._shares = shares
+        self._topics = topics
+        self._partitions = partitions
+
+    # ------------------------------------------------------------------ describe
+
+    async def describe(
+        self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]] | None
+    ) -> list[TopicShareOffsets]:
+        """The share partitions of a group: the given ones, or all with state if `topics` is None. Raises the errors of
+        a coordinator: `InvalidGroupId`, `GroupIdNotFound`, `CoordinatorLoadInProgress`, ..."""
+        try:
+            check_group_id(group_id)
+            _, group = self._groups.share_groups.find(group_id)
+            wanted = self._with_state(group) if topics is None else topics
+            return [await self._describe_topic(group_id, *each) for each in wanted]
+        except MansioError as error:
+            raise _for_client(error) from error
+
+    def _with_state(self, group: ShareGroup) -> list[tuple[str, Sequence[int]]]:
+        name_of = self._groups.topic_resolver.name_of
+        return [
+            (name, each.partitions)
+            for each in group.state_partitions.initialized
+            if (name := name_of(each.topic_id)) is not None
+        ]
+
+    async def _describe_topic(self, group_id: str, name: str, indexes: Sequence[int]) -> TopicShareOffsets:
+        topic = self._topics.state.topics.get(name)
+        topic_id = _id_of(topic)
+        offsets = []
+        for index in indexes:
+            try:
+                _check_partition(topic, name, index)
+                offsets.append(await self._describe_partition(name, ShareKey(group_id, topic_id, index)))
+            except MansioError as error:
+                offsets.append(ShareOffset(index, error=error))
+        return TopicShareOffsets(name, topic_id, offsets)
+
+    async def _describe_partition(self, name: str, key: ShareKey) -> ShareOffset:
+        summary = await self._shares.persister.summary(key)
+        if summary is None:
+            return ShareOffset(key.partition)
+        lag = self._lag(name, key, summary)
+        return ShareOffset(key.partition, summary.start_offset, max(summary.leader_epoch, 0), lag)
+
+    def _lag(self, name: str, key: ShareKey, summary: ShareSummary) -> int:
+        """`UNKNOWN` without a local replica. The end of a replica may lag behind its leader."""
+        partition = self._partitions.get(name, key.partition)
+        if partition is None:
+            return UNKNOWN
+        start = max(summary.start_offset, partition.start_offset)
+        return max(partition.high_watermark - start - summary.done_count, 0)
+
+    # ------------------------------------------------------------------ alter
+
+    async def alter(
+        self, group_id: str, start_offsets: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+    ) -> list[TopicShareOffsets]:
+        """Set new start offsets, (partition, offset) by topic; their leases and delivery state are dropped.
+
+        A group that does not exist is created with them, so that an administrator can set where it will begin
+        (KAFKA-19662), unless none of the partitions exists. Raises `NonEmptyGroup` and the errors of a coordinator."""
+        topics = self._topics.state.topics
+        owner: tuple[GroupEntry, ShareGroup] | None = None
+        try:
+            check_group_id(group_id)
+            if any(
+                _has_partition(topics.get(name), index)
+                for name, partitions in start_offsets
+                for index, _ in partitions
+            ):
+                owner = await self._groups.share_groups.find_or_create(group_id)
+                _check_empty(owner[1])
+        except MansioError as error:
+            raise _for_client(error) from error
+        results = []
+        for name, partitions in start_offsets:
+            topic = topics.get(name)
+            topic_id = _id_of(topic)
+            offsets = []
+            for index, start_offset in partitions:
+                failure: MansioError | None = None
+                try:
+                    _check_partition(topic, name, index)
+                    await self._alter_partition(ShareKey(group_id, topic_id, index), start_offset)
+                except MansioError as error:
+                    failure = _for_client(error)
+                offsets.append(ShareOffset(index, start_offset, error=failure))
+            if topic is not None and owner is not None and any(each.error is None for each in offsets):
+                # All partitions of the topic: from then on the others do not count as added.
+                await self._record_state(*owner, topic_id, name, range(len(topic.partitions)))
+            results.append(TopicShareOffsets(name, topic_id, offsets))
+        return results
+
+    async def _alter_partition(self, key: ShareKey, start_offset: int) -> None:
+        if start_offset < 0:
+            raise InvalidRequest(f"{start_offset} is not an offset")
+        shares = self._shares
+        await shares.wait_for_dead_letters(key)
+        summary = await shares.persister.summary(key)
+        state_epoch = 0 if summary is None else summary.state_epoch + 1
+        await shares.persister.initialize(key, state_epoch, start_offset)
+        shares.forget(key)
+
+    async def _record_state(
+        self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]
+    ) -> None:
+        """Record partitions with state in the group, so that the state is deleted with the group."""
+        if not entry.is_unloaded and entry.group is group:
+            await self._groups.share_groups.initialized(entry, group, topic_id, name, indexes)
+
+    # ------------------------------------------------------------------ delete
+
+    async def delete(self, group_id: str, topics: Sequence[str]) -> list[TopicShareOffsets]:
+        """Delete the delivery state of topics; the group starts in them like a new one. Raises `NonEmptyGroup` and the
+        errors of a coordinator."""
+        try:
+            check_group_id(group_id)
+            entry, group = self._groups.share_groups.find(group_id)
+            _check_empty(group)
+        except MansioError as error:
+            raise _for_client(error) from error
+        results = []
+        for name in topics:
+            topic = self._topics.state.topics.get(name)
+            topic_id = _id_of(topic)
+            failure: MansioError | None = None
+            try:
+                if topic is None:
+                    raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+                await self._groups.share_groups.delete_topics(entry, group, [topic_id])
+            except MansioError as error:
+                failure = _for_client(error)
+            results.append(TopicShareOffsets(name, topic_id, error=failure))
+        return results
+
+
+def _id_of(topic: Topic | None) -> bytes:
+    return NO_TOPIC_ID if topic is None else topic.topic_id.bytes
+
+
+def _has_partition(topic: Topic | None, index: int) -> bool:
+    return topic is not None and 0 <= index < len(topic.partitions)
+
+
+def _check_partition(topic: Topic | None, name: str, index: int) -> None:
+    if not _has_partition(topic, index):
+        raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
+
+
+def _check_empty(group: ShareGroup) -> None:
+    if group.members:
+        raise NonEmptyGroup(f"group {group.group_id!r} has members")
+
+
+def _for_client(error: MansioError) -> MansioError:
+    """Errors of the group's log become those of a coordinator."""
+    return error if isinstance(error, UnknownTopicOrPartition) else as_coordinator_error(error)
