@@ -29,7 +29,8 @@ STOP_MARGIN_S = 10.0
 class EmbeddedBroker:
     """A broker in this process.
 
-    >>> with mansio.Broker("data") as broker: ...     client = mansio.blocking.connect(broker.address)
+    >>> with mansio.Broker("data") as broker:
+    ...     client = mansio.blocking.connect(broker.address)
 
     `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see `mansio.config.settings`.
     With `etcd_endpoints=` and `node_id=` it is a member of a cluster; a program that blocks it for seconds (one long
