@@ -4,7 +4,8 @@
 DescribeConfigs returns text.
 
 Invariant: a setting without effect is not accepted silently. It is either rejected with the reason (`not_offered`, or a
-value that its validator rejects), or its `effect` states from when on it is effective.
+value that its validator rejects), or stored and documented with the reason (`no_effect`), which is logged when it is
+set; `effect` states from when on a setting is effective.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class ConfigKey:
 
     `parse` converts text to a value, or raises `ValueError` with the reason. `broker_name`: Kafka's name of the broker
     setting that is the default; `broker_setting`: the name of that setting in `Settings`, for groups; both empty where
-    the broker has none.
+    the broker has none. `no_effect`: why the setting is only stored.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ConfigKey:
     parse: Callable[[str], Any]
     effect: str = ""
     broker_setting: str = ""
+    no_effect: str = ""
 
 
 class ConfigDef:
@@ -118,8 +120,9 @@ class ConfigDef:
         """The overrides after incremental changes (KIP-339). `default_of`: the base of a change to a list without an
         override.
 
-        DELETE of a setting that this version does not define is allowed if there is an override, so that it can be
-        removed. Raises `InvalidConfig` for an invalid setting or value, `InvalidRequest` for an invalid request.
+        DELETE of a setting without an override changes nothing, whatever its name: tools remove settings that they may
+        have set before. Raises `InvalidConfig` for an invalid setting or value, `InvalidRequest` for an invalid
+        request.
         """
         result = dict(overrides)
         seen: set[str] = set()
@@ -128,8 +131,6 @@ class ConfigDef:
                 raise InvalidRequest(f"{name} is changed twice in one request")
             seen.add(name)
             if operation == Operation.DELETE:
-                if name not in result:
-                    self.key(name)
                 result.pop(name, None)
                 continue
             is_list_change = operation in (Operation.APPEND, Operation.SUBTRACT)

@@ -3,7 +3,7 @@
 Maps Mansio's settings to Kafka's broker names and units. A setting without a Kafka name is returned as `mansio.<name>`.
 Broker settings are read-only: they are read at start.
 
-Invariant: the value of an entry is that of its first synonym (KIP-226).
+Invariant: the value of an entry is that of its first synonym (KIP-226), if it has any.
 """
 
 from __future__ import annotations
@@ -79,13 +79,16 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
     """All settings of the broker, including the defaults of topics."""
     entries = [_broker_entry(settings, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
-        synonyms = _default_synonyms(row, settings.topic_defaults, 1)
-        entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=True))
+        if row.broker_name:
+            synonyms = _default_synonyms(row, settings.topic_defaults, 1)
+            entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=True))
     return entries
 
 
 def documentation(row: ConfigKey) -> str:
-    """Documentation of a topic setting, and from when on it is effective."""
+    """Documentation of a topic setting, and from when on it is effective, or why it is not."""
+    if row.no_effect:
+        return f"{row.meaning} (Without effect: {row.no_effect}.)"
     return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
 
 
@@ -95,18 +98,24 @@ def _topic_entry(
     synonyms = _default_synonyms(row, defaults, replication_factor)
     if row.name in configs:
         synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
+    if not synonyms:
+        value = topic_config.in_force(row.name, {}, {}, replication_factor)
+        return ConfigEntry(row.name, value, Source.DEFAULT, row.kind, False, (), documentation(row))
     return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
 
 
 def _default_synonyms(
     row: ConfigKey, defaults: Mapping[str, str], replication_factor: int
 ) -> tuple[Synonym, ...]:
-    built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
-    default = Synonym(row.broker_name, built_in, Source.DEFAULT)
-    if row.name not in defaults:
-        return (default,)
-    value = topic_config.in_force(row.name, {}, defaults, replication_factor)
-    return (Synonym(row.broker_name, value, Source.STATIC_BROKER), default)
+    """The broker's values. None for a setting that Kafka's brokers do not have, unless `topic_defaults` sets it."""
+    synonyms: tuple[Synonym, ...] = ()
+    if row.broker_name:
+        built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
+        synonyms = (Synonym(row.broker_name, built_in, Source.DEFAULT),)
+    if row.name in defaults:
+        value = topic_config.in_force(row.name, {}, defaults, replication_factor)
+        synonyms = (Synonym(row.broker_name or row.name, value, Source.STATIC_BROKER), *synonyms)
+    return synonyms
 
 
 def _entry(

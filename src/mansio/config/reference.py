@@ -15,6 +15,8 @@ from mansio.config.settings import SPECIFICATIONS, default_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mansio.config.config_def import ConfigKey
+
 DOCUMENT: Final = "docs/CONFIGURATION.md"
 EXAMPLE: Final = "config.example.yaml"
 COLUMNS: Final = 110
@@ -43,17 +45,18 @@ bytes or milliseconds. `config.example.yaml` contains every setting with its def
 _TOPICS: Final = """
 ## Settings of a topic
 
-Kafka's names and values. They are set when a topic is created, changed with `mansio topic alter` or any Kafka tool, and
-shown by `mansio topic describe`. `topic_defaults` in the broker's settings sets them for all topics without a value of
-their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are plain
-numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and the reason. Names that
-begin with `mansio.` are extensions; for retention holds see [PIPELINES.md](PIPELINES.md).
+Kafka's names and values. They are set when a topic is created, changed with `mansio topic alter` or any Kafka tool,
+and shown by `mansio topic describe`. All settings of Kafka 4 are accepted; those without effect are stored and marked,
+and a warning is logged when one is set. `topic_defaults` in the broker's settings sets them for all topics without a
+value of their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are
+plain numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and the reason.
+Names that begin with `mansio.` are extensions; for retention holds see [PIPELINES.md](PIPELINES.md).
 """
 
 _NOT_OFFERED: Final = """
-## Topic settings of Kafka that are refused
+## Topic settings of earlier versions of Kafka that are refused
 
-A setting without an effect is refused instead of being ignored.
+Kafka 4 refuses them as well.
 """
 
 
@@ -66,9 +69,9 @@ def document() -> str:
     topic_rows = [
         (
             f"`{row.name}`",
-            f"`{row.default}`" if row.default else "majority",
+            f"`{row.default}`" if row.default else _no_default(row.name),
             row.kind.name.lower(),
-            _cell(row.meaning + (f" **{row.effect[0].upper()}{row.effect[1:]}.**" if row.effect else "")),
+            _cell(row.meaning + _effect(row)),
         )
         for row in topic_config.SETTINGS.values()
     ]
@@ -84,6 +87,16 @@ def document() -> str:
             "",
         ]
     )
+
+
+def _no_default(name: str) -> str:
+    return "majority" if name == "min.insync.replicas" else "(empty)"
+
+
+def _effect(row: ConfigKey) -> str:
+    if row.no_effect:
+        return f" **Without effect**: {row.no_effect}."
+    return f" **{row.effect[0].upper()}{row.effect[1:]}.**" if row.effect else ""
 
 
 def example() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,14 +28,23 @@ DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
 def _cleanup_policy(text: str) -> tuple[str, ...]:
-    """One policy or both, without duplicates, in the given order."""
+    """One policy, both or none, without duplicates, in the given order."""
     policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for policy in policies:
         if policy not in (COMPACT, DELETE):
             raise ValueError(f"{policy!r} is not a cleanup policy: delete, compact or compact,delete")
-    if not policies:
-        raise ValueError("at least one policy is required")
     return policies
+
+
+def _replica_list(text: str) -> tuple[str, ...]:
+    """`*` for all replicas, or PARTITION:BROKER with commas."""
+    items = tuple(part.strip() for part in text.split(",") if part.strip())
+    for item in items:
+        if item != "*" and not re.fullmatch(r"\d{1,10}:\d{1,10}", item, re.ASCII):
+            raise ValueError(f"{item!r} is not PARTITION:BROKER or *")
+    if "*" in items and len(items) > 1:
+        raise ValueError("* stands for all replicas and excludes others")
+    return items
 
 
 _NO_RECOMPRESSION: Final = dict.fromkeys(
@@ -42,11 +52,17 @@ _NO_RECOMPRESSION: Final = dict.fromkeys(
     "the broker stores batches as sent and does not recompress: only 'producer'",
 )
 
+_ALWAYS_FLUSHED: Final = (
+    "acks=all is flushed before the response; log_flush_interval_ms applies to other records"
+)
+_ONE_THROTTLE: Final = "a broker has one throttle: replica_throttle_bytes_per_second"
+_NOT_TIERED: Final = "there is no tiered storage"
+
 _KEYS: Final = (
     ConfigKey(
         "cleanup.policy", ConfigType.LIST, "delete", "log.cleanup.policy",
         "Cleanup of old records. delete: whole segments are deleted by time and size. compact: the latest record"
-        " of each key is kept. compact,delete: both.",
+        " of each key is kept. compact,delete: both. Empty: records are kept until they are deleted on request.",
         _cleanup_policy,
     ),
     ConfigKey(
@@ -66,9 +82,44 @@ _KEYS: Final = (
         one_of("true", "false"),
     ),
     ConfigKey(
+        "file.delete.delay.ms", ConfigType.LONG, "60000", "log.segment.delete.delay.ms",
+        "Time in ms between the deletion of a segment and the removal of its files.",
+        integer(0, INT64_MAX), no_effect="files are deleted at once; reads in progress finish",
+    ),
+    ConfigKey(
+        "flush.messages", ConfigType.LONG, str(INT64_MAX), "log.flush.interval.messages",
+        "Number of records after which the log is flushed.",
+        integer(1, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
+    ),
+    ConfigKey(
+        "flush.ms", ConfigType.LONG, str(INT64_MAX), "log.flush.scheduler.interval.ms",
+        "Time in ms after which the log is flushed.",
+        integer(0, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
+    ),
+    ConfigKey(
+        "follower.replication.throttled.replicas", ConfigType.LIST, "", "",
+        "Replicas whose copying is throttled on the follower: PARTITION:BROKER with commas, or * for all.",
+        _replica_list, no_effect=_ONE_THROTTLE,
+    ),
+    ConfigKey(
         "index.interval.bytes", ConfigType.INT, "4096", "log.index.interval.bytes",
         "Bytes of log between two entries of the offset index.",
         integer(0, INT32_MAX),
+    ),
+    ConfigKey(
+        "leader.replication.throttled.replicas", ConfigType.LIST, "", "",
+        "Replicas whose copying is throttled on the leader: PARTITION:BROKER with commas, or * for all.",
+        _replica_list, no_effect=_ONE_THROTTLE,
+    ),
+    ConfigKey(
+        "local.retention.bytes", ConfigType.LONG, "-2", "log.local.retention.bytes",
+        "Size in bytes of a partition that is kept on local disks. -2: retention.bytes.",
+        integer(-2, INT64_MAX), no_effect=_NOT_TIERED,
+    ),
+    ConfigKey(
+        "local.retention.ms", ConfigType.LONG, "-2", "log.local.retention.ms",
+        "Time in ms for which records are kept on local disks. -2: retention.ms.",
+        integer(-2, INT64_MAX), no_effect=_NOT_TIERED,
     ),
     ConfigKey(
         "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
@@ -128,6 +179,26 @@ _KEYS: Final = (
         integer(1, INT32_MAX),
     ),
     ConfigKey(
+        "preallocate", ConfigType.BOOLEAN, "false", "log.preallocate",
+        "Whether the file of a new segment is created with its full size.",
+        one_of("true", "false", ignore_case=True), no_effect="files grow in steps ahead of their batches",
+    ),
+    ConfigKey(
+        "remote.log.copy.disable", ConfigType.BOOLEAN, "false", "",
+        "Whether copying to remote storage is stopped.",
+        one_of("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
+    ),
+    ConfigKey(
+        "remote.log.delete.on.disable", ConfigType.BOOLEAN, "false", "",
+        "Whether remote data is deleted when remote.storage.enable is set to false.",
+        one_of("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
+    ),
+    ConfigKey(
+        "remote.storage.enable", ConfigType.BOOLEAN, "false", "",
+        "Tiered storage. Only 'false', as in Kafka where the broker has no remote storage.",
+        one_of("false", refused={"true": f"{_NOT_TIERED}: only 'false'"}, ignore_case=True),
+    ),
+    ConfigKey(
         "retention.bytes", ConfigType.LONG, "-1", "log.retention.bytes",
         "Size in bytes of a partition at which its oldest segments are deleted. -1: no limit."
         " Whole segments are deleted, so up to one segment.bytes more remains.",
@@ -145,6 +216,16 @@ _KEYS: Final = (
         integer(1024, INT32_MAX),
     ),
     ConfigKey(
+        "segment.index.bytes", ConfigType.INT, "10485760", "log.index.size.max.bytes",
+        "Maximum size in bytes of a segment's index.",
+        integer(4, INT32_MAX), no_effect="indexes grow with their segment",
+    ),
+    ConfigKey(
+        "segment.jitter.ms", ConfigType.LONG, "0", "log.roll.jitter.ms",
+        "Maximum random time in ms by which segment.ms is shortened.",
+        integer(0, INT64_MAX), no_effect="segments are started without jitter",
+    ),
+    ConfigKey(
         "segment.ms", ConfigType.LONG, "604800000", "log.roll.ms",
         "Age in ms at which a new segment is started even if the last one is not full.",
         integer(1, INT64_MAX),
@@ -155,32 +236,21 @@ _KEYS: Final = (
         one_of("false", refused={"true": "records could be lost without a decision of an administrator: only 'false'"}),
     ),
 )  # fmt: skip
-_ALWAYS_SYNCED: Final = (
-    "acks=all is flushed before the response; log_flush_interval_ms applies to other records"
-)
 NOT_OFFERED: Final[dict[str, str]] = {
     "compression.gzip.level": "the broker does not compress",
     "compression.lz4.level": "the broker does not compress",
     "compression.zstd.level": "the broker does not compress",
-    "file.delete.delay.ms": "files are deleted at once; reads in progress finish",
-    "flush.messages": _ALWAYS_SYNCED,
-    "flush.ms": _ALWAYS_SYNCED,
-    "follower.replication.throttled.replicas": "a broker has one throttle: replica_throttle_bytes_per_second",
-    "leader.replication.throttled.replicas": "a broker has one throttle: replica_throttle_bytes_per_second",
-    "local.retention.bytes": "there is no tiered storage",
-    "local.retention.ms": "there is no tiered storage",
     "message.downconversion.enable": "only record batch format 2 is served",
     "message.format.version": "only record batch format 2 is stored",
     "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
-    "preallocate": "segments are not preallocated",
-    "remote.storage.enable": "there is no tiered storage",
-    "segment.index.bytes": "indexes grow with their segment",
-    "segment.jitter.ms": "segments roll without jitter",
 }
+"""Settings that Kafka 4 removed."""
 
 
 TOPIC_CONFIG: Final = ConfigDef("topic", _KEYS, not_offered=NOT_OFFERED)
 SETTINGS: Final = TOPIC_CONFIG.keys
+WITHOUT_EFFECT: Final[dict[str, str]] = {key.name: key.no_effect for key in _KEYS if key.no_effect}
+"""Settings that are only stored, so that tools which set them work, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

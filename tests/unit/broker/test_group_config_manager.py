@@ -108,7 +108,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
         (INTERVAL, "50", InvalidConfig, "below the minimum of 100"),
         ("consumer.assignment.interval.ms", "1", InvalidConfig, "not offered"),
         ("retention.ms", "1", InvalidConfig, "no such group setting"),
-        ("group.consumer.assignors", None, InvalidConfig, "no such group setting"),
+        ("group.consumer.assignors", "uniform", InvalidConfig, "no such group setting"),
     ],
 )
 def test_what_would_do_nothing_is_refused(

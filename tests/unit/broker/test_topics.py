@@ -391,6 +391,22 @@ def test_auto_create_takes_the_topic_another_has_just_made() -> None:
     run(check)
 
 
+def test_a_topic_that_is_created_or_deleted_meanwhile_is_unknown_and_no_failure_of_its_creation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check(admin: Admin) -> None:
+        admin.host.gate = asyncio.Event()
+        first = asyncio.create_task(admin.topics.find_or_auto_create("a", is_allowed_by_client=True))
+        await until(lambda: admin.state.unfinished)
+        with pytest.raises(UnknownTopicOrPartition):
+            await admin.topics.find_or_auto_create("a", is_allowed_by_client=True)
+        admin.host.gate.set()
+        assert (await first).name == "a"
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    run(check, Settings(auto_create_topics_enable=True))
+
+
 def test_leader_epochs_of_many_partitions_begin_with_one_change() -> None:
     async def check(admin: Admin) -> None:
         await admin.topics.create(NewTopic("a", 40))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
+from mansio.config.config_def import Operation
 from mansio.config.config_entries import ConfigEntry, broker_entries
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
@@ -162,6 +163,8 @@ class ConfigService:
         kind, name = alteration.resource.kind, alteration.resource.name
         changes = alteration.changes
         if kind == ResourceType.BROKER:
+            if not replace and all(change.operation == Operation.DELETE for change in changes):
+                return  # no setting of a broker is set dynamically
             raise InvalidRequest(
                 "the broker's settings are read at start: set them in its file or environment"
             )

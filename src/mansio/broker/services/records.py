@@ -199,7 +199,7 @@ class RecordService:
         partition = self._partitions.find(topic, None, index)
         if partition.internal:
             raise InvalidTopic(f"{topic} is an internal topic; its records cannot be deleted")
-        if not partition.settings.deletes:
+        if partition.settings.compacts and not partition.settings.deletes:
             raise PolicyViolation(
                 f"{topic} has cleanup.policy=compact: its records are deleted by compaction only"
             )

@@ -48,7 +48,7 @@ from mansio.metadata.topic_plan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
     from mansio.config.config_def import Change
     from mansio.config.config_entries import ConfigEntry
@@ -178,6 +178,7 @@ class TopicService:
                 "topic_metric_names_collide",
                 extra=fields(topic=new.name, other=other),
             )
+        _warn_without_effect(topic.name, topic.configs)
         created = await self._uninterrupted(self._create(topic), name=f"create topic {new.name}")
         partitions = len(created.partitions)
         logger.info(
@@ -203,6 +204,8 @@ class TopicService:
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
         try:
             return await self.auto_create(name)
+        except UnknownTopicOrPartition:
+            raise  # being created by another request, or deleted meanwhile
         except MansioError as error:
             logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
             raise
@@ -282,6 +285,9 @@ class TopicService:
             if validate_only or configs == topic.configs:
                 return changed
             if await self._steps.write(changed):
+                _warn_without_effect(
+                    name, {key: value for key, value in configs.items() if topic.configs.get(key) != value}
+                )
                 logger.info(
                     "topic_settings_changed", extra=fields(topic=name, changed=_described(topic, changed))
                 )
@@ -425,6 +431,14 @@ def _check_internal(name: str, changes: Sequence[Change]) -> None:
                 f"{name} is the broker's own: {change.name} cannot be changed there, only "
                 f"{', '.join(sorted(INTERNAL_CHANGEABLE))}"
             )
+
+
+def _warn_without_effect(name: str, configs: Mapping[str, str]) -> None:
+    """Log the settings among `configs` that are only stored, in one line."""
+    ineffective = sorted(configs.keys() & topic_config.WITHOUT_EFFECT.keys())
+    if ineffective:
+        reasons = "; ".join(f"{each}: {topic_config.WITHOUT_EFFECT[each]}" for each in ineffective)
+        logger.warning("topic_settings_without_effect", extra=fields(topic=name, settings=reasons))
 
 
 def _described(before: Topic, after: Topic) -> str:

@@ -384,7 +384,7 @@ async def _check_allowed(client: Client, view: TopicDescription) -> None:
     if view.is_internal:
         raise InvalidTopic(f"{view.name} is an internal topic: its records cannot be deleted")
     policy = (await client.admin.describe_config(view.name)).get("cleanup.policy")
-    if policy is not None and "delete" not in (policy.value or ""):
+    if policy is not None and policy.value == "compact":
         raise PolicyViolation(
             f"{view.name} has cleanup.policy=compact: its records are deleted by compaction only"
         )

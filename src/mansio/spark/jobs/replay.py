@@ -349,7 +349,8 @@ def check_target(
         raise PolicyViolation(
             f"topic {name} is compacted: replayed records would not stay; replay into another topic"
         )
-    deletes = "delete" in (settings.get("cleanup.policy") or "delete")
+    policy = settings.get("cleanup.policy")
+    deletes = policy is None or "delete" in policy
     retention_bytes = int(settings.get("retention.bytes") or -1)
     if deletes and retention_bytes >= 0:
         raise PolicyViolation(
