@@ -234,7 +234,10 @@ def _is_stored(change: StateBatch) -> bool:
 
 def _from(change: StateBatch, first: int) -> StateBatch:
     """The part of a range from an offset on."""
-    return change._replace(first=first, reservation=_reservation_at(change, first))
+    _, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
+    if reservation is not None:
+        reservation = _reservation_at(change, first)
+    return StateBatch(first, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation)
 
 
 def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | None:
@@ -254,7 +257,7 @@ def _merged(changes: list[StateBatch]) -> list[StateBatch]:
             and last[2:-1] == change[2:-1]
             and _reservation_at(last, change.first) == change.reservation
         ):
-            merged[-1] = last._replace(last=change.last)
+            merged[-1] = StateBatch(last.first, change.last, *last[2:])
         else:
             merged.append(change)
     return merged

@@ -56,7 +56,7 @@ def share_fetch(
 ) -> None:
     """Start a ShareFetch, which is answered later. Raises `WireError`."""
     request = wire.decode_request(header.api_version, frame, header.body)
-    fetch = _ShareFetch(service, connection, header._replace(body=0), request)
+    fetch = _ShareFetch(service, connection, header, request)
     service.scheduler.spawn(fetch.run(), name="share fetch")
 
 
@@ -227,8 +227,10 @@ def _merged(
         if data is None:
             leader_id, leader_epoch = leaders.of(*key, result.error)
             data = SharePartitionData(key[1], leader_id=leader_id, leader_epoch=leader_epoch)
-        code, message = error_for_client(result.error)
-        found[key] = data._replace(acknowledge_error_code=code, acknowledge_error_message=message)
+        if result.error is not None:
+            code, message = error_for_client(result.error)
+            data = data._replace(acknowledge_error_code=code, acknowledge_error_message=message)
+        found[key] = data
     return found
 
 
@@ -295,7 +297,7 @@ def share_acknowledge(
 ) -> None:
     """Start a ShareAcknowledge, which is answered later. Raises `WireError`."""
     request = acknowledge_wire.decode_request(header.api_version, frame, header.body)
-    work = _answer(service, connection, header._replace(body=0), request, connection.defer())
+    work = _answer(service, connection, header, request, connection.defer())
     service.scheduler.spawn(work, name="share acknowledge")
 
 

@@ -18,13 +18,16 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+from mansio.state.share_partition.types import Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.ports import Promise, Scheduler
-    from mansio.state.share_partition.types import DeadRange, Update
+    from mansio.state.share_partition.types import DeadRange, StateBatch
 
 COMBINED_RANGES_MAX: Final = 2_000
 
@@ -36,9 +39,12 @@ class CombinedWrite:
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self.updates = list(updates)
-        self.is_snapshot = any(each.snapshot for each in updates)
-        self.durable = any(each.durable for each in updates)
-        self.ranges = sum(len(each.changes) for each in updates)
+        self.is_snapshot = self.durable = False
+        self.ranges = 0
+        for each in updates:
+            self.is_snapshot |= each.snapshot
+            self.durable |= each.durable
+            self.ranges += len(each.changes)
         self.promise: Promise[None] | None = None
         """Resolved when the write may start; None if it may start at once."""
         self.waits = False
@@ -221,29 +227,38 @@ def combine_updates(updates: Sequence[Update]) -> Update:
     """Combine pending updates, none of which is a whole state; they concern different offsets."""
     if len(updates) == 1:
         return updates[0]
-    furthest = max(updates, key=lambda each: (each.start_offset, each.token))
-    last = updates[-1]
-    changes = sorted((change for each in updates for change in each.changes), key=lambda change: change.first)
-
-    def newest(name: str) -> Any:
-        return next((value for each in reversed(updates) if (value := getattr(each, name)) is not None), None)
-
-    return last._replace(
-        durable=any(each.durable for each in updates),
-        start_offset=furthest.start_offset,
-        done_count=furthest.done_count,
-        lease_bound=max(each.lease_bound for each in updates),
-        changes=tuple(changes),
-        dead=newest("dead"),
-        dead_added=_dead_added(updates),
-        redrives=newest("redrives"),
-        producer=newest("producer"),
+    changes: list[StateBatch] = []
+    durable = False
+    furthest = last = updates[-1]
+    lease_bound = last.lease_bound
+    dead = redrives = producer = None
+    dead_added: tuple[DeadRange, ...] = ()  # since the last update with all dead ranges
+    for each in updates:
+        changes += each.changes
+        durable |= each.durable
+        if (each.start_offset, each.token) > (furthest.start_offset, furthest.token):
+            furthest = each
+        lease_bound = max(lease_bound, each.lease_bound)
+        if each.dead is not None:
+            dead, dead_added = each.dead, ()
+        dead_added += each.dead_added
+        if each.redrives is not None:
+            redrives = each.redrives
+        if each.producer is not None:
+            producer = each.producer
+    changes.sort(key=_first_of)
+    return Update(
+        last.token,
+        durable,
+        furthest.start_offset,
+        lease_bound,
+        furthest.done_count,
+        tuple(changes),
+        dead=dead,
+        redrives=redrives,
+        producer=producer,
+        dead_added=dead_added,
     )
 
 
-def _dead_added(updates: Sequence[Update]) -> tuple[DeadRange, ...]:
-    """Dead ranges added since the last update with all dead ranges."""
-    added: tuple[DeadRange, ...] = ()
-    for each in updates:
-        added = each.dead_added if each.dead is not None else added + each.dead_added
-    return added
+_first_of: Final = attrgetter("first")
