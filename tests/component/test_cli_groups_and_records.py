@@ -252,4 +252,4 @@ def test_readers_of_a_topic_that_is_deleted_are_told_and_do_not_wait_for_ever(sh
 @pytest.mark.parametrize("more", [(), ("--group", "g"), ("-p", "0"), ("--from-offset", "3"), ("-e",)])
 def test_a_topic_that_does_not_exist_is_told_at_once(shell: Shell, more: tuple[str, ...]):
     shell("consume", "nowhere", *more, code=1)
-    assert shell.errors == "mansio: topic nowhere: there is no such topic\n"
+    assert shell.errors == "mansio: topic nowhere: there is no such topic; create it or correct the name\n"

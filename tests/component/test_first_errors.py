@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+MISSING = "mansio: topic missing: there is no such topic; create it or correct the name"
 HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
 
 
@@ -71,8 +72,14 @@ def serve(*arguments: str, directory: Path) -> tuple[int, str]:
             "mansio: replication factor 3 is larger than the number of brokers: 1",
         ),
         (["topic", "delete", "missing"], "mansio: there is no topic 'missing'"),
-        (["topic", "describe", "missing"], "mansio: topic missing: there is no such topic"),
-        (["consume", "missing", "--exit-at-end"], "mansio: topic missing: there is no such topic"),
+        (
+            ["topic", "describe", "missing"],
+            "mansio: topic missing: there is no such topic; create it or correct the name",
+        ),
+        (
+            ["consume", "missing", "--exit-at-end"],
+            "mansio: topic missing: there is no such topic; create it or correct the name",
+        ),
         (
             ["topic", "alter", "orders", "--config", "retention=5"],
             "mansio: retention: no such topic setting; did you mean retention.ms?",
@@ -99,6 +106,20 @@ def test_no_broker_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 1
     assert line.startswith("mansio: cannot connect to 127.0.0.1:1: ")
     assert line.endswith(HINT)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-v", "topic", "list"], ["topic", "list", "-v"]], ids=["before", "after"]
+)
+def test_verbose_adds_the_traceback(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-1] == f"mansio: cannot connect to 127.0.0.1:1: Connection refused; {HINT}"
 
 
 def test_address_of_the_http_port(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,6 +227,21 @@ def test_doctor_reports_the_environment(broker: mansio.Broker, capsys: pytest.Ca
     }
     assert checks == {"Python", "disk", "Kafka port", "Java", "broker"}
     assert any(row.startswith("ok") and f"{broker.address}: cluster " in row for row in rows)
+
+
+def test_doctor_needs_no_extra(tmp_path: Path, broker: mansio.Broker) -> None:
+    for name in ("grpc", "pyspark", "pyiceberg"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "mansio.cli.main", "doctor", "--bootstrap-servers", broker.address],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=scaled(60),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(row.startswith("note") and "etcd" in row for row in done.stdout.splitlines()), done.stdout
 
 
 def test_doctor_fails_when_the_given_broker_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ from mansio.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+VERBOSE = ("-v", "--verbose")
 NO_BROKER_HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
 
 app = typer.Typer(
@@ -65,6 +66,10 @@ def root(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    _verbose: Annotated[
+        bool,
+        typer.Option(*VERBOSE, help="Print the traceback of an error; also at the end of a command line."),
+    ] = False,
 ) -> None:
     pass
 
@@ -76,9 +81,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
     # kio imports hypothesis if it is installed, to register its types; that takes a quarter of a second.
     sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # None: an ImportError for who asks
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    is_verbose = bool(words) and (words[0] in VERBOSE or words[-1] in VERBOSE)
+    if words and words[-1] in VERBOSE:
+        words.pop()
     try:
         try:
-            app(args=None if arguments is None else list(arguments), prog_name="mansio")
+            app(args=words, prog_name="mansio")
+        except (MansioError, OSError):
+            if is_verbose:
+                import traceback
+
+                traceback.print_exc()
+            raise
         finally:
             sys.stdout.flush()  # report write errors here, not in the interpreter's shutdown
     except ConnectionLost as error:

@@ -684,7 +684,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """ "; did you mean ...?" for a similar known word, or ""."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -386,7 +386,7 @@ def _checked(response: Any, check: Callable[[Any], None] | None) -> Any:
 def _topic_error_text(code: int) -> str:
     """Text of a topic's error code; the response carries none."""
     if code == UNKNOWN_TOPIC_OR_PARTITION:
-        return "there is no such topic"
+        return "there is no such topic; create it or correct the name"
     return error_for(code).message if code else ""
 
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -112,7 +114,10 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             raise ConnectionLost(f"{host}:{port} did not respond in time") from error
         except OSError as error:
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
+            reason = error.strerror or str(error)
+            if error.errno and not isinstance(error, socket.gaierror):
+                reason = os.strerror(error.errno)  # asyncio's own text is "Connect call failed"
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {reason}") from error
         finally:
             if connection is not None and not connection.versions:
                 connection.abort()

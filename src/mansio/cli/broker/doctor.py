@@ -221,9 +221,10 @@ def check_java() -> Check:
 def check_etcd() -> Check:
     """The etcd program that brokers with `--join` and `mansio dev-cluster` run."""
     from mansio.errors import MansioError
-    from mansio.node.etcd_member.executable import find_program
 
     try:
+        from mansio.node.etcd_member.executable import find_program  # fails without the extra `cluster`
+
         program = find_program()
     except MansioError as error:
         return Check("etcd", Status.NOTE, error.message)
