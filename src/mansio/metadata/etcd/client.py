@@ -3,7 +3,8 @@
 Invariants:
 * Calls go to one endpoint as long as it responds; then all calls switch to the next one.
 * A call that may have been executed is repeated only if it is `repeatable`.
-* A call is tried for at most `CALLS_DEADLINE_S`.
+* A call is tried for at most `CALLS_DEADLINE_S`, and once more after an authentication, which may take
+  `AUTHENTICATE_DEADLINE_S`.
 * Two calls never request a token at the same time.
 """
 
@@ -41,6 +42,9 @@ Answer = TypeVar("Answer")
 CALLS_DEADLINE_S: Final = 3.0
 """Deadline of all attempts of one call: longer than etcd takes to elect a leader."""
 TOKENS_PER_CALL_MAX: Final = 2
+AUTHENTICATE_DEADLINE_S: Final = 5.0
+"""etcd hashes the password with bcrypt, which takes more than a second on an overloaded machine."""
+
 BACKOFF_S: Final = 0.02
 BACKOFF_S_MAX: Final = 0.5
 
@@ -226,7 +230,7 @@ class EtcdClient:
     async def _authenticate(self, endpoint: Endpoint) -> None:
         request = rpc.AuthenticateRequest(name=self._config.user, password=self._config.password)
         try:
-            answer = await endpoint.call(AUTHENTICATE, request, (HAS_LEADER,), CALL_DEADLINE_S)
+            answer = await endpoint.call(AUTHENTICATE, request, (HAS_LEADER,), AUTHENTICATE_DEADLINE_S)
             self._token = answer.token
         except CallFailed as failed:
             if not isinstance(failed.failure.error, EtcdWithoutUsers):
