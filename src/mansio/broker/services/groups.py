@@ -28,10 +28,15 @@ if TYPE_CHECKING:
         ListedGroup,
     )
     from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
+    from mansio.broker.coordinator.group.share_groups import DescribedShareGroup
     from mansio.metadata.model import BrokerState
     from mansio.state.classic_group.types import Join, JoinResponse, Sync, SyncResponse
     from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse
+    from mansio.state.share_group.group import ShareHeartbeat
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+
+MEMBER_BYTES_MAX: Final = 255
+"""Maximum length of a member id of a share group, which is kept with every leased range."""
 
 TOPIC_NAMES_MAX: Final = 10_000
 """Topic names in the subscription of one member; larger subscriptions use a regular expression."""
@@ -104,6 +109,17 @@ class GroupService:
         _check_heartbeat(request)
         return await self._coordinator.consumer_heartbeat(group_id, request)
 
+    async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResponse:
+        """Handle a heartbeat of a member of a share group (KIP-932); returns once its changes are committed. Raises
+        `InvalidRequest`, and as `ShareGroups.heartbeat`."""
+        if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
+            raise InvalidRequest(f"a member id has at most {MEMBER_BYTES_MAX} bytes")
+        if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
+            raise InvalidRequest("a rack is null or has a name")
+        if request.topic_names is not None and len(request.topic_names) > TOPIC_NAMES_MAX:
+            raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics")
+        return await self._coordinator.share_heartbeat(group_id, request)
+
     # ------------------------------------------------------------------ offsets
 
     async def commit_offsets(
@@ -160,6 +176,15 @@ class GroupService:
         """A consumer group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
         check_group_id(group_id)
         return self._coordinator.inspection.describe_consumer(group_id)
+
+    def describe_share_group(self, group_id: str) -> DescribedShareGroup:
+        """A share group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
+        check_group_id(group_id)
+        return self._coordinator.share_groups.describe(group_id)
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """Name of a topic of an assignment; None if the topic was deleted."""
+        return self._coordinator.topic_resolver.name_of(topic_id)
 
     async def delete(self, group_ids: Iterable[str]) -> list[MansioError | None]:
         """Delete empty groups with their offsets. Returns the error of each group, or None."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.share_partition_manager import RETRY_MS
+from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -51,9 +52,6 @@ if TYPE_CHECKING:
         Update,
     )
     from mansio.storage.log import LogSlice
-
-MEMBER_BYTES_MAX: Final = 255
-"""Maximum length of a member id, which is kept with every leased range."""
 
 PARTITIONS_MAX: Final = 10_000
 """Partitions of one request without a session."""

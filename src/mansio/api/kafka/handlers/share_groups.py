@@ -1,17 +1,11 @@
-"""ShareGroupHeartbeat and ShareGroupDescribe (KIP-932).
-
-Translates requests into calls of the group services, and results and errors into response fields.
-"""
+"""ShareGroupHeartbeat and ShareGroupDescribe (KIP-932)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.kafka.handlers.group_responses import by_topic, describe_error, heartbeat_fields
-from mansio.broker.coordinator.group.error_mapping import NAME_BYTES_MAX, check_group_id
-from mansio.broker.services.groups import TOPIC_NAMES_MAX
-from mansio.broker.services.share import MEMBER_BYTES_MAX
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import MansioError
 from mansio.state.share_group.group import ShareHeartbeat
 
 if TYPE_CHECKING:
@@ -28,21 +22,14 @@ ASSIGNOR: Final = "simple"
 async def share_group_heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     """A member joins, stays, or leaves; returns its epoch, and its partitions if they changed."""
     try:
-        answer = await service.groups.share_heartbeat(request.group_id, _asked(request, context))
+        answer = await service.group_service.share_heartbeat(request.group_id, _heartbeat(request, context))
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
     return heartbeat_fields(answer)
 
 
-def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
-    """The request, after checks that need no group."""
-    if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
-        raise InvalidRequest(f"a member's id has at most {MEMBER_BYTES_MAX} bytes")
-    if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
-        raise InvalidRequest("a rack is null or has a name")
+def _heartbeat(request: Struct, context: RequestContext) -> ShareHeartbeat:
     names = request.subscribed_topic_names
-    if names is not None and len(names) > TOPIC_NAMES_MAX:
-        raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics")
     return ShareHeartbeat(
         member_id=request.member_id,
         member_epoch=request.member_epoch,
@@ -60,8 +47,7 @@ async def share_group_describe(service: BrokerServices, request: Struct, context
 
 def _describe(service: BrokerServices, group_id: str) -> Fields:
     try:
-        check_group_id(group_id)
-        found = service.groups.share_groups.describe(group_id)
+        found = service.group_service.describe_share_group(group_id)
     except MansioError as error:
         return describe_error(group_id, error)
     return {
@@ -75,7 +61,7 @@ def _describe(service: BrokerServices, group_id: str) -> Fields:
 
 
 def _described(service: BrokerServices, member: ShareGroupMember) -> Fields:
-    name_of = service.groups.topic_resolver.name_of
+    name_of = service.group_service.topic_name
     named = [
         {**each, "topic_name": name}
         for each in by_topic(sorted(member.current.assigned))
