@@ -461,7 +461,7 @@ class NotController(Unavailable):
 
 
 class ConcurrentChange(Unavailable):
-    """A concurrent change of the same metadata was first."""
+    """Another change of the same metadata was committed first."""
 
     grpc_status = "ABORTED"
     http_status = 409

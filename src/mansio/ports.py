@@ -4,7 +4,8 @@ A component that needs a disk, a clock, a timer, a thread, random numbers or ano
 its constructor. `mansio.host` and `mansio.net.peer_connections` implement them for production, `mansio.testing` for
 simulation. With them tests crash a disk between two writes, and a simulator runs the production code on virtual time.
 
-Invariant: no module below `broker` imports `os`, `time`, `random` or `threading` itself.
+Invariant: `wire`, `state`, `storage` and the broker's partitions and coordinators do not import `os`, `time`, `random`
+or `threading`.
 """
 
 from __future__ import annotations

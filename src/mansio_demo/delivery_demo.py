@@ -94,7 +94,7 @@ async def run_demo() -> int:
     flights = sorted(load_flights(FIRST_DAY_FLIGHTS), key=departure_ms)
     state = DemoState(flights, Attempts(flights, TRIES, BACKOFFS_S))
     console.print(
-        f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} of them poison;"
+        f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} that always fail;"
         " and a consumer that joins\n"
     )
     with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:

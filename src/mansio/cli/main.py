@@ -32,7 +32,7 @@ NO_BROKER_HINT = "start a broker with `mansio serve`, or give its address with -
 
 app = typer.Typer(
     name="mansio",
-    help="A durable, distributed message queue: Kafka's log and wire, SQS's care for every record.",
+    help="A durable, distributed message queue with Kafka's protocol and acknowledgement per record.",
     no_args_is_help=True,
     rich_markup_mode=None,  # rich costs 0.1 s, more than everything else in --help
     pretty_exceptions_enable=False,

@@ -52,7 +52,7 @@ class Preallocation:
         self._awaited_syncs_before = self.awaited_syncs
 
     def limit(self, writable_bytes: int) -> None:
-        """Send appends that end above `writable_bytes` to the slow path."""
+        """Lower `writable_bytes`, so that appends that end above it go through `Log._prepare_append`."""
         self.writable_bytes = min(self.writable_bytes, writable_bytes)
 
     def extend(self, disk: Disk, segment: Segment, needed_bytes: int, segment_bytes: int) -> None:

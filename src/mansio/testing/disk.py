@@ -203,10 +203,10 @@ class SimulatedFile:
             part = data[: max(0, len(data) - growth + available)]
             if part:
                 self._inode.change(Change(position, part))
-                self._disk.changed()
+                self._disk.report_change()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
         self._inode.change(Change(position, data))
-        self._disk.changed()
+        self._disk.report_change()
         return len(data)
 
     def read_at(self, length: int, position: int) -> bytes:
@@ -223,7 +223,7 @@ class SimulatedFile:
         self._disk.called("truncate", self._path)
         if size != len(self._inode.content):
             self._inode.change(Change(size, None))
-            self._disk.changed()
+            self._disk.report_change()
 
     def sync(self) -> None:
         try:
@@ -233,7 +233,7 @@ class SimulatedFile:
             raise
         self._disk.syncs += 1
         self._inode.sync()
-        self._disk.changed()
+        self._disk.report_change()
 
     def fileno(self) -> int:
         return -1
@@ -330,7 +330,7 @@ class SimulatedDisk:
         if code is not None:
             raise OSError(code, os.strerror(code), path)
 
-    def changed(self) -> None:
+    def report_change(self) -> None:
         """Report a change of the medium, or of what a crash may keep of it."""
         if self.on_change is not None:
             self.on_change()
@@ -352,7 +352,7 @@ class SimulatedDisk:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             inode = Inode()
             directory.change({name: inode})
-            self.changed()
+            self.report_change()
         return SimulatedFile(self, path, inode, writable=True)
 
     def open_readonly(self, path: str) -> SimulatedFile:
@@ -379,7 +379,7 @@ class SimulatedDisk:
             if current not in self._directories:
                 self.called("mkdir", current)
                 self._directories[current] = Directory()
-                self.changed()
+                self.report_change()
 
     def exists(self, path: str) -> bool:
         if path in self._directories:
@@ -400,32 +400,32 @@ class SimulatedDisk:
         else:
             target_directory.change({target_name: inode})
             directory.change({name: None})
-        self.changed()
+        self.report_change()
 
     def _rename_directory(self, source: str, target: str) -> None:
         """Rename a directory with its content; names of directories always survive a crash."""
         for path in [p for p in self._directories if p == source or p.startswith(source + "/")]:
             self._directories[target + path[len(source) :]] = self._directories.pop(path)
-        self.changed()
+        self.report_change()
 
     def remove(self, path: str) -> None:
         self.called("remove", path)
         self._inode(path)
         directory, name = self._parent(path)
         directory.change({name: None})
-        self.changed()
+        self.report_change()
 
     def remove_tree(self, path: str) -> None:
         self.called("remove", path)
         self._directory(path)
         for other in [p for p in self._directories if p == path or p.startswith(path + "/")]:
             del self._directories[other]
-        self.changed()
+        self.report_change()
 
     def sync_directory(self, path: str) -> None:
         self.called("sync_directory", path)
         self._directory(path).sync()
-        self.changed()
+        self.report_change()
 
     def sync_all(self, path: str) -> bool:
         if not self._can_sync_all:
@@ -441,7 +441,7 @@ class SimulatedDisk:
             inode.sync()
         for directory in self._directories.values():
             directory.sync()
-        self.changed()
+        self.report_change()
         return True
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # there is one device

@@ -295,5 +295,5 @@ def test_topic_deleted_while_a_broker_was_away_leaves_nothing_on_its_disk(one: C
     one.start(2)
     one.wait(lambda: not [*away.data.glob(f"*/{deleted}.*")], "it is removed")
     assert [*topics.glob(f"{kept}.*")]
-    assert not (away.data / "set-aside").exists()
+    assert not (away.data / "quarantine").exists()
     one.wait_in_sync(kept)

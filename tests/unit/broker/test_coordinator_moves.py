@@ -671,7 +671,7 @@ def test_a_log_that_stays_unreadable_is_refused_and_tried_ever_more_rarely_until
     assert views.view.values == [{}, values(b"b")], "the next one waits for the first attempts only"
     views.scheduler.pass_time(3_600_000)
     assert 3600 <= len(reads) * LOAD_BACKOFF_MS_MAX / 1000 <= 3600 + 600
-    assert [record.message for record in caplog.records] == ["view not loaded"] * len(reads)
+    assert [record.message for record in caplog.records] == ["view_not_loaded"] * len(reads)
     with pytest.raises(CoordinatorNotAvailable, match="damaged"):
         views.topic.check_loaded(0)
     partition.on_read = lambda _: None

@@ -104,17 +104,17 @@ def test_a_topic_that_is_no_more_is_removed_and_what_is_there_stays(room: Room) 
     (room.path / "topics" / "notes.txt").mkdir()
     room.start(now)
     assert room.names("topics") == ["notes", "t1", "t2"]
-    assert (room.names("removed"), room.names("set-aside")) == ([], [])
+    assert (room.names("removed"), room.names("quarantine")) == ([], [])
 
 
 @pytest.mark.parametrize("doubt", ["made anew", "wiped", "older", "never noted", "note damaged"])
-def test_where_the_metadata_may_be_others_directories_are_set_aside_and_stay_so(
+def test_where_the_metadata_may_be_others_directories_are_quarantined_and_stay_so(
     room: Room, doubt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if doubt != "never noted":
         room.start(Metadata(), until=120)
     if doubt == "note damaged":
-        (room.path / "metadata-seen").write_bytes(b"x" * 40)
+        (room.path / "last-metadata-revision").write_bytes(b"x" * 40)
     now = Metadata(
         token="second" if doubt == "made anew" else "first", revision=119 if doubt == "older" else 150
     )
@@ -124,7 +124,7 @@ def test_where_the_metadata_may_be_others_directories_are_set_aside_and_stay_so(
     with caplog.at_level(logging.WARNING):
         room.start(now)
     assert room.names("topics") == room.names("removed") == []
-    aside = room.path / "set-aside" / directory.name
+    aside = room.path / "quarantine" / directory.name
     assert (aside / "0" / "00.log").read_bytes() == b"records"
     assert "unknown_directory_quarantined" in caplog.text
     now.state.revision += 1000
@@ -132,12 +132,12 @@ def test_where_the_metadata_may_be_others_directories_are_set_aside_and_stay_so(
     assert (aside / "0" / "00.log").exists(), "a later start knows no better"
 
 
-def test_one_of_the_same_name_that_was_set_aside_before_is_not_replaced(room: Room) -> None:
+def test_one_of_the_same_name_that_was_quarantined_before_is_not_replaced(room: Room) -> None:
     for _ in range(2):
         room.make(gone_topic())
-        (room.path / "metadata-seen").unlink(missing_ok=True)
+        (room.path / "last-metadata-revision").unlink(missing_ok=True)
         room.start(Metadata())
-    assert len(list((room.path / "set-aside").iterdir())) == 2
+    assert len(list((room.path / "quarantine").iterdir())) == 2
 
 
 def test_a_removal_that_was_broken_off_is_finished_by_the_next_start(room: Room) -> None:

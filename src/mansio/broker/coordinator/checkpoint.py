@@ -122,13 +122,13 @@ class CheckpointStore:
             end_offset, pairs = decode_checkpoint(disk.read_file(path))
         except CorruptLog as error:
             logger.warning(
-                "view checkpoint not read; reading the log instead",
+                "view_checkpoint_not_read",
                 extra=fields(topic=self._topic, partition=context.index, reason=error),
             )
             return None
         if not partition.log.start_offset <= end_offset <= partition.end_offset:
             logger.warning(
-                "view checkpoint does not match the log; reading the log instead",
+                "view_checkpoint_not_in_log",
                 extra=fields(topic=self._topic, partition=context.index),
             )
             disk.remove(path)  # it must not become valid when the log grows

@@ -283,7 +283,7 @@ class CoordinatorRuntime:
             if not context.has_ended:
                 context.failure = error if isinstance(error, MansioError) else StorageError(str(error))
                 known = fields(topic=self.name, partition=context.index, reason=error)
-                logger.error("view not loaded", extra=known)
+                logger.error("view_not_loaded", extra=known)
                 if self._cluster_partition_count is not None:
                     self._view.unload(context.index)
             return False
@@ -468,7 +468,7 @@ class CoordinatorRuntime:
                     await self._checkpoints.write(context)
                 except (MansioError, OSError) as error:
                     logger.warning(
-                        "view checkpoint not written",
+                        "view_checkpoint_not_written",
                         extra=fields(topic=self.name, partition=context.index, reason=error),
                     )
         for context in self._contexts.values():

@@ -59,7 +59,7 @@ TOP_NAMES: Final = frozenset(
         "views",
         CLUSTERED,
         SEEN_NAME,
-        "partitions-made",
+        "hosted-partitions",
         "etcd",
         BOOT_ID_FILE,
         f"{BOOT_ID_FILE}.new",

@@ -39,12 +39,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FILE: Final = "metadata-seen"
+FILE: Final = "last-metadata-revision"
 MAGIC: Final = b"MANSSEEN"
 VERSION: Final = 1
 REMOVED: Final = "removed"
 """Directories that wait for their removal; a start continues with it."""
-QUARANTINED: Final = "set-aside"
+QUARANTINED: Final = "quarantine"
 """Directories whose topic may have existed under other metadata."""
 ID_BYTES: Final = 16
 

@@ -4,10 +4,11 @@ Owns the directories under `<data>/topics/`. A directory is named after the topi
 that a topic that is created again under an old name never uses the old files. Everything except `directory` and `close`
 waits for the disk and runs on the file thread.
 
-In a cluster it also owns the file `partitions-made` (`HostedPartitions`): the partitions whose directories this broker
-has ever created, which distinguishes a lost log from one that never existed. A partition is recorded durably after its
-directory was created and before it is reported as open, so that everything this broker ever confirmed is in the list.
-Missing directories of partitions that are not in it never existed: the broker was down when they were assigned to it.
+In a cluster it also owns the file `hosted-partitions` (`HostedPartitions`): a list of the partitions whose directories
+this broker has ever created, which distinguishes a lost log from one that never existed. A partition is recorded
+durably after its directory was created and before it is reported as open, so that the list contains every partition in
+which this broker acknowledged a record. A missing directory that is not in the list never existed: the broker was down
+when the partition was assigned to it.
 
 Invariants:
 * A partition that is returned as open is recorded in the list.
@@ -172,7 +173,7 @@ class PartitionFiles:
 
 logger = logging.getLogger(__name__)
 
-FILE: Final = "partitions-made"
+FILE: Final = "hosted-partitions"
 _KEY: Final = struct.Struct(">16sI")
 _ENTRY: Final = struct.Struct(">16sII")  # and the checksum of both
 

@@ -146,7 +146,7 @@ def archive(
         try:
             return run.once()
         except (ConcurrentArchive, WorkersLate) as error:
-            logger.warning("archive restarts", extra=fields(topic=job.topic, error=error.message))
+            logger.warning("archive_restarted", extra=fields(topic=job.topic, error=error.message))
     return run.once()
 
 
@@ -205,7 +205,7 @@ class _ArchiveRun:
         if self._job.accept_loss:
             for lost in self._table.skip_to_log_start(earliest):
                 logger.warning(
-                    "records lost before they were archived",
+                    "records_deleted_before_archive",
                     extra=fields(
                         topic=self._job.topic, partition=lost.partition, start=lost.start, end=lost.end
                     ),
@@ -236,7 +236,9 @@ class _ArchiveRun:
                 fetch_offsets(self._client.cluster, pipeline_group(self._job.name), partitions)
             )
         except MansioError as error:
-            logger.warning("name not checked", extra=fields(pipeline=self._job.name, error=error.message))
+            logger.warning(
+                "archive_name_not_checked", extra=fields(pipeline=self._job.name, error=error.message)
+            )
             return
         for committed in found.values():
             hold = parse_hold_metadata(committed.metadata)
@@ -339,7 +341,7 @@ class _ArchiveRun:
             latest = latest_offsets(self._client, commits, READ_COMMITTED)
         except MansioError as error:
             logger.warning(
-                "progress not published", extra=fields(pipeline=self._job.name, error=error.message)
+                "pipeline_progress_not_published", extra=fields(pipeline=self._job.name, error=error.message)
             )
             return None
         return sum(latest[partition] - commits[partition].offset for partition in commits)

@@ -119,7 +119,9 @@ class ProgressListener(StreamingQueryListener):
         try:
             self._publisher.publish(found, str(progress.id))
         except MansioError as error:
-            logger.warning("progress not published", extra=fields(pipeline=self.name, error=error.message))
+            logger.warning(
+                "pipeline_progress_not_published", extra=fields(pipeline=self.name, error=error.message)
+            )
 
     def close(self) -> None:
         """Close the connection to the broker."""

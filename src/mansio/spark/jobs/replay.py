@@ -12,7 +12,7 @@ are repeated from their start.
 
 Invariants:
 * Only acknowledged records count as replayed.
-* Memory is one batch per partition of a round.
+* Memory: at most `ROWS_AT_ONCE` records for each of the `PARTITIONS_AT_ONCE` partitions replayed concurrently.
 * A topic is replayed into itself only from a past version of its archive, because the copies are archived too, and an
   unbounded selection would grow by them.
 

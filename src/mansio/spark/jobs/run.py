@@ -144,7 +144,7 @@ def run(
             try:
                 return _follow(_start(job, result), job, listener, reporter, is_stopping)
             except WorkersLate as error:
-                logger.warning("pipeline restarts", extra=fields(pipeline=job.name, error=error.message))
+                logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
         return _follow(_start(job, result), job, listener, reporter, is_stopping)
     finally:
         spark.streams.removeListener(listener)

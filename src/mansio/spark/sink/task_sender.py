@@ -286,7 +286,7 @@ class SinkProtocol:
         repeated report again, and the records of the first attempt exist as well.
         """
         logger.debug(
-            "sink batch written",
+            "sink_batch_written",
             extra=fields(
                 query=query_id, batch=batch_id, tasks=len(reports), rows=sum(one.rows for one in reports)
             ),
@@ -297,6 +297,6 @@ class SinkProtocol:
         rows = sum(one.rows for one in reports)
         if rows:
             logger.warning(
-                "sink batch failed after records were written",
+                "sink_batch_failed_after_writes",
                 extra=fields(query=query_id, batch=batch_id, tasks=len(reports), rows=rows),
             )

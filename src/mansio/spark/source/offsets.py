@@ -1,4 +1,5 @@
-"""Partitions and offsets of a query, resolved from options (words, timestamps, JSON) with requests to brokers.
+"""Partitions and offsets of a query, resolved from options (`earliest` and `latest`, timestamps, JSON) by
+requests to brokers.
 
 Offsets travel through Spark as JSON in the format of Spark's Kafka source, `{"topic": {"0": 5}}`; topics and partitions
 are sorted, because Spark compares the texts. The end offsets of a query's first batch may also contain where that batch
@@ -7,7 +8,7 @@ starts (`FIRST_BATCH_START`).
 Invariants:
 * The result contains exactly the partitions that are read.
 * An explicit offset is inside the log, or it raises `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest
-  end with a warning.
+  end of the log with a warning.
 """
 
 from __future__ import annotations

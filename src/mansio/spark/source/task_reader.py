@@ -111,7 +111,7 @@ class _TaskReader:
                     rows += batch.num_rows
                     yield self._with_error(batch)
             except UNREADABLE:
-                yield from self._one_by_one(response, rows)
+                yield from self._decode_batch_by_batch(response, rows)
 
     def _responses(self) -> Iterator[FetchedBatches]:
         """The broker's responses; after a permitted loss, those of the remaining range."""
@@ -156,7 +156,7 @@ class _TaskReader:
             decompressed_bytes_max=self._options.batch_bytes,
         )
 
-    def _one_by_one(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
+    def _decode_batch_by_batch(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
         """A response with damage, batch by batch; rows that were already emitted are omitted."""
         aborted = list(response.aborted)
         for position, header in iterate_batches(response.records):

@@ -429,7 +429,8 @@ def encode_template_response(
 
 
 class SinglePartitionProduce:
-    """Requests of one client to one topic, in one version (`SINGLE_PARTITION_VERSION_MIN` or higher)."""
+    """Encodes Produce requests of one client with one partition of one topic, in one version
+    (`SINGLE_PARTITION_VERSION_MIN` or higher), and decodes their responses."""
 
     __slots__ = (
         "_head",

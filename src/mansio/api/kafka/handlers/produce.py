@@ -90,7 +90,8 @@ def produce_by_template(
     index: int,
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
-    """The same for a request that matches the connection's template: one batch, most of the response prepared."""
+    """Like `produce`, for a request that matches the connection's template: one batch, and most of the response is
+    prepared."""
     (correlation_id,) = CORRELATION_ID.unpack_from(frame, 4)
     acks = template.acks
     try:

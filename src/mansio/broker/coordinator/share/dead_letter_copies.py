@@ -146,7 +146,7 @@ def batch_bytes(
 
     It may still be larger than `bytes_max`, if not even the positions fit.
     """
-    ranges = _ranges_of(batch)
+    ranges = _range_of_each_record(batch)
     codec = next((each.codec for each in copies if each.codec is not Codec.NONE), Codec.NONE)
     largest = sorted(range(len(copies)), key=lambda at: -len(copies[at].value or b""))
     omitted, kept = 0, list(copies)
@@ -165,8 +165,8 @@ def batch_bytes(
     return data, sum(each.omitted == TOO_LARGE for each in kept)
 
 
-def _ranges_of(batch: Batch) -> list[ArchivingRange]:
-    """For each record of the batch its archiving range."""
+def _range_of_each_record(batch: Batch) -> list[ArchivingRange]:
+    """The archiving range of each record of the batch."""
     return [each for each in batch.ranges for _ in range(each.first, each.last + 1)]
 
 

@@ -87,7 +87,7 @@ class AcquiredRecords(NamedTuple):
 
 
 class DeadLetterSink(Protocol):
-    """Receives records to be dead-lettered: `broker.coordinator.share.dead_letter_manager`."""
+    """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
     def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
         """A share partition is led here; its archiving ranges are to be resumed."""

@@ -161,7 +161,7 @@ class ShareStateStore:
         ), session
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """The numbers for a lag; None if there is no state."""
+        """Start offset and number of done records, from which the lag is computed; None if there is no state."""
         self.topic.check_available()
         if not self.topic.partition_count:
             return None
