@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PAGE = ROOT / "docs" / "QUICKSTART.md"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = (
-    "make setup",
+    "python3 -m venv",
     "mansio serve",
     "mansio demo",
 )  # whoever runs this did the first; tests run the others
