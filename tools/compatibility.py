@@ -15,7 +15,8 @@ _INTRODUCTION: Final = """\
 Mansio implements Kafka's protocol; clients request the supported versions with ApiVersions. Generated from
 `src/mansio/wire/api_versions.py` by `make format`: a version is listed only when it is implemented and tested.
 
-Only record batch format 2 (Kafka 0.11 and newer) is supported; batches are stored unchanged.
+Only record batch format 2 (Kafka 0.11 and newer) is supported; batches are stored unchanged, unless the
+topic's `compression.type` names another codec than theirs.
 
 ## Supported
 

@@ -204,6 +204,7 @@ class SimulatedBroker:
             file_thread=self._background(),
             compaction_thread=self._background(),
             verification_thread=self._background(),
+            recompression_thread=self._background(),
         )
         door = self.door = SimulatedDoor(world.etcd, self.scheduler, world.etcd_scheduler)
         world.set_up_door(self.node_id, door)

@@ -14,6 +14,7 @@ from mansio.api.kafka.handlers.fetch import fetch
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
@@ -178,6 +179,7 @@ class Node:
         self.clock = SimulatedClock(simulation)
         self.scheduler = simulation.scheduler(f"node {node_id}")
         self.background = SimulatedBackground(self.scheduler, lambda: simulation.random.uniform(0.5, 3))
+        self.recompressor = Recompressor(self.background)
         self.group_commit = GroupCommit(disk, self.background, "data", scheduler=self.scheduler)
         self.store = SlowStore(cluster.store.store_client(), self)
         self.session_until_s = float("inf")

@@ -47,10 +47,18 @@ def _replica_list(text: str) -> tuple[str, ...]:
     return items
 
 
-_NO_RECOMPRESSION: Final = dict.fromkeys(
-    ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
-    "the broker stores batches as sent and does not recompress: only 'producer'",
-)
+PRODUCER: Final = "producer"
+_GZIP_DEFAULT_LEVEL: Final = -1
+_LZ4_DEFAULT_LEVEL: Final = 9
+_ZSTD_LEVEL_MIN: Final = -131_072
+
+
+def _gzip_level(text: str) -> int:
+    level = integer(_GZIP_DEFAULT_LEVEL, 9)(text)
+    if level == 0:
+        raise ValueError("0 is no level: 1 to 9, or -1 for the default")
+    return level
+
 
 _ALWAYS_FLUSHED: Final = (
     "acks=all is flushed before the response; log_flush_interval_ms applies to other records"
@@ -66,9 +74,25 @@ _KEYS: Final = (
         _cleanup_policy,
     ),
     ConfigKey(
-        "compression.type", ConfigType.STRING, "producer", "compression.type",
-        "Batches are stored as compressed by the producer (none, gzip, snappy, lz4, zstd). Only 'producer'.",
-        one_of("producer", refused=_NO_RECOMPRESSION),
+        "compression.gzip.level", ConfigType.INT, str(_GZIP_DEFAULT_LEVEL), "compression.gzip.level",
+        "Level for compression.type=gzip, 1 to 9. -1: the codec's default.",
+        _gzip_level,
+    ),
+    ConfigKey(
+        "compression.lz4.level", ConfigType.INT, str(_LZ4_DEFAULT_LEVEL), "compression.lz4.level",
+        "Level for compression.type=lz4, 1 to 17; 12 and higher are the same. As in Kafka 9 is the fast compressor.",
+        integer(1, 17),
+    ),
+    ConfigKey(
+        "compression.type", ConfigType.STRING, PRODUCER, "compression.type",
+        "Codec of stored batches: producer (as sent), uncompressed, gzip, snappy, lz4 or zstd. With another codec than"
+        " producer the leader recompresses batches that were sent with a different one, on append.",
+        one_of(PRODUCER, "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+    ),
+    ConfigKey(
+        "compression.zstd.level", ConfigType.INT, "3", "compression.zstd.level",
+        "Level for compression.type=zstd, -131072 to 22; 19 and higher are the same.",
+        integer(_ZSTD_LEVEL_MIN, 22),
     ),
     ConfigKey(
         "delete.retention.ms", ConfigType.LONG, "86400000", "log.cleaner.delete.retention.ms",
@@ -145,7 +169,7 @@ _KEYS: Final = (
     ),
     ConfigKey(
         "max.message.bytes", ConfigType.INT, "1048588", "message.max.bytes",
-        "Largest record batch accepted, as sent (after compression), in bytes.",
+        "Largest record batch accepted in bytes, as sent (after compression) and as stored.",
         integer(0, INT32_MAX),
     ),
     ConfigKey(
@@ -237,9 +261,6 @@ _KEYS: Final = (
     ),
 )  # fmt: skip
 NOT_OFFERED: Final[dict[str, str]] = {
-    "compression.gzip.level": "the broker does not compress",
-    "compression.lz4.level": "the broker does not compress",
-    "compression.zstd.level": "the broker does not compress",
     "message.downconversion.enable": "only record batch format 2 is served",
     "message.format.version": "only record batch format 2 is stored",
     "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
@@ -276,6 +297,9 @@ class TopicSettings:
     hold_bytes_max: int
     hold_ms_max: int
     is_dead_letter_topic: bool
+    compression_type: str = PRODUCER
+    compression_level: int | None = None
+    """None: the default of the codec, or the codec has none."""
 
     @property
     def deletes(self) -> bool:
@@ -396,4 +420,13 @@ def resolve(
         hold_bytes_max=value["mansio.hold.bytes.max"],
         hold_ms_max=value["mansio.hold.ms.max"],
         is_dead_letter_topic=value[DEAD_LETTER_TOPIC_ENABLE] == "true",
+        compression_type=value["compression.type"],
+        compression_level=_compression_level(value["compression.type"], value),
     )
+
+
+def _compression_level(codec: str, value: Mapping[str, Any]) -> int | None:
+    """The level of the topic's codec; None for its default (of lz4, that is the fast compressor)."""
+    level: int | None = value.get(f"compression.{codec}.level")
+    is_default = (codec, level) in (("gzip", _GZIP_DEFAULT_LEVEL), ("lz4", _LZ4_DEFAULT_LEVEL))
+    return None if is_default else level

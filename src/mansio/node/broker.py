@@ -112,6 +112,7 @@ class Broker:
             file_thread=_thread(stack, scheduler, "mansio-files"),
             compaction_thread=_thread(stack, scheduler, "mansio-compaction"),
             verification_thread=_thread(stack, scheduler, "mansio-verify"),
+            recompression_thread=_thread(stack, scheduler, "mansio-recompress"),
             boot_id=boot_id(),
         )
         store: MetadataStore

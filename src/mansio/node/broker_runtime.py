@@ -115,6 +115,7 @@ class BrokerRuntime:
             sync_thread=host_ports.sync_thread,
             file_thread=host_ports.file_thread,
             verification_thread=host_ports.verification_thread,
+            recompression_thread=host_ports.recompression_thread,
         )
         self.orphaned_directories = OrphanedDirectories(
             host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir

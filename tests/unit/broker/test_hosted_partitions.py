@@ -48,6 +48,7 @@ class Broker:
             sync_thread=thread,
             file_thread=thread,
             verification_thread=thread,
+            recompression_thread=thread,
         )
 
     def is_new(self, state: PartitionState) -> bool:

@@ -29,6 +29,7 @@ from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
+    from mansio.wire.batch.recompress import Compression
     from mansio.wire.batch.record_batch import BatchHeader
 
     RecordErrors = tuple[tuple[int, str | None], ...]
@@ -47,6 +48,8 @@ class AppendRules(NamedTuple):
     timestamp_after_max_ms: int
     keys_needed: bool = False
     """The topic is compacted: a record without a key could be neither retained nor deleted."""
+    compression: Compression | None = None
+    """Clients' batches are stored with this codec; None: as sent (see `Recompressor`)."""
 
 
 def reject_batch(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:

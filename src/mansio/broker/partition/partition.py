@@ -151,6 +151,7 @@ class Partition:
         "index",
         "internal",
         "is_leader",
+        "is_recompressing",
         "log",
         "on_isr_candidate",
         "replica",
@@ -196,6 +197,8 @@ class Partition:
         self.storage_health = storage_health or StorageHealth(clock)
         self.closed = False
         self.is_leader = False
+        self.is_recompressing = False
+        """Batches wait in the `Recompressor`; later ones must not pass them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
         self._settings = settings or topic_config.resolve({}, {}, 1)

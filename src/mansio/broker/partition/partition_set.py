@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.partition_files import PartitionFiles
+from mansio.broker.partition.recompression import Recompressor
 from mansio.broker.partition.retention_holds import RetentionHoldHook, RetentionHolds
 from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
@@ -36,6 +37,8 @@ from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.recompress import Compression
 from mansio.wire.batch.record_batch import TimestampType
 
 if TYPE_CHECKING:
@@ -56,6 +59,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_CODECS: Final = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
 OPEN_BATCH_MAX = 256
 """Logs created or recovered per job of the file thread: they share their flushes, and other jobs are not delayed for
 longer."""
@@ -87,8 +97,10 @@ class PartitionSet:
         sync_thread: Background,
         file_thread: Background,
         verification_thread: Background,
+        recompression_thread: Background,
     ) -> None:
         self.verifier = BatchVerifier(verification_thread)
+        self.recompressor = Recompressor(recompression_thread)
         self._settings = settings
         self._clustered = settings.clustered
         self._clock = clock
@@ -426,4 +438,11 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
         keys_needed=settings.compacts,
+        compression=_compression(settings),
     )
+
+
+def _compression(settings: TopicSettings) -> Compression | None:
+    if settings.compression_type == topic_config.PRODUCER:
+        return None
+    return Compression(_CODECS[settings.compression_type], settings.compression_level)

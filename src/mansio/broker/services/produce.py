@@ -4,7 +4,8 @@ acks=0 and acks=1 complete when the batch is in the operating system's page cach
 in-sync replica. Each partition's batch succeeds or fails on its own.
 
 Hot path: `append` does not create an object per batch beyond the result of the log; `PendingAppend` is one object per
-batch that waits. `begin` serves requests with several partitions.
+batch that waits. `begin` serves requests with several partitions, and topics whose batches are recompressed on append:
+these may be appended later, and complete then, whatever the acks.
 
 Invariants:
 * The caller's buffers are only read until `append` or `begin` returns.
@@ -51,6 +52,10 @@ CODEC_POSITION: Final = 22  # the byte of a batch's attributes that contains the
 CODEC_MASK: Final = 7
 
 TIMED_OUT: Final = "the batch was appended, but was not committed in time"
+NOT_APPENDED_IN_TIME: Final = "the batch was not appended in time, and may be appended later"
+
+NOT_APPENDED: Final = -1
+"""As the end offset of a batch that is not appended yet."""
 
 
 class ProduceCounters:
@@ -62,6 +67,14 @@ class ProduceCounters:
         self.appended_batches = 0
         self.appended_bytes = 0
         self.rejected_batches = 0
+
+
+class RecompressionRequired(Exception):
+    """A batch for this partition has to be appended through the `Recompressor`; nothing was done."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__(partition.name)
+        self.partition = partition
 
 
 class BatchResult(NamedTuple):
@@ -112,7 +125,7 @@ class ProduceService:
         """Append one batch to a partition, which is named by the topic's name or id.
 
         With acks=all the caller waits for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is
-        rejected.
+        rejected, and `RecompressionRequired`, after which the caller calls `begin`.
         """
         counters = self.counters
         try:
@@ -123,6 +136,8 @@ class ProduceService:
                 raise CorruptMessage(f"{partition.name}: the request contains no record batch")
             if not allow_zstd and _is_zstd(records):
                 raise UnsupportedCompression("zstd needs Produce version 7 or later")
+            if partition.rules.compression is not None or partition.is_recompressing:
+                raise RecompressionRequired(partition)
             appended = partition.append(records, urgent=acks == ACKS_ALL)
         except MansioError:
             counters.rejected_batches += 1
@@ -132,11 +147,13 @@ class ProduceService:
         return partition, appended
 
     def begin(self, topics: Sequence[TopicBatches], *, acks: int, allow_zstd: bool = True) -> PendingProduce:
-        """Append all batches. The result is complete unless acks=all and a batch is not committed yet; then call
-        `PendingProduce.wait`. `allow_zstd` False: the client's protocol version excludes zstd (KIP-110)."""
+        """Append all batches. The result is complete unless a batch is being recompressed, or acks=all and it is not
+        committed yet; then call `PendingProduce.wait`. `allow_zstd` False: the client's protocol version excludes zstd
+        (KIP-110)."""
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
+            pending.results.append((name, topic_id, results))
             for index, records in entries:
                 try:
                     partition, appended = self.append(
@@ -145,14 +162,38 @@ class ProduceService:
                 except MansioError as error:
                     results.append(BatchResult(index, error))
                     continue
+                except RecompressionRequired as required:
+                    results.append(BatchResult(index))
+                    self._append_recompressed(pending, required.partition, records or b"", acks)
+                    continue
                 base_offset, end_offset, append_time_ms, _ = appended
                 if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
-                    pending.add(partition, end_offset, len(pending.results), len(results))
+                    pending.add(partition, end_offset, len(pending.results) - 1, len(results))
                 results.append(
                     BatchResult(index, None, base_offset, append_time_ms, partition.log.start_offset)
                 )
-            pending.results.append((name, topic_id, results))
         return pending
+
+    def _append_recompressed(
+        self, pending: PendingProduce, partition: Partition, records: Buffer, acks: int
+    ) -> None:
+        """Append a batch, now or later; its result is the last one of `pending`."""
+        pending.is_recompressed = True
+        waiting = pending.add(
+            partition, NOT_APPENDED, len(pending.results) - 1, len(pending.results[-1][2]) - 1
+        )
+        size = len(records)
+
+        def on_appended(outcome: AppendResult | MansioError) -> None:
+            if isinstance(outcome, MansioError):
+                self.counters.rejected_batches += 1
+            else:
+                self.counters.appended_batches += 1
+                self.counters.appended_bytes += size
+            pending.appended(waiting, outcome, is_committed_awaited=acks == ACKS_ALL)
+
+        urgent = acks == ACKS_ALL
+        self._partitions.recompressor.append(partition, records, urgent=urgent, on_appended=on_appended)
 
     async def produce(
         self, topics: Sequence[TopicBatches], *, acks: int, timeout_ms: int
@@ -232,7 +273,7 @@ class PendingAppend:
 
 
 class _Wait(NamedTuple):
-    """One batch that is not committed yet, and the position of its result."""
+    """One batch that is not committed yet, or not appended yet, and the position of its result."""
 
     partition: Partition
     end_offset: int
@@ -246,10 +287,23 @@ class PendingProduce:
     A batch's outcome is stored when its own wait ends: when the last wait ends, other records may be at its offsets.
     """
 
-    __slots__ = ("_on_done", "_service", "_stopwatch", "_waits", "deadline", "response", "results")
+    __slots__ = (
+        "_ended",
+        "_on_done",
+        "_service",
+        "_stopwatch",
+        "_waits",
+        "deadline",
+        "is_recompressed",
+        "response",
+        "results",
+    )
 
     def __init__(self, service: ProduceService) -> None:
         self._service = service
+        self._ended = False
+        self.is_recompressed = False
+        """A batch was passed to the `Recompressor`."""
         self._waits: dict[_Wait, None] = {}
         self._on_done: Callable[[PendingProduce], None] | None = None
         self._stopwatch: Stopwatch | None = None
@@ -263,9 +317,35 @@ class PendingProduce:
         """Every batch is committed or failed."""
         return not self._waits
 
-    def add(self, partition: Partition, end_offset: int, topic_position: int, position: int) -> None:
-        """Register a batch that is not committed yet, and the position of its result in `results`."""
-        self._waits[_Wait(partition, end_offset, topic_position, position)] = None
+    def add(self, partition: Partition, end_offset: int, topic_position: int, position: int) -> _Wait:
+        """Register a batch that is not committed yet, and the position of its result in `results`. `end_offset` is
+        `NOT_APPENDED` if it is not appended yet."""
+        wait = _Wait(partition, end_offset, topic_position, position)
+        self._waits[wait] = None
+        return wait
+
+    def appended(
+        self, wait: _Wait, outcome: AppendResult | MansioError, *, is_committed_awaited: bool
+    ) -> None:
+        """A batch that was registered as not appended is appended, or rejected."""
+        if self._ended:
+            return
+        if isinstance(outcome, MansioError):
+            self._fail(wait, outcome)
+        else:
+            partition, _, topic_position, position = wait
+            base_offset, end_offset, append_time_ms, _ = outcome
+            results = self.results[topic_position][2]
+            results[position] = BatchResult(
+                results[position].partition, None, base_offset, append_time_ms, partition.log.start_offset
+            )
+            if is_committed_awaited and end_offset > partition.replica.high_watermark:
+                following = self.add(partition, end_offset, topic_position, position)
+                if self._on_done is not None:
+                    self._wait_committed(following)
+        del self._waits[wait]
+        if not self._waits and self._on_done is not None:
+            self._finish()
 
     def wait(self, timeout_ms: int, on_done: Callable[[PendingProduce], None]) -> None:
         """Call `on_done` once when every batch is committed or failed, or after `timeout_ms`; maybe immediately."""
@@ -275,24 +355,32 @@ class PendingProduce:
         self._stopwatch = service.stopwatch()
         service.pending[self] = None
         for wait in tuple(self._waits):
-            if wait.partition.wait_committed(wait.end_offset, partial(self._ended, wait)):
-                self._ended(wait, None)
+            if wait.end_offset != NOT_APPENDED:
+                self._wait_committed(wait)
+        if not self._waits and not self._ended:  # the last one was appended before this call
+            self._finish()
 
     def time_out(self) -> None:
         """Fail the batches that are still waiting."""
         for wait in self._waits:
-            self._fail(wait, wait.partition.failure or RequestTimedOut(TIMED_OUT))
+            reason = NOT_APPENDED_IN_TIME if wait.end_offset == NOT_APPENDED else TIMED_OUT
+            self._fail(wait, wait.partition.failure or RequestTimedOut(reason))
         self._finish()
 
     def respond(self, response: Any) -> None:
         self.response = response
 
     def cancel(self) -> None:
-        """Stop waiting; the batches stay appended."""
+        """Stop waiting; the batches stay appended, or are appended later."""
+        self._ended = True
         self._on_done = None
         self._service.pending.pop(self, None)
 
-    def _ended(self, wait: _Wait, error: MansioError | None) -> None:
+    def _wait_committed(self, wait: _Wait) -> None:
+        if wait.partition.wait_committed(wait.end_offset, partial(self._committed, wait)):
+            self._committed(wait, None)
+
+    def _committed(self, wait: _Wait, error: MansioError | None) -> None:
         if self._on_done is None:
             return  # timed out or cancelled before
         if error is not None:
@@ -306,6 +394,7 @@ class PendingProduce:
         results[wait.position] = BatchResult(results[wait.position].partition, error)
 
     def _finish(self) -> None:
+        self._ended = True
         self._service.pending.pop(self, None)
         if self._stopwatch is not None:
             self._stopwatch.stop()

@@ -42,6 +42,7 @@ LENGTH_OFFSET: Final = 12
 MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16
 _ATTRIBUTES_POSITION: Final = 21
+ATTRIBUTES_END: Final = 23
 MIN_RECORD_BYTES: Final = 7
 """Size of a record without key, value and headers, including its length."""
 
@@ -54,7 +55,9 @@ _LONG: Final = Struct(">q")
 _MAX_TIMESTAMP_POSITION: Final = 35
 _CRC_POSITION: Final = 17
 
-_CODEC_MASK: Final = 0x07
+CODEC_MASK: Final = 0x07
+"""The bits of the attributes that contain the codec."""
+
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
@@ -105,7 +108,7 @@ class BatchHeader(NamedTuple):
     @property
     def codec(self) -> Codec:
         """The compression codec. Raises `UnsupportedCompression` for the three undefined values."""
-        number = self.attributes & _CODEC_MASK
+        number = self.attributes & CODEC_MASK
         if number >= len(_CODECS):
             raise UnsupportedCompression(f"there is no compression codec {number}")
         return _CODECS[number]
@@ -148,11 +151,11 @@ def check_batch(buffer: Buffer) -> BatchHeader:
         raise CorruptMessage(f"a batch of {length + LENGTH_OFFSET} bytes in {size} bytes")
     if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != crc:
         raise CorruptMessage("the CRC-32C of the batch does not match")
-    if attributes & _CODEC_MASK >= _CODEC_COUNT:
-        raise UnsupportedCompression(f"there is no compression codec {attributes & _CODEC_MASK}")
+    if attributes & CODEC_MASK >= _CODEC_COUNT:
+        raise UnsupportedCompression(f"there is no compression codec {attributes & CODEC_MASK}")
     if count <= 0 or last_offset_delta != count - 1:
         raise InvalidRecord(f"a batch of {count} records that spans {last_offset_delta + 1} offsets")
-    if count * MIN_RECORD_BYTES > (size - HEADER_BYTES) * _GROWTH_MAX[attributes & _CODEC_MASK]:
+    if count * MIN_RECORD_BYTES > (size - HEADER_BYTES) * _GROWTH_MAX[attributes & CODEC_MASK]:
         raise InvalidRecord(f"{count} records cannot be in {size - HEADER_BYTES} bytes")
     if producer_id >= 0:
         if sequence < 0 and not attributes & _CONTROL:
@@ -177,8 +180,8 @@ def check_stored_batch(buffer: Buffer) -> BatchHeader:
         raise CorruptMessage(f"a batch of {header.size} bytes in {size} bytes")
     if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != header.crc:
         raise CorruptMessage("the CRC-32C of the batch does not match")
-    if header.attributes & _CODEC_MASK >= _CODEC_COUNT:
-        raise UnsupportedCompression(f"there is no compression codec {header.attributes & _CODEC_MASK}")
+    if header.attributes & CODEC_MASK >= _CODEC_COUNT:
+        raise UnsupportedCompression(f"there is no compression codec {header.attributes & CODEC_MASK}")
     if not 0 <= header.record_count <= header.last_offset_delta + 1:
         raise InvalidRecord(
             f"a batch of {header.record_count} records that spans {header.last_offset_delta + 1} offsets"
@@ -247,8 +250,8 @@ def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
             break
         if crc32c(view[position + _ATTRIBUTES_POSITION : end]) != crc:
             raise CorruptMessage("the CRC-32C of the batch does not match")
-        if attributes & _CODEC_MASK >= _CODEC_COUNT:
-            raise UnsupportedCompression(f"there is no compression codec {attributes & _CODEC_MASK}")
+        if attributes & CODEC_MASK >= _CODEC_COUNT:
+            raise UnsupportedCompression(f"there is no compression codec {attributes & CODEC_MASK}")
         if not 0 <= count <= last_offset_delta + 1:
             raise InvalidRecord(f"a batch of {count} records that spans {last_offset_delta + 1} offsets")
         headers.append(_new_tuple(BatchHeader, fields))

@@ -19,7 +19,13 @@ from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE, BatchResult, PendingAppend
+from mansio.broker.services.produce import (
+    ACKS_ALL,
+    ACKS_NONE,
+    BatchResult,
+    PendingAppend,
+    RecompressionRequired,
+)
 from mansio.errors import InvalidRequiredAcks, MansioError, TransactionsNotOffered
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
@@ -40,6 +46,11 @@ CORRELATION_ID = Struct(">i")
 
 LEARN_EVERY = 8
 """For a producer whose requests all differ, a template is derived from only one request in so many."""
+
+CONGESTION_PAUSE_MS = 50
+"""A connection is not read for this long while many batches wait to be recompressed."""
+
+UNBOUNDED_MS = (1 << 31) - 1
 
 NO_RESPONSE: tuple[bytes, ...] = ()
 
@@ -71,15 +82,34 @@ def produce(
         connection.pause_reading_ms(throttle_ms)
     if acks == ACKS_NONE:
         _raise_error(service, results)
+        if pending is not None and not pending.is_complete:
+            _wait_recompressed(service, connection, pending)
+            return None
         return NO_RESPONSE
     if pending is None or pending.is_complete:
         return (_encode(service, version, header.correlation_id, throttle_ms, results),)
+    if pending.is_recompressed:
+        _slow_down(service, connection)
     connection.queue(pending)
     pending.wait(
         request.timeout_ms,
         partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
     )
     return None
+
+
+def _slow_down(service: BrokerServices, connection: Connection) -> None:
+    """Read less from a client while many batches wait to be recompressed."""
+    if service.partitions.recompressor.is_congested:
+        connection.pause_reading_ms(CONGESTION_PAUSE_MS)
+
+
+def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+    """With acks=0, wait for the append, so that the requests in progress are bounded and a failure closes the
+    connection."""
+    _slow_down(service, connection)
+    connection.queue(pending)
+    pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
 
 
 def produce_by_template(
@@ -108,6 +138,8 @@ def produce_by_template(
         if acks == ACKS_NONE:
             raise
         return (_template_error(template, correlation_id, index, error),)
+    except RecompressionRequired:
+        return _recompressed(service, connection, template, correlation_id, index, records)
     if acks == ACKS_NONE:
         return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended
@@ -125,6 +157,44 @@ def produce_by_template(
     connection.queue(pending)
     partition.wait_committed(end_offset, pending.complete)
     return None
+
+
+def _recompressed(
+    service: BrokerServices,
+    connection: Connection,
+    template: ProduceTemplate,
+    correlation_id: int,
+    index: int,
+    records: memoryview,
+) -> Sequence[ResponsePart] | None:
+    """The rest of `produce_by_template` for a topic whose batches are recompressed."""
+    topics = [(template.topic, template.topic_id, [(index, records)])]
+    pending = service.produce.begin(
+        topics, acks=template.acks, allow_zstd=template.version >= ZSTD_VERSION_MIN
+    )
+    if template.acks == ACKS_NONE:
+        _raise_error(service, pending.results)
+        if pending.is_complete:
+            return NO_RESPONSE
+        _wait_recompressed(service, connection, pending)
+        return None
+    if pending.is_complete:
+        return (_encode(service, template.version, correlation_id, 0, pending.results),)
+    _slow_down(service, connection)
+    connection.queue(pending)
+    respond = partial(_respond, service, connection, template.version, correlation_id, 0)
+    pending.wait(template.timeout_ms, respond)
+    return None
+
+
+def _end_without_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+    try:
+        _raise_error(service, pending.results)
+    except MansioError as error:
+        connection.reject(error)
+        return
+    pending.respond(NO_RESPONSE)
+    connection.answered(pending)
 
 
 def _request_error(request: wire.ProduceRequest) -> MansioError | None:

@@ -23,6 +23,7 @@ from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.errors import (
     InvalidTopic,
     LeaderNotAvailable,
+    MansioError,
     NotLeaderOrFollower,
     OffsetOutOfRange,
     PolicyViolation,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_hook import AppendResult
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.topics import TopicService
     from mansio.metadata.model import Topic
@@ -183,7 +185,7 @@ class DeadLetterTopics:
         leader = self._leader_of(target)
         if leader is None:
             partition = self._here(target)
-            appended = partition.append(data)
+            appended = await self._append_here(partition, data)
             await self._within(partition.committed(appended.end_offset), partition.name)
             return
         topics = [(None, target.topic_id, [(target.partition, data)])]
@@ -196,6 +198,21 @@ class DeadLetterTopics:
             for result in results:
                 if result.error_code not in (0, DUPLICATE_SEQUENCE):
                     raise error_for(result.error_code, result.error_message)
+
+    async def _append_here(self, partition: Partition, data: bytes) -> AppendResult:
+        """Append with the topic's compression.type, as a client's batch."""
+        promise: Promise[AppendResult] = self._scheduler.promise()
+
+        def on_appended(outcome: AppendResult | MansioError) -> None:
+            if promise.done():
+                return  # the caller was cancelled
+            if isinstance(outcome, MansioError):
+                promise.set_exception(outcome)
+            else:
+                promise.set_result(outcome)
+
+        self._partitions.recompressor.append(partition, data, urgent=True, on_appended=on_appended)
+        return await promise
 
     def is_unknown_producer(self, batch: Batch) -> bool:
         """Whether the target is led here and has no state of the producer; it would then accept a duplicate."""
