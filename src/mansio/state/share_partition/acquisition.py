@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mansio.state.share_partition.dead_letters import intersection
+from mansio.state.share_partition.dead_letters import difference, intersection
 from mansio.state.share_partition.in_flight import TERMINAL
 from mansio.state.share_partition.types import ACQUIRED, ARCHIVING
 
@@ -28,8 +28,13 @@ READ_RANGES_MAX: Final = 8
 _NO_STOP: Final = 2**63
 
 
-def read_ranges(picked: Iterable[tuple[int, int]], space: int, stop: int) -> list[tuple[int, int]]:
-    """The picked ranges to read: at most `space` offsets, below `stop`, adjacent ranges merged."""
+def read_ranges(
+    picked: Iterable[tuple[int, int]], space: int, stop: int, unreadable: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, int]]:
+    """The picked ranges to read: at most `space` offsets, below `stop`, without the `unreadable` ranges (ascending),
+    adjacent ranges merged."""
+    if unreadable:
+        picked = (part for each in picked for part in difference([each], unreadable))
     found: list[tuple[int, int]] = []
     for first, picked_last in picked:
         if space <= 0 or first >= stop:

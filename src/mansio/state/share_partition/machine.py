@@ -217,13 +217,20 @@ class SharePartition:
     # ------------------------------------------------------------------ acquisition
 
     def acquirable_ranges(
-        self, member: str, max_records: int, high_watermark: int, now_ms: float
+        self,
+        member: str,
+        max_records: int,
+        high_watermark: int,
+        now_ms: float,
+        unreadable: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[int, int]]:
-        """Offset ranges (first, last) that the member could acquire now and that are worth reading."""
+        """Offset ranges (first, last) that the member could acquire now and that are worth reading, without the
+        `unreadable` ranges (ascending)."""
         self.high_watermark = max(self.high_watermark, high_watermark)
         space = min(max_records, self.settings.locks_max - self._in_flight.leased)
         picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
-        return acquisition.read_ranges(picked, space, min(self._lease_end, self.high_watermark))
+        stop = min(self._lease_end, self.high_watermark)
+        return acquisition.read_ranges(picked, space, stop, unreadable)
 
     def acquire(
         self,

@@ -354,19 +354,17 @@ class SharePartitionLeader:
             return None
         self.ensure_leader()
         now_ms, end = self.now_ms(), self.partition.readable_end()
-        ranges = self.call(machine.acquirable_ranges, member, max_records, end, now_ms)
-        read, slices, damage = (
-            self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
-        )
-        withheld = 0
-        while (
-            damage
-            and not read
-            and (found := sum(each.end_offset - each.first_offset for each in damage)) > withheld
-        ):
-            withheld = found  # damaged records take no space of the others
-            ranges = self.call(machine.acquirable_ranges, member, max_records + withheld, end, now_ms)
-            read, slices, damage = self._read(ranges, max_bytes, end, is_first=is_first)
+        damage: list[DamagedRange] = []
+        while True:
+            # Damaged records take no space of the others.
+            unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
+            ranges = self.call(machine.acquirable_ranges, member, max_records, end, now_ms, unreadable)
+            read, slices, found = (
+                self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
+            )
+            damage += found
+            if read or not found:
+                break
         acquired, update = self.call(
             machine.acquire,
             member,
