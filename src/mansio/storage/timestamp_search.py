@@ -1,7 +1,8 @@
 """Searches by timestamp (ListOffsets): the first record at or after a timestamp, the record with the largest one.
 
 A batch is decoded only where a timestamp has to be matched to a record; for a batch with unreadable content its header
-decides.
+decides. In a segment of which not everything is verified, every batch that the search looks at is compared with its
+CRC-32C: a damaged timestamp would lead a reader past records.
 
 Invariant: a search reads a few index intervals of at most three segments, however many there are; it continues only
 over batches whose headers claim a timestamp that their records do not have.
@@ -18,6 +19,8 @@ from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mansio.ports import DiskFile
     from mansio.storage.file_cache import FileCache
     from mansio.storage.segment import Segment
@@ -52,7 +55,7 @@ def offset_for_time(
             return None
         file = files.file(segment)
         begin = files.index(segment).floor_timestamp(timestamp_ms)
-        for position, header in walk(file, begin, segment.size, segment.base_offset):
+        for position, header in _walk(segment, file, begin):
             if header.base_offset >= limit:
                 return None
             if (
@@ -99,7 +102,7 @@ def _largest_in(
     best: Found | None = None
     lead: tuple[int, BatchHeader] | None = None
     highest = before
-    for position, header in walk(file, begin, segment.size, segment.base_offset):
+    for position, header in _walk(segment, file, begin):
         last_offset = header.base_offset + header.last_offset_delta
         if header.base_offset >= limit:
             break
@@ -118,7 +121,7 @@ def _largest_in(
         lead = next(
             (
                 (at, h)
-                for at, h in walk(file, begin, segment.size, segment.base_offset)
+                for at, h in _walk(segment, file, begin)
                 if h.max_timestamp_ms == before
             ),
             None,
@@ -131,6 +134,23 @@ def _largest_in(
     found = _record_at(file, *lead, highest, start, limit, output_bytes_max)
     # If no record has the timestamp, the header decides.
     return found or (header.base_offset, highest, header.leader_epoch)
+
+
+def _walk(segment: Segment, file: DiskFile, position: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of the batches of a segment from `position` on. Raises `CorruptLog` at one that is damaged."""
+    for at, header in walk(file, position, segment.size, segment.base_offset):
+        if segment.checked is not None:
+            found = segment.checked.find(header.base_offset)
+            if found is None or found.damage:
+                _check(file, at, header)
+        yield at, header
+
+
+def _check(file: DiskFile, position: int, header: BatchHeader) -> None:
+    try:
+        check_stored_batch(read_exactly(file, header.size, position))
+    except RequestError as damage:
+        raise CorruptLog(f"{file.path} has an unreadable batch at {position}: {damage}") from damage
 
 
 def _largest_record(

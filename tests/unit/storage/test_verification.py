@@ -17,7 +17,7 @@ from mansio.storage.checked_ranges import RANGES_MAX, CheckedRange, CheckedRange
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.verification import check_batches
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.batch.record_batch import read_header
+from mansio.wire.batch.record_batch import build_batch, read_header
 from support.logs import ManualClock, append, make_batch
 
 DIRECTORY = "/data/p"
@@ -261,3 +261,27 @@ def test_a_failing_disk_is_reported_to_the_reader_that_waits_for_the_check() -> 
     with pytest.raises(StorageError, match="no"):
         log.read(0, 1, log.end_offset)
     assert log.read(0, 1, log.end_offset) is not None
+
+
+def test_search_by_timestamp_reports_a_damaged_timestamp_and_skips_no_record() -> None:
+    disk, clock = SimulatedDisk(), ManualClock()
+    log = Log.open(disk, clock, DIRECTORY, LogSettings(segment_bytes=4000, index_interval_bytes=1 << 20))
+    for number in range(BATCHES):
+        append(log, build_batch([(1000 * number, None, b"x" * 60, ())]))
+    log.close()
+    log = Log.open(disk, clock, DIRECTORY)
+    segment = log.segments()[1]
+    wanted = 1000 * (segment.base_offset + 3)
+    path = f"{DIRECTORY}/{segment.base_offset:020d}.log"
+    assert log.offset_for_time(wanted, log.end_offset) == (segment.base_offset + 3, wanted, 0)
+    content = bytearray(disk.files()[path])
+    size = read_header(content).size
+    content[3 * size + 35 : 3 * size + 43] = bytes(
+        8
+    )  # the largest timestamp of that batch: before all others
+    disk.put_file(path, bytes(content))
+    log = Log.open(disk, clock, DIRECTORY)
+    with pytest.raises(CorruptLog):
+        log.offset_for_time(wanted, log.end_offset)
+    with pytest.raises(CorruptLog):
+        log.offset_for_time(wanted + 500, log.end_offset)
