@@ -34,6 +34,7 @@ from mansio.api.http.metrics import render, take_snapshot
 from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor, Space
 from mansio.api.http.server import HttpServer
 from mansio.api.http.service_stats import ServiceStats
+from mansio.broker.replication.log_repairer import RepairCounts
 from mansio.broker.services.statistics import SAMPLE_EVERY
 from mansio.config.settings import Settings
 from mansio.host.clock import HostClock
@@ -166,6 +167,7 @@ def clustered_service(
         session=lambda: session,
         is_session_valid=lambda: session.is_valid(1000),
         sessions_lost=lambda: 1,
+        repair_counts=lambda: RepairCounts(2, 3000, 1),
         store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in Outcome}),
     )
     services = SimpleNamespace(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import mansio
 from mansio.errors import CorruptMessage
+from mansio.state.share_partition.acquisition import READ_RANGES_MAX
 from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
 from support.waiting import wait_until
 
@@ -96,3 +98,24 @@ def test_large_batches_are_verified_off_the_event_loop_while_the_fetch_waits(tmp
         checked = verifier.checked_bytes
         assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
         assert verifier.checked_bytes == checked
+
+
+def test_share_group_passes_over_more_damaged_ranges_than_it_reads_at_once(tmp_path: Path) -> None:
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        write(client)
+    bad = {flip(path, batch) for path in segments(tmp_path)[:3] for batch in (0, 2, 4, 6)}
+    assert len(bad) > READ_RANGES_MAX
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        client.admin.alter_group_config("g", {"share.auto.offset.reset": "earliest"})
+        found: set[int] = set()
+
+        def received() -> bool:
+            with contextlib.suppress(CorruptMessage):
+                messages = receiver.poll(timeout_ms=100)
+                found.update(message.offset for message in messages)
+                receiver.ack(messages)
+            return len(found) == COUNT - len(bad)
+
+        with client.receive(TOPIC, group="g") as receiver:
+            wait_until(received)
+        assert found == set(range(COUNT)) - bad

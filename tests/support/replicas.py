@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from mansio.api.kafka.handlers.fetch import fetch
+from mansio.broker.maintenance.log_scrubber import LogScrubber
 from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.batch_verifier import BatchVerifier
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.partition.recompression import Recompressor
+from mansio.broker.partition.storage_health import StorageHealth
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
+from mansio.broker.replication.log_repairer import LogRepairer
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService
@@ -186,6 +190,8 @@ class Node:
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
+        self.storage_health = StorageHealth(self.clock)
+        self.verifier = BatchVerifier(self.background)
         self.fetcher_manager = ReplicaFetcherManager(
             node_id,
             MemoryPeers(cluster.network, self),
@@ -241,6 +247,20 @@ class Node:
         for index in range(cluster.partition_count):
             self._open(index)
         self.replication.start()
+        self.repairer = LogRepairer(
+            node_id,
+            partitions=partitions,
+            sources=lambda partition: [
+                other for other in cluster.state(partition.index).isr if other != node_id
+            ],
+            peers=MemoryPeers(cluster.network, self),
+            disk=disk,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            background=self.background,
+            broker_epoch=lambda: self.broker_epoch,
+        )
+        self.repairer.start()
 
     def is_session_valid(self) -> bool:
         return self.clock.monotonic() < self.session_until_s
@@ -260,6 +280,7 @@ class Node:
             clock=self.clock,
             scheduler=self.scheduler,
             settings=topic_config.resolve(self.cluster.topic_configs, {}, len(self.cluster.node_ids)),
+            storage_health=self.storage_health,
         )
         partition.add_hook(
             ProducerHook(
@@ -267,6 +288,21 @@ class Node:
             )
         )
         self.partitions[TOPIC.bytes, index] = partition
+        self.verifier.attach(log, partition.on_verified)
+
+    def scrub(self) -> None:
+        """Begin a round of a scrubber over all closed segments."""
+        scrubber = LogScrubber(
+            list(self.partitions.values()),
+            disk=self.disk,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            background=self.background,
+            interval_ms=1 << 40,
+            bytes_per_second=1 << 40,
+            verify_again_ms=1 << 40,
+        )
+        self.scheduler.spawn(scrubber.run(), name="scrub")
 
     def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
         """As `PartitionSet.find`."""
@@ -275,6 +311,11 @@ class Node:
         if found is None:
             raise UnknownTopicId("no such partition")
         return found
+
+    def get(self, topic: str, index: int) -> Partition | None:
+        """As `PartitionSet.get`."""
+        del topic
+        return self.partitions.get((TOPIC.bytes, index))
 
     @property
     def partition(self) -> Partition:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
+from mansio.broker.replication.log_repairer import LogRepairer, RepairCounts
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.replication.replica_manager import ReplicaManager
 from mansio.broker.services.cluster import ClusterServices
@@ -92,6 +93,7 @@ class ClusterMember:
         self._lease_keep_alive: SessionKeepAlive | None = None
         self._membership: BrokerLifecycle | None = None
         self._replica_manager: ReplicaManager | None = None
+        self._log_repairer: LogRepairer | None = None
         self._partitions: PartitionSet | None = None
         self._store_counts = store_counts
         """Outcomes of calls to the metadata store, where it counts them."""
@@ -150,7 +152,11 @@ class ClusterMember:
             is_session_valid=self.is_session_valid,
             sessions_lost=lambda: self.sessions_lost,
             store_counts=self._store_counts,
+            repair_counts=self._repair_counts,
         )
+
+    def _repair_counts(self) -> RepairCounts:
+        return RepairCounts() if self._log_repairer is None else self._log_repairer.counts
 
     @property
     def session(self) -> Session | None:
@@ -239,6 +245,27 @@ class ClusterMember:
             on_role=on_role,
             on_made=on_made,
         )
+        host_ports = self._host_ports
+        self._log_repairer = LogRepairer(
+            self._settings.node_id,
+            partitions=partitions,
+            sources=self._in_sync_with,
+            peers=self.new_peers(),
+            disk=host_ports.disk,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            background=host_ports.verification_thread,
+            broker_epoch=self.broker_epoch,
+        )
+
+    def _in_sync_with(self, partition: Partition) -> list[int]:
+        """The other in-sync replicas of a partition that have a session, its leader first."""
+        topic = self._state.topics_by_id.get(partition.topic_id)
+        if topic is None or partition.index >= len(topic.partitions):
+            return []
+        state = topic.partitions[partition.index]
+        others = [node for node in state.isr if node != self._settings.node_id and self.broker_epoch_of(node)]
+        return sorted(others, key=lambda node: node != state.leader)
 
     async def _give_up(self, partitions: list[tuple[UUID, int]]) -> int:
         return 0 if self._membership is None else await self._membership.give_up(partitions)
@@ -274,6 +301,8 @@ class ClusterMember:
         self._lease_keep_alive.start()
         self.replication.start()
         replica_manager.start()
+        if self._log_repairer is not None:
+            self._log_repairer.start()
         self.controller.start()
         await self._membership.register(
             max(FOREIGN_SESSION_S_MIN, FOREIGN_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
@@ -306,6 +335,8 @@ class ClusterMember:
         self.controller.stop()
         if self._replica_manager is not None:
             self._replica_manager.stop()
+        if self._log_repairer is not None:
+            await self._log_repairer.stop()
         try:
             await membership.leave()
         except Unavailable as error:

@@ -21,6 +21,7 @@ run on another thread, on values taken here.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import math
@@ -68,7 +69,7 @@ from mansio.storage.verification import CheckTask, check_batches
 from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush.flush_state import MaintenanceJob
@@ -110,7 +111,8 @@ class Log:
     fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`; `on_check_due(segment, offset)`
     when batches from `offset` on should be verified on another thread (without it, readers verify everything
     themselves); `on_damage(segment, range)` for each damaged range that is found. `recovery` is the result of
-    opening. `busy` counts the prepared syncs and maintenance jobs that have not finished.
+    opening. `busy` counts the prepared syncs and maintenance jobs that have not finished. With `repair_pending` readers
+    of a damaged range get `VerificationPending`; while `repairing` a repaired segment is being swapped in.
     """
 
     def __init__(
@@ -138,6 +140,8 @@ class Log:
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
         self.busy = 0
         self.maintenance_running = False
+        self.repair_pending = False
+        self.repairing = False
         self._disk = disk
         self._clock = clock
         self._files = files
@@ -666,7 +670,8 @@ class Log:
     ) -> LogSlice | None:
         """`read` from a segment of which not everything is verified: of the batches in one intact range.
 
-        Raises `DamagedRange`, and `VerificationPending` while `on_check_due` has more checked than is done here.
+        Raises `DamagedRange`, and `VerificationPending` while `on_check_due` has more checked than is done here, or
+        while a repair is pending.
         """
         checked = segment.checked
         assert checked is not None
@@ -674,6 +679,8 @@ class Log:
         if found is None:
             found = self._check_now(segment, checked, offset, max_bytes)
         if found.damage:
+            if self.repair_pending:
+                raise VerificationPending(f"{segment.path}: offset {offset} is being repaired")
             raise damaged_error(segment.path, found)
         stop, next_offset = min(segment.size, found.end_position), min(segment.end_offset, found.end_offset)
         if stop < segment.size and self.on_check_due is not None and checked.find(next_offset) is None:
@@ -819,10 +826,71 @@ class Log:
             self._read_positions.clear()
         self.checks_done(segment, result)
 
-    def forget_checks(self) -> None:
-        """Verify everything again on its next read."""
-        for segment in self._segments.segments:
-            self._forget_checks(segment)
+    # Repair of closed segments (see `repair`)
+
+    def damaged_segments(self, offsets: Iterable[int] = ()) -> list[Segment]:
+        """The segments that are known to be damaged, and those that contain `offsets`, without those that end at or
+        below the start of the log; in order."""
+        suspects = {
+            self._segments.containing(offset)
+            for offset in offsets
+            if self.start_offset <= offset < self.end_offset
+        }
+        return [
+            segment
+            for segment in self._segments.segments
+            if (segment in suspects or (segment.checked is not None and segment.checked.damaged()))
+            and segment.end_offset > self.start_offset
+        ]
+
+    def is_active(self, segment: Segment) -> bool:
+        """Whether appends go to this segment."""
+        return segment is self._active
+
+    def is_sparse(self, segment: Segment) -> bool:
+        """Whether compaction may have left gaps in a segment."""
+        return segment.base_offset < self._segments.sparse_end_offset
+
+    def file_of(self, segment: Segment) -> DiskFile:
+        """The file of a segment. Raises `StorageError`."""
+        return self._files.file(segment)
+
+    def begin_repair(self, segment: Segment) -> bool:
+        """Keep the segment in its place until `finish_repair`. False: not now; try again.
+
+        As for compaction, no checkpoint on disk may name the segment, because its size may change.
+        """
+        if segment.end_offset > self.compaction.limit_offset:
+            self.request_checkpoint()
+            return False
+        if self.compaction.busy or self.maintenance_running or self.repairing:
+            return False
+        # Until the swap is done nobody may find the new file under the name of the old one. If the old one is missing,
+        # readers verify the new one as they would have verified the old one.
+        with contextlib.suppress(CorruptLog):
+            segment.file = self._files.file(segment)
+        self.repairing = True
+        return True
+
+    def finish_repair(self, segment: Segment, size: int, index: SparseIndex | None) -> None:
+        """Read the repaired file, which has the name of `segment` by now, from here on. `index` None: the repair
+        failed."""
+        self.repairing = False
+        if index is not None and not self.closed:
+            new = Segment(self.directory, segment.base_offset, size)
+            new.end_offset, new.index = segment.end_offset, index
+            segment.replaced = True
+            self._segments.replace((segment,), new)
+            self._flush_state.segments_replaced((segment,), new)
+            self._read_positions.clear()
+        self._drop_trimmed()
+        if self.on_maintenance_due is not None:
+            self.on_maintenance_due()
+
+    def forget_checks(self, segment: Segment | None = None) -> None:
+        """Verify a segment, or everything, again on its next read."""
+        for each in self._segments.segments if segment is None else (segment,):
+            self._forget_checks(each)
 
     def _forget_checks(self, segment: Segment) -> None:
         if not segment.size:
@@ -848,7 +916,7 @@ class Log:
 
     def _drop_trimmed(self) -> None:
         """Remove segments wholly below the start from the list; while compaction swaps segments, after that swap."""
-        if not self.compaction.busy:
+        if not self.compaction.busy and not self.repairing:
             self._flush_state.segments_trimmed(self._segments.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
@@ -876,7 +944,7 @@ class Log:
         self.end_offset = self.durable_end_offset = end
 
     def _check_idle(self, action: str) -> None:
-        if self.busy or self.compaction.busy:
+        if self.busy or self.compaction.busy or self.repairing:
             raise ConcurrentChange(f"{self.directory} is being synced; {action} when that is done")
 
     def _truncate_files(self, segment: Segment, position: int, end_offset: int) -> None:
@@ -1025,7 +1093,7 @@ class Log:
 
     def prepare_maintenance(self, *, closing: bool = False) -> MaintenanceJob | None:
         """The maintenance that is due: checkpoint, index files, removal of trimmed segments. None: nothing is due."""
-        if self.compaction.busy:
+        if self.compaction.busy or self.repairing:
             return None
         if not self.needs_maintenance and not (
             closing and self._flush_state.needs_maintenance(self.start_offset, self._segments.active)

@@ -118,9 +118,11 @@ def test_cluster_document_names_only_existing_settings_and_flags() -> None:
     assert len(settings) > 10
     log_events = {
         "corrupt_batch",
+        "damage_repaired",
         "etcd_member_starting",
         "log_failed",
         "metadata_view_failed",
+        "repair_failed",
         "view_not_loaded",
     }
     assert settings - set(SPECIFICATIONS) - log_events == set()

@@ -158,6 +158,7 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
         forgotten,
         plain.get("rack_id", ""),
         replica_epoch,
+        False,
     )
     encoded = fetch.encode_request(
         version,
@@ -179,6 +180,28 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
     assert fetch.decode_request(version, memoryview(body), 0) == request
     if not tags:
         assert body == data
+
+
+@pytest.mark.parametrize("version", [15, 16, 17])
+def test_read_for_repair_is_a_fetch_with_one_more_tagged_field(version: int) -> None:
+    asked = [fetch.FetchPartition(3, 7, 40, -1, -1, 1000)]
+    frame = fetch.encode_request(
+        version,
+        77,
+        "me",
+        [(None, bytes(range(16)), asked)],
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1000,
+        replica_id=2,
+        replica_epoch=9,
+        for_repair=True,
+    )
+    body = memoryview(body_of_request(joined([frame]), ApiKey.FETCH, version))
+    request = fetch.decode_request(version, body, 0)
+    assert (request.replica_id, request.replica_epoch, request.for_repair) == (2, 9, True)
+    assert request.topics == [(None, bytes(range(16)), asked)]
+    assert fetch.decode_replica_request(body, 0) is None
 
 
 def diverging_of(part: dict[str, Any]) -> tuple[int, int] | None:

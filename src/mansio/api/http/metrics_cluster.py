@@ -70,6 +70,14 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "sessions_lost", "Sessions that ended while the broker was running.", cluster.sessions_lost()
     )
+    repairs = cluster.repair_counts()
+    yield _counter("repaired_ranges", "Damaged ranges replaced by those of another replica.", repairs.ranges)
+    yield _counter(
+        "repaired_bytes", "Bytes that were read from other replicas for repairs.", repairs.batches_bytes
+    )
+    yield _counter(
+        "repair_failures", "Repairs of a partition that failed; they are retried.", repairs.failures
+    )
     yield from _etcd(broker)
 
 

@@ -773,12 +773,32 @@ class Partition:
         records = found or self._empty_batch(offset)
         return FollowerReadResult(records, urgent=is_start_new)
 
-    def _leader_progress_for(self, node_id: int, requested_epoch: int) -> ReplicationProgress:
+    def read_for_repair(self, leader_epoch: int, offset: int, max_bytes: int) -> LogSlice | None:
+        """Batches from `offset` on for another replica in whose log they are damaged, whatever the role here. That
+        replica compares their leader epochs with its own.
+
+        Only what is flushed and intact here is returned. Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`,
+        `NotLeaderOrFollower`, `OffsetOutOfRange`, `VerificationPending`, `CorruptLog`, `StorageError`.
+        """
+        self._check_epoch_of_replica(leader_epoch)
+        if self.closed:
+            raise self._not_leader_error()
+        log = self.log
+        if not log.start_offset <= offset < log.durable_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name}: offset {offset} is not in [{log.start_offset}, {log.durable_end_offset})"
+            )
+        return log.read(offset, max_bytes, log.durable_end_offset)
+
+    def _check_epoch_of_replica(self, requested_epoch: int) -> None:
         current = self.replica.leader_epoch
         if requested_epoch < current:
             raise FencedLeaderEpoch(f"{self.name}: leader epoch {requested_epoch} is older than {current}")
         if requested_epoch > current:
             raise UnknownLeaderEpoch(f"{self.name}: leader epoch {requested_epoch} is newer than {current}")
+
+    def _leader_progress_for(self, node_id: int, requested_epoch: int) -> ReplicationProgress:
+        self._check_epoch_of_replica(requested_epoch)
         replica = self.replica
         if self.closed or not isinstance(replica, ReplicationProgress):
             raise self._not_leader_error()

@@ -59,6 +59,7 @@ class StorageHealth:
         self.damaged: dict[PartitionKey, DamagedBatch] = {}
         self._disk_full: dict[PartitionKey, float] = {}  # -> last disk-full error, monotonic seconds
         self._listeners: list[Callable[[], object]] = []
+        self._damage_listeners: list[Callable[[str, int, int], object]] = []
         self._full_line_due = 0.0
 
     # Damage
@@ -80,6 +81,16 @@ class StorageHealth:
                 extra=fields(topic=topic, partition=partition, offset=offset, times=times, reason=error),
             )
         self.damaged[key] = DamagedBatch(offset, str(error), times, line_due)
+        for listener in self._damage_listeners:
+            listener(topic, partition, offset)
+
+    def on_damage(self, listener: Callable[[str, int, int], object]) -> None:
+        """Call `listener(topic, partition, offset)` for each damaged batch that is found; offset -1: not known."""
+        self._damage_listeners.append(listener)
+
+    def repaired(self, topic: str, partition: int) -> None:
+        """All known damage of a partition was repaired."""
+        self.damaged.pop((topic, partition), None)
 
     def log_truncated(self, size_bytes: int) -> None:
         """Opening a log truncated it by so many bytes: an incomplete end that was not known to be flushed."""

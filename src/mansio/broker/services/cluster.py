@@ -12,6 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.replication.log_repairer import RepairCounts
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.model import BrokerState
 from mansio.metadata.topic_plan import check_topic_name
@@ -54,6 +55,8 @@ class ClusterServices:
     """Whether this broker's session has certainly not expired."""
     sessions_lost: Callable[[], int]
     """Number of sessions that ended although this broker kept running."""
+    repair_counts: Callable[[], RepairCounts] = RepairCounts
+    """Damage that was repaired from other replicas."""
     store_counts: Callable[[], StoreCounts] | None = None
     """Outcomes of calls to the metadata store, where the store counts them."""
 

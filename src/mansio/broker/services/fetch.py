@@ -59,7 +59,8 @@ class PartitionFetch(Protocol):
 
 class FetchRequest(Protocol):
     """A fetch. `topics` are (name or None, id or None, [PartitionFetch]). `replica_id` is -1 for clients, otherwise the
-    follower's broker id, and `replica_epoch` its broker epoch."""
+    follower's broker id, and `replica_epoch` its broker epoch. `for_repair`: the replica reads batches that are damaged
+    in its own log."""
 
     @property
     def replica_id(self) -> int: ...
@@ -73,6 +74,8 @@ class FetchRequest(Protocol):
     def max_bytes(self) -> int: ...
     @property
     def isolation_level(self) -> int: ...
+    @property
+    def for_repair(self) -> bool: ...
     @property
     def topics(self) -> Sequence[tuple[str | None, bytes | None, Sequence[PartitionFetch]]]: ...
 
@@ -201,6 +204,8 @@ class FetchService:
 
     def _begin_for_replica(self, request: FetchRequest) -> tuple[FetchResult, bool]:
         """The same for a follower, whose response may be delayed to coalesce batches (`FetchCoalescer`)."""
+        if request.for_repair:
+            return self._read_for_replica(request, first=False), True
         pending_before = len(self._produce.pending)
         result = self._read_for_replica(request, first=True)
         self._coalescer.follower_reported(pending_before)
@@ -293,9 +298,15 @@ class FetchService:
                 diverging, urgent = None, False
                 try:
                     partition = self._partitions.find(name, topic_id, want.index)
-                    records, diverging, urgent = partition.read_for_follower(
-                        node_id, broker_epoch, want, min(remaining, want.max_bytes), first=first
-                    )
+                    bytes_max = min(remaining, want.max_bytes)
+                    if request.for_repair:
+                        records = partition.read_for_repair(
+                            want.current_leader_epoch, want.fetch_offset, bytes_max
+                        )
+                    else:
+                        records, diverging, urgent = partition.read_for_follower(
+                            node_id, broker_epoch, want, bytes_max, first=first
+                        )
                 except VerificationPending:
                     assert partition is not None
                     records = None
@@ -309,7 +320,7 @@ class FetchService:
                 if total and size > remaining:
                     records, size = None, 0  # the first batch exceeds what remains of the limit
                 is_urgent = is_urgent or urgent
-                if size:
+                if size and not request.for_repair:
                     group_commit = partition.group_commit
                 total += size
                 remaining -= size

@@ -190,6 +190,8 @@ class CompactionRun:
             self._stage = stage = _Stage.ABANDON
         if stage is _Stage.ABANDON:
             return self._compaction.abandon
+        if log.repairing:
+            return None
         if stage is _Stage.WORK:
             self._compaction.start_offset = log.start_offset
             return self._compaction.step

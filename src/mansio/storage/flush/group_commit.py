@@ -237,7 +237,9 @@ class GroupCommit:
             job = log.prepare_maintenance()
             if job is not None:
                 jobs.append((log, job))
-            elif log in self._start_offset_waits and not log.compaction.busy:  # afterwards it requests again
+            elif log in self._start_offset_waits and not (
+                log.compaction.busy or log.repairing
+            ):  # afterwards it requests again
                 nothing_due.append(log)
         if jobs:
             self._running = True

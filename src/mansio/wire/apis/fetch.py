@@ -2,8 +2,9 @@
 
 Log start offset from 5, sessions from 7 (KIP-227), leader epoch from 9 (KIP-320), rack and preferred replica from 11
 (KIP-392), flexible encoding (KIP-482), last fetched epoch and diverging epoch (KIP-595) from 12, topic ids from 13
-(KIP-516), replica id and broker epoch as a tagged field from 15 (KIP-903). Other tagged fields are not written, and
-skipped when reading.
+(KIP-516), replica id and broker epoch as a tagged field from 15 (KIP-903). A tagged field of Mansio marks a read for
+repair: a replica reads batches that are damaged in its own log, from a replica that need not be the leader, and reports
+no position. Other tagged fields are not written, and skipped when reading.
 
 A response is encoded as a list of buffers with the caller's log slices in between, so that the server can send these
 directly from the file.
@@ -61,6 +62,9 @@ _FLEXIBLE: Final = 12
 _TOPIC_IDS: Final = 13
 _REPLICA_STATE: Final = 15
 _REPLICA_STATE_TAG: Final = 1
+_REPAIR_TAG: Final = 10_000
+"""Mansio's own tagged field of a replica's request, without content. Brokers that do not know it skip it."""
+_REPAIR_FIELD: Final = unsigned_varint(_REPAIR_TAG) + b"\x00"
 
 _INT: Final = Struct(">i")
 _REPLICA: Final = Struct(">iq")
@@ -95,7 +99,8 @@ class FetchPartition(NamedTuple):
 
 class FetchRequest(NamedTuple):
     """Request of a consumer (replica_id -1) or a follower. `topics` are (name or None, id or None, [FetchPartition]);
-    `forgotten` are (name or None, id or None, [partition]). `replica_epoch`: epoch of the follower's broker."""
+    `forgotten` are (name or None, id or None, [partition]). `replica_epoch`: epoch of the follower's broker.
+    `for_repair`: a read for the repair of the replica's own log."""
 
     replica_id: int
     max_wait_ms: int
@@ -108,6 +113,7 @@ class FetchRequest(NamedTuple):
     forgotten: list[Forgotten]
     rack_id: str
     replica_epoch: int = -1
+    for_repair: bool = False
 
 
 def _partition_layout(version: int) -> Struct:
@@ -153,7 +159,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
     forgotten: list[Forgotten] = []
     if version >= 7:
         forgotten, position = _read_forgotten(version, frame, position, remaining)
-    rack_id = ""
+    rack_id, for_repair = "", False
     if version >= 11:
         text, position = (read_compact_string if flexible else read_string)(frame, position)
         if text is None:
@@ -163,7 +169,9 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         if frame[position] == 0:
             position += 1
         else:
-            replica_id, replica_epoch, position = _read_request_tags(version, frame, position, replica_id)
+            replica_id, replica_epoch, for_repair, position = _read_request_tags(
+                version, frame, position, replica_id
+            )
     wait_ms, min_bytes, max_bytes, isolation_level = wait[:4]
     request = FetchRequest(
         replica_id,
@@ -177,6 +185,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         forgotten,
         rack_id,
         replica_epoch,
+        for_repair,
     )
     return request, position
 
@@ -244,9 +253,9 @@ def _read_forgotten(
 
 def _read_request_tags(
     version: int, frame: memoryview, position: int, replica_id: int
-) -> tuple[int, int, int]:
-    """(replica id, broker epoch, position after the tagged fields of the request)."""
-    replica_epoch = -1
+) -> tuple[int, int, bool, int]:
+    """(replica id, broker epoch, whether it reads for repair, position after the tagged fields of the request)."""
+    replica_epoch, for_repair = -1, False
     count, position = read_unsigned_varint(frame, position)
     for _ in range(count):
         tag, position = read_unsigned_varint(frame, position)
@@ -258,8 +267,10 @@ def _read_request_tags(
             if length < _REPLICA.size:
                 raise WireError("a replica state that is too short")
             replica_id, replica_epoch = _REPLICA.unpack_from(frame, position)
+        elif tag == _REPAIR_TAG and version >= _REPLICA_STATE:
+            for_repair = True
         position = end
-    return replica_id, replica_epoch, position
+    return replica_id, replica_epoch, for_repair, position
 
 
 def encode_request(
@@ -278,6 +289,7 @@ def encode_request(
     rack_id: str = "",
     replica_id: int = -1,
     replica_epoch: int = -1,
+    for_repair: bool = False,
 ) -> bytes:
     """The framed request: length, header, body. Fields that this version lacks are dropped."""
     flexible = version >= _FLEXIBLE
@@ -306,7 +318,9 @@ def encode_request(
     if version >= _REPLICA_STATE and (replica_id, replica_epoch) != (-1, -1):
         # One tagged field of 13 bytes: replica id, broker epoch, no tagged fields of its own.
         state = _REPLICA.pack(replica_id, replica_epoch)
-        parts.append(bytes((1, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + state + tags)
+        parts.append(bytes((1 + for_repair, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + state + tags)
+        if for_repair:
+            parts.append(_REPAIR_FIELD)
     else:
         parts.append(tags)
     body = b"".join(parts)

@@ -1,0 +1,443 @@
+"""Log repairer: replaces damaged batches of this broker's replicas by those of another replica.
+
+Damage is reported by `StorageHealth`, whoever found it: a reader, a follower or the scrubber. The partitions are
+repaired one after the other, segment by segment, on leaders and followers alike: the batches are read from an in-sync
+replica, the leader first, with a Fetch that is marked as a read for repair. What is damaged in the active segment is
+repaired after a segment roll. A replica neither leaves the in-sync set nor is it truncated meanwhile: it still has
+everything else that it acknowledged.
+
+While the first attempt is pending, readers of the damaged range wait as they do for a verification. If it fails they
+get CORRUPT_MESSAGE, and the repair is retried for as long as the damage is known.
+
+Invariants:
+* A batch is taken over only if its CRC matches, its offsets continue those before it, and its leader epoch is the one
+  that this log has for its offset: a batch is determined by its offset and epoch.
+* Segments in which compaction may have left gaps are not repaired: see `mansio.storage.repair`.
+* Memory is bounded: one response, and `PARTITIONS_MAX` partitions with `OFFSETS_MAX` offsets each. What is beyond is
+  found again by the next reader or scrub.
+
+Uses ports only: the simulator runs this code.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from mansio.errors import CorruptMessage, MansioError, StorageError, Unavailable, error_for_code
+from mansio.host.run_in_thread import run_in_thread
+from mansio.logs import fields
+from mansio.ports import Backoff
+from mansio.storage.repair import SegmentCopy
+from mansio.wire.apis import fetch
+from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
+from mansio.wire.batch.record_batch import read_stored_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.ports import Background, Clock, Disk, Peers, Promise, Scheduler, Timer
+    from mansio.storage.checked_ranges import CheckedRange
+    from mansio.storage.segment import Segment
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CLIENT_ID: Final = "mansio-repair"
+FETCH_BYTES_MAX: Final = 1 << 20
+PARTITIONS_MAX: Final = 10_000
+OFFSETS_MAX: Final = 64
+WAIT_MS: Final = 50
+"""Interval at which a repair looks whether it may swap its segment in, or whether its source has verified a batch."""
+
+SWAP_WAIT_MS_MAX: Final = 30_000
+SOURCE_WAIT_MS_MAX: Final = 2_000
+"""How long a source may verify what is asked of it. Two replicas may wait for each other."""
+
+RETRY_BACKOFF: Final = Backoff(1_000, 60_000, jitter=0)
+
+
+class RepairCounts(NamedTuple):
+    """Counts since the broker started."""
+
+    ranges: int = 0
+    batches_bytes: int = 0
+    failures: int = 0
+
+
+class _Damage:
+    """What is known to be damaged in one partition."""
+
+    __slots__ = ("attempts", "failed", "offsets", "retry")
+
+    def __init__(self) -> None:
+        self.offsets: dict[int, None] = {}
+        self.failed: list[tuple[int, int]] = []
+        """Offsets of the segments that could not be repaired in the last attempt."""
+        self.attempts = 0
+        self.retry: Timer | None = None
+
+
+class LogRepairer:
+    """All methods run on the broker's event loop."""
+
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        partitions: PartitionSet,
+        sources: Callable[[Partition], Sequence[int]],
+        peers: Peers,
+        disk: Disk,
+        clock: Clock,
+        scheduler: Scheduler,
+        background: Background,
+        broker_epoch: Callable[[], int],
+        request_timeout_ms: int = 5_000,
+    ) -> None:
+        """`sources(partition)` returns the other brokers that are in sync, in the order in which they are asked;
+        `broker_epoch` the epoch of this broker's current session."""
+        self._node_id = node_id
+        self._partitions = partitions
+        self._sources = sources
+        self._peers = peers
+        self._disk = disk
+        self._clock = clock
+        self._scheduler = scheduler
+        self._background = background
+        self._broker_epoch = broker_epoch
+        self._request_timeout_ms = request_timeout_ms
+        self._damaged: dict[tuple[str, int], _Damage] = {}
+        self._due: dict[tuple[str, int], None] = {}
+        self._busy: Promise[None] | None = None
+        self._stopped = False
+        self.counts = RepairCounts()
+
+    def start(self) -> None:
+        """Repair what is found from now on."""
+        self._partitions.storage_health.on_damage(self.damaged)
+
+    async def stop(self) -> None:
+        """End the repair in progress after its current step."""
+        self._stopped = True
+        for damage in self._damaged.values():
+            if damage.retry is not None:
+                damage.retry.cancel()
+        while self._busy is not None:
+            await self._busy
+
+    def damaged(self, topic: str, index: int, offset: int) -> None:
+        """A damaged batch was found; offset -1: it is not known which."""
+        key = (topic, index)
+        damage = self._damaged.get(key)
+        partition = self._partitions.get(topic, index)
+        if self._stopped or partition is None or (damage is None and len(self._damaged) >= PARTITIONS_MAX):
+            return
+        if damage is None:
+            damage = self._damaged[key] = _Damage()
+        if offset >= 0 and offset not in damage.offsets and len(damage.offsets) < OFFSETS_MAX:
+            damage.offsets[offset] = None
+            if damage.retry is not None and not any(first <= offset < end for first, end in damage.failed):
+                damage.retry.cancel()
+                damage.retry = None
+        if damage.retry is not None or key in self._due:
+            return
+        if self._sources(partition):
+            partition.log.repair_pending = True
+        self._begin(key)
+
+    def _begin(self, key: tuple[str, int]) -> None:
+        self._due[key] = None
+        if self._busy is None:
+            self._busy = self._scheduler.promise()
+            self._scheduler.spawn(self._run(), name="repair logs")
+
+    async def _run(self) -> None:
+        try:
+            while self._due and not self._stopped:
+                key = next(iter(self._due))
+                await self._repair(key)
+        finally:
+            busy, self._busy = self._busy, None
+            assert busy is not None
+            busy.set_result(None)
+
+    async def _repair(self, key: tuple[str, int]) -> None:
+        damage, partition = self._damaged[key], self._partitions.get(*key)
+        offsets = tuple(damage.offsets)
+        failed: MansioError | None = None
+        damage.failed = []
+        for segment in [] if partition is None else partition.log.damaged_segments(offsets):
+            assert partition is not None
+            try:
+                await _SegmentRepair(self, partition, segment).run()
+            except MansioError as error:
+                failed = error
+                damage.failed.append((segment.base_offset, segment.end_offset))
+        del self._due[key]
+        if partition is None or partition.closed or self._stopped:
+            del self._damaged[key]
+            return
+        partition.log.repair_pending = False
+        if failed is not None:
+            self._failed(key, partition, damage, failed)
+        elif damage.offsets.keys() - offsets or partition.log.damaged_segments():  # found meanwhile
+            for offset in offsets:
+                damage.offsets.pop(offset, None)
+            self._begin(key)
+        else:
+            del self._damaged[key]
+            partition.storage_health.repaired(*key)
+        partition.on_verified()
+
+    def _failed(
+        self, key: tuple[str, int], partition: Partition, damage: _Damage, error: MansioError
+    ) -> None:
+        self.counts = self.counts._replace(failures=self.counts.failures + 1)
+        damage.attempts += 1
+        pause_ms = RETRY_BACKOFF.delay_ms(damage.attempts)
+        logger.warning(
+            "repair_failed",
+            extra=fields(
+                topic=partition.topic,
+                partition=partition.index,
+                reason=error.message,
+                again_in_ms=round(pause_ms),
+            ),
+        )
+        damage.retry = self._scheduler.call_later(pause_ms, self._retry, key)
+
+    def _retry(self, key: tuple[str, int]) -> None:
+        damage = self._damaged.get(key)
+        if damage is not None and not self._stopped:
+            damage.retry = None
+            self._begin(key)
+
+    # What the repair of a segment needs
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work, and pause for as long as it took, so that others get half of the disk and the
+        processor."""
+        began = self._clock.monotonic()
+        result = await self.finish_in_thread(work)
+        await self._scheduler.sleep((self._clock.monotonic() - began) * 1000)
+        if self._stopped:
+            raise Unavailable("the broker is stopping")
+        return result
+
+    async def finish_in_thread(self, work: Callable[[], T]) -> T:
+        """Run blocking work, also while the broker is stopping."""
+        return await run_in_thread(self._scheduler, self._background, work)
+
+    async def wait(self) -> None:
+        """Wait for `WAIT_MS`."""
+        await self._scheduler.sleep(WAIT_MS)
+        if self._stopped:
+            raise Unavailable("the broker is stopping")
+
+    def copy_of(self, partition: Partition, segment: Segment) -> SegmentCopy:
+        """An empty copy of a segment."""
+        interval = partition.log.settings.index_interval_bytes
+        return SegmentCopy(self._disk, segment, index_interval_bytes=interval)
+
+    async def read(self, partition: Partition, offset: int) -> tuple[int, bytes]:
+        """(broker, its intact batches from `offset` on), from the first in-sync replica that has them. Raises the last
+        error."""
+        failed: MansioError = Unavailable(f"{partition.name}: no other replica is in sync")
+        for node_id in self._sources(partition):
+            try:
+                return node_id, await self._read_from(node_id, partition, offset)
+            except MansioError as error:
+                failed = type(error)(f"broker {node_id}: {error.message}")
+        raise failed
+
+    async def _read_from(self, node_id: int, partition: Partition, offset: int) -> bytes:
+        wanted = FetchPartition(partition.index, partition.leader_epoch, offset, -1, -1, FETCH_BYTES_MAX)
+        request = encode_request(
+            fetch.REPLICA_VERSION,
+            0,
+            CLIENT_ID,
+            [(None, partition.topic_id.bytes, [wanted])],
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=FETCH_BYTES_MAX,
+            replica_id=self._node_id,
+            replica_epoch=self._broker_epoch(),
+            for_repair=True,
+        )
+        for _ in range(SOURCE_WAIT_MS_MAX // WAIT_MS):
+            frame = await self._peers.send(node_id, request, timeout_ms=self._request_timeout_ms)
+            response = decode_response(fetch.REPLICA_VERSION, frame)
+            if response.error_code:
+                raise error_for_code(response.error_code, "the read for repair was rejected")
+            answer = response.topics[0][2][0] if response.topics and response.topics[0][2] else None
+            if answer is None:
+                raise Unavailable(f"{partition.name} is not in the answer")
+            if answer.error_code:
+                raise error_for_code(answer.error_code, f"{partition.name} cannot be read at {offset}")
+            if answer.records_bytes:
+                return bytes(answer.records)
+            await self.wait()  # it verifies them first
+        raise Unavailable(f"{partition.name} is not verified at {offset}")
+
+    def replaced(self, partition: Partition, ranges: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
+        """Count and log what was replaced: (first offset, end offset, source) of each range."""
+        self.counts = self.counts._replace(
+            ranges=self.counts.ranges + len(ranges), batches_bytes=self.counts.batches_bytes + size_bytes
+        )
+        for first, end, source in ranges:
+            logger.warning(
+                "damage_repaired",
+                extra=fields(
+                    topic=partition.topic,
+                    partition=partition.index,
+                    first_offset=first,
+                    last_offset=end - 1,
+                    source=source,
+                ),
+            )
+
+
+class _SegmentRepair:
+    """The repair of one segment."""
+
+    def __init__(self, repairer: LogRepairer, partition: Partition, segment: Segment) -> None:
+        self._repairer = repairer
+        self._partition = partition
+        self._segment = segment
+        self._generation = partition.log.generation
+        self._copy = repairer.copy_of(partition, segment)
+        self._ranges: list[tuple[int, int, int]] = []
+        self._size_bytes = 0
+
+    async def run(self) -> None:
+        """Raises `MansioError` if the segment is not repaired, and changes nothing then."""
+        partition, segment, log = self._partition, self._segment, self._partition.log
+        if log.is_sparse(segment):
+            raise StorageError(f"{segment.path} was compacted; it is not repaired from another replica")
+        if log.is_active(segment):
+            partition.roll()
+            partition.request_flush()
+        try:
+            await self._write()
+            epochs = log.leader_epochs.entries()
+            while not await self._in_thread(partial(self._copy.verify, epochs)):
+                pass
+            if not self._ranges and await self._in_thread(self._copy.is_name_missing):
+                self._ranges.append((segment.base_offset, segment.end_offset, partition.broker_id))
+            if self._ranges:
+                await self._swap()
+        except MansioError:
+            await self._abandon()
+            raise
+        if self._ranges:
+            self._repairer.replaced(partition, self._ranges, self._size_bytes)
+            return
+        await self._abandon()
+        if segment.checked is not None:  # it is intact now: what was found is verified again
+            log.forget_checks(segment)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        result = await self._repairer.in_thread(work)
+        self._check_current()
+        return result
+
+    def _check_current(self) -> None:
+        log = self._partition.log
+        if log.closed or log.generation != self._generation or not log.has_segment(self._segment):
+            raise Unavailable(f"{self._segment.path} is not in the log any more")
+
+    async def _write(self) -> None:
+        """Write the intact batches of the segment, and those of another replica in place of damaged ones."""
+        log, segment = self._partition.log, self._segment
+        position, offset, delimit = 0, segment.base_offset, False
+        while offset < segment.end_offset:
+            try:
+                file = log.file_of(segment)
+                task = log.scrub_task(segment, position, offset, with_index=delimit)
+                result = await self._in_thread(partial(self._copy.copy_intact, file, task, delimit=delimit))
+            except StorageError:
+                # The file is missing, or the disk does not return this part of it.
+                await self._replace(offset, segment.end_offset)
+                return
+            for found in result.ranges:
+                if found.damage and not await self._replace_range(found):
+                    return
+            position, offset = result.position, result.offset
+            if delimit and not result.ranges and not result.done:  # no batch from here on
+                await self._replace(offset, segment.end_offset)
+                return
+            delimit = bool(result.problem) and not delimit
+
+    async def _replace_range(self, found: CheckedRange) -> bool:
+        """Replace one damaged range; False if everything up to the end of the segment was."""
+        try:
+            await self._replace(found.offset, found.end_offset)
+        except CorruptMessage:
+            # The batch that seemed to be the next intact one does not follow those of the other replica.
+            await self._replace(self._next_offset(found.offset), self._segment.end_offset)
+            return False
+        return True
+
+    def _next_offset(self, offset: int) -> int:
+        """The end of what was replaced from `offset` on."""
+        return self._ranges[-1][1] if self._ranges and self._ranges[-1][0] == offset else offset
+
+    async def _replace(self, offset: int, end_offset: int) -> None:
+        """Write the batches of another replica from `offset` to `end_offset`. Raises `CorruptMessage` if they do not
+        end there."""
+        partition, log = self._partition, self._partition.log
+        while offset < end_offset:
+            source, records = await self._repairer.read(partition, offset)
+            self._check_current()
+            headers, _ = read_stored_batches(records)
+            first, size = offset, 0
+            for header in headers:
+                if header.base_offset != offset or header.last_offset >= end_offset:
+                    break
+                if header.leader_epoch != (epoch := log.leader_epochs.epoch_at(offset)):
+                    raise StorageError(
+                        f"broker {source} has leader epoch {header.leader_epoch} at {offset}, this log {epoch}"
+                    )
+                offset, size = header.last_offset + 1, size + header.size
+            if size:
+                await self._in_thread(partial(self._copy.add, records[:size]))
+                self._size_bytes += size
+                last = self._ranges[-1] if self._ranges else None
+                if last is not None and last[1:] == (first, source):
+                    self._ranges[-1] = last[0], offset, source
+                else:
+                    self._ranges.append((first, offset, source))
+            else:
+                raise CorruptMessage(
+                    f"broker {source} has no batch that begins at {offset} and ends below {end_offset}"
+                )
+
+    async def _swap(self) -> None:
+        repairer, log, segment, copy = self._repairer, self._partition.log, self._segment, self._copy
+        waited_ms = 0
+        while not log.begin_repair(segment):
+            if waited_ms >= SWAP_WAIT_MS_MAX:
+                raise Unavailable(f"{segment.path} is in use")
+            waited_ms += WAIT_MS
+            await repairer.wait()
+            self._check_current()
+        done = False
+        try:
+            await repairer.finish_in_thread(copy.swap)
+            done = True
+        finally:
+            log.finish_repair(segment, copy.size, copy.index if done else None)
+
+    async def _abandon(self) -> None:
+        """Remove what was not swapped in; if that fails, the next start does."""
+        try:
+            await self._repairer.finish_in_thread(self._copy.abandon)
+        except MansioError as error:
+            logger.info(
+                "repair_file_not_removed", extra=fields(path=self._segment.path, reason=error.message)
+            )

@@ -1,0 +1,115 @@
+"""Repair of a closed segment: a copy in which damaged batches are replaced by those of another replica.
+
+The copy is written beside the segment, verified as a whole, flushed, and renamed over it, so that a crash leaves either
+the old or the new file. Intact batches come from the segment itself, and what is missing in it is added: the length of
+the file may change, its offsets do not.
+
+Only segments without gaps between offsets are repaired this way. Replicas are compacted independently, and a mixture of
+two compacted ones may contain a deleted key again.
+
+Invariant: nothing here changes a file that the log uses before `SegmentCopy.swap`. All methods but the constructor
+block; each works on one slice, on any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import StorageError
+from mansio.storage.checksummed_file import TEMPORARY_SUFFIX
+from mansio.storage.index import SparseIndex
+from mansio.storage.segment import WALK_CHUNK_BYTES, read_exactly, walk
+from mansio.storage.verification import CheckTask, check_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Buffer, Disk, DiskFile
+    from mansio.storage.segment import Segment
+    from mansio.storage.verification import CheckResult
+
+SLICE_BYTES: Final = 1 << 20
+SLICE_BATCHES: Final = 512
+SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
+"""A repaired segment is at most so large: segments that were lost after it become part of it."""
+
+
+class SegmentCopy:
+    """The repaired copy of one segment. `size` bytes are written; `index` covers what was verified of them."""
+
+    def __init__(self, disk: Disk, segment: Segment, *, index_interval_bytes: int) -> None:
+        self.size = 0
+        self.index = SparseIndex(index_interval_bytes)
+        self._disk = disk
+        self._segment = segment
+        self._path = segment.path + TEMPORARY_SUFFIX
+        self._file: DiskFile | None = None
+        self._checked_position = 0
+        self._checked_offset = segment.base_offset
+
+    def copy_intact(self, source: DiskFile, task: CheckTask, *, delimit: bool) -> CheckResult:
+        """Copy the intact batches from the anchor of `task` on, as far as one slice goes: see `check_batches`. Raises
+        `StorageError`."""
+        result = check_batches(
+            source, task, bytes_max=SLICE_BYTES, batches_max=SLICE_BATCHES, delimit=delimit
+        )
+        size = self.size
+        try:
+            for found in result.ranges:
+                if not found.damage:
+                    for at in range(found.position, found.end_position, SLICE_BYTES):
+                        self.add(read_exactly(source, min(SLICE_BYTES, found.end_position - at), at))
+        except StorageError:
+            self.size = size  # the slice as a whole, or not at all
+            raise
+        return result
+
+    def add(self, batches: Buffer) -> None:
+        """Append batches of another replica. Raises `StorageError`."""
+        if self.size + len(batches) > SEGMENT_BYTES_MAX:
+            raise StorageError(f"{self._segment.path} would have more than {SEGMENT_BYTES_MAX} bytes")
+        try:
+            if self._file is None:
+                self._file = self._disk.open(self._path, create=True)
+                self._file.truncate(0)  # left over from an attempt before
+            self._file.write_at([batches], self.size)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._path}: {error}") from error
+        self.size += len(batches)
+
+    def verify(self, epochs: Sequence[tuple[int, int]]) -> bool:
+        """Verify the next slice of what was written; True when all of it is intact and complete. Raises
+        `StorageError`."""
+        file, segment, begin = self._file, self._segment, self._checked_position
+        if file is None:
+            raise StorageError(f"{segment.path} has no batch to repair it with")
+        task = CheckTask(begin, self._checked_offset, self.size, segment.end_offset, self.size, 0, epochs)
+        result = check_batches(file, task, bytes_max=SLICE_BYTES, batches_max=SLICE_BATCHES, delimit=False)
+        if result.problem:
+            raise StorageError(f"{self._path}: {result.problem}")
+        for at, header in walk(file, begin, result.position, segment.base_offset, WALK_CHUNK_BYTES):
+            self.index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
+        self._checked_position, self._checked_offset = result.position, result.offset
+        return result.done
+
+    def is_name_missing(self) -> bool:
+        """Whether the segment has no file under its name any more, and is read through one that is still open."""
+        return not self._disk.exists(self._segment.path)
+
+    def swap(self) -> None:
+        """Put the copy in the place of the segment, durably. Its index file goes first: it may belong to the old one.
+        Raises `OSError`."""
+        assert self._file is not None, "verify comes first"
+        disk, segment = self._disk, self._segment
+        self._file.truncate(self.size)
+        self._file.sync()
+        if disk.exists(segment.index_path):
+            disk.remove(segment.index_path)
+        disk.rename(self._path, segment.path)
+        disk.sync_directory(segment.directory)
+
+    def abandon(self) -> None:
+        """Remove the copy. Raises `OSError`."""
+        self._file = None
+        if self._disk.exists(self._path):
+            self._disk.remove(self._path)
