@@ -119,11 +119,7 @@ def _largest_in(
     if lead is None and before != NO_TIMESTAMP:
         begin = index.floor_timestamp(before)
         lead = next(
-            (
-                (at, h)
-                for at, h in _walk(segment, file, begin)
-                if h.max_timestamp_ms == before
-            ),
+            ((at, h) for at, h in _walk(segment, file, begin) if h.max_timestamp_ms == before),
             None,
         )
         if lead is None:
