@@ -502,7 +502,7 @@ class VerificationPending(OffsetNotAvailable):
 
 
 class StaleBrokerEpoch(Unavailable):
-    """The request has the epoch of an ended session of its broker (KIP-903)."""
+    """The broker epoch in the request belongs to an earlier session of that broker (KIP-903)."""
 
     kafka_code = 77
 

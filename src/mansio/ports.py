@@ -131,7 +131,7 @@ class Random(Protocol):
 
 
 class Peers(Protocol):
-    """Requests to other brokers by node id. A simulator passes the same bytes without a network."""
+    """Requests to other brokers by node id. A simulator delivers the same bytes without a network."""
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         """Send a whole request as `mansio.wire` encodes it, with its length first; returns the whole response without

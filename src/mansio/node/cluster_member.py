@@ -1,18 +1,18 @@
 """Cluster member: session, controller and replication of a broker in a cluster, composed in the right order.
 
-Knows no etcd, socket or thread: the connections to other brokers and the keep-alive of the session are passed in, so
-that the simulator runs this code.
+Independent of etcd, sockets and threads: the connections to other brokers and the keep-alive of the session are
+passed in, so that the simulator runs this code.
 
-Invariant: this broker leads nothing before it is registered, nor after its session ended. Leaving transfers
+Invariant: this broker leads no partition before it is registered or after its session has ended. Leaving transfers
 leaderships, then ends the session, then stops replication.
 
-A broker whose metadata image failed announces that it leaves, leaves at once, and does not return until it is
-restarted: it would not learn that another broker leads, and would be controller without seeing which brokers failed. It
-does not wait for the transfer of leaderships, whose end it could not see; other brokers react to the end of its session
-at once. Kafka's brokers count such an error and continue (KIP-859), its controllers end: here each broker may be the
-controller. The process keeps running, so that `/health/ready` and the log show what could not be read; a restart would
-fail with the same error. A single node cannot hand over to another broker: it continues with what it knows, and is not
-ready.
+A broker whose metadata image failed ends its session at once and does not register again until it is restarted. It
+would not learn of new leaders, and as controller it would not learn of failed brokers. It does not wait for the
+transfer of its leaderships, because it could not see the end of the transfer; other brokers react to the end of the
+session. (In Kafka a broker counts such an error and continues, KIP-859, and a controller exits; here every broker may
+be the controller.) The process keeps running, so that `/health/ready` and the log show which key could not be read; a
+restart would fail with the same error. A single node has no broker to hand over to: it continues with the metadata it
+has, and is not ready.
 """
 
 from __future__ import annotations

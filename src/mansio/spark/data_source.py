@@ -78,7 +78,7 @@ class MansioSource(DataSource):
 
 
 def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-    """The column names of a schema, ours or the user's.
+    """The column names of a schema, the default one or the user's.
 
     Raises `ConfigError` for an unknown column or a different type.
     """

@@ -482,7 +482,7 @@ class _SegmentInspection:
         """A damaged range and its first offset; its last offset is known when the next intact batch is found."""
 
     def intact(self, position: int, header: BatchHeader) -> None:
-        """Check a batch with a valid CRC."""
+        """Check offset, leader epoch and index entry of a batch with a valid CRC."""
         inspection, segment = self.inspection, self.segment
         inspection.report.batches += 1
         if self.pending is not None:

@@ -1,7 +1,7 @@
 """Leader-epoch cache of one log: which leader epoch wrote which offsets (KIP-101, KIP-279).
 
-A list of (epoch, start offset), both growing: an epoch wrote from its start up to the start of the next entry. A
-follower uses it to find the offset at which its log diverges from the leader's.
+A list of (epoch, start offset), both increasing: an epoch has the offsets from its start to the start of the next
+entry. A follower uses it to find the offset at which its log diverges from the leader's.
 
 Invariants: epochs and start offsets grow strictly from entry to entry (an epoch that wrote nothing is replaced by the
 next one at the same offset). Below the log's durable end the file holds every entry; above it, recovery reads them from

@@ -49,9 +49,9 @@ def expired(
 ) -> Expired:
     """Which segments have expired. `size_bytes` is the size of all segments, used only with `retention_bytes`.
 
-    A segment expires when its largest timestamp is more than `retention_ms` ago (so one from the future is kept), or
-    when the log without it still has `retention_bytes`. `floor_offset` is the lowest offset that has to be kept, for
-    readers and the high watermark.
+    A segment expires when its largest timestamp is more than `retention_ms` ago (so a segment with a timestamp in the
+    future is kept), or when the log without it still has `retention_bytes`. `floor_offset` is the lowest offset that
+    has to be kept, for readers and the high watermark.
     """
     excess_bytes = size_bytes - retention_bytes
     found = Expired()

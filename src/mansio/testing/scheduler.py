@@ -30,8 +30,8 @@ their coroutines: Python would warn that a coroutine was never awaited."""
 
 
 def close_unstarted(scheduler: SimulatedScheduler | None = None) -> None:
-    """Close the coroutines that will never start: those of a stopped scheduler, or, after all simulations, all of
-    them."""
+    """Close coroutines that will not start any more: those of a stopped scheduler, or all of them after the last
+    simulation."""
     for task in [task for task in _unstarted if scheduler is None or task._scheduler is scheduler]:
         task.close()
 

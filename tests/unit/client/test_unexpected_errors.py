@@ -113,7 +113,7 @@ async def failure_of(fetcher: Fetcher) -> Exception:
             fetcher.pop()
         except Exception as error:  # noqa: BLE001  # whatever it was: the test looks at it
             return error
-        await fetcher.changed()
+        await fetcher.wait_for_change()
 
 
 @pytest.mark.parametrize(

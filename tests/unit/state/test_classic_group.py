@@ -59,7 +59,7 @@ class Room:
             "rebalance_timeout_ms": 30_000,
             "protocol_type": "consumer",
             "protocols": RANGE,
-            "must_know_member_id": False,
+            "requires_member_id": False,
         }
         request = Join(member_id, instance_id, **(fields | changes))
         self.perform(self.group.join(request, waiter, f"m{next(self.ids)}", self.now_ms))
@@ -120,18 +120,18 @@ def test_the_initial_delay_never_grows_beyond_the_rebalance_timeout() -> None:
 
 def test_a_member_without_id_must_come_back_with_the_one_it_is_given() -> None:
     room = Room()
-    room.join("first", must_know_member_id=True)
+    room.join("first", requires_member_id=True)
     given = room.answers["first"]
     assert given.must_rejoin
     assert room.group.state is EMPTY
-    room.join("second", given.member_id, must_know_member_id=True)
+    room.join("second", given.member_id, requires_member_id=True)
     room.after(200)
     assert room.answers["second"].member_id == given.member_id
 
 
 def test_an_id_that_is_not_used_lapses_after_the_session_timeout() -> None:
     room = Room()
-    room.join("first", must_know_member_id=True)
+    room.join("first", requires_member_id=True)
     room.after(10_000)
     assert room.group.pending == {}
     with pytest.raises(UnknownMember):
@@ -141,7 +141,7 @@ def test_an_id_that_is_not_used_lapses_after_the_session_timeout() -> None:
 def test_a_rebalance_waits_for_a_member_that_was_given_an_id() -> None:
     room = Room()
     (leader,) = room.stable(None)
-    room.join("new", must_know_member_id=True)
+    room.join("new", requires_member_id=True)
     room.join("again", leader)
     assert "again" not in room.answers
     room.join("newer", room.answers["new"].member_id)
@@ -301,10 +301,10 @@ def test_a_full_group_takes_nobody_new() -> None:
 
 def test_ids_given_out_are_bounded_too() -> None:
     room = Room(size_max=2)
-    room.join("a", must_know_member_id=True)
-    room.join("b", must_know_member_id=True)
+    room.join("a", requires_member_id=True)
+    room.join("b", requires_member_id=True)
     with pytest.raises(GroupMaxSizeReached):
-        room.join("c", must_know_member_id=True)
+        room.join("c", requires_member_id=True)
 
 
 def test_the_last_member_to_leave_empties_the_group_and_that_is_stored() -> None:

@@ -177,7 +177,7 @@ class GroupMachine(RuleBasedStateMachine):
             REBALANCE_MS,
             "consumer",
             client.protocols,
-            must_know_member_id=recent,
+            requires_member_id=recent,
             can_skip_assignment=recent,
         )
         new_id = f"m{next(self.ids)}"

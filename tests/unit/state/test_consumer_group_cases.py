@@ -289,7 +289,7 @@ def test_a_classic_group_whose_members_cannot_be_read_stays_what_it_is() -> None
             5_000,
             "consumer",
             (Protocol("range", b"\x00"),),
-            must_know_member_id=False,
+            requires_member_id=False,
         ),
         "waiter",
         "c",

@@ -117,7 +117,7 @@ def leader_sample(partition: Partition) -> LeaderSample | None:
 
 
 def problems(broker: RunningBroker) -> Iterator[Problem]:
-    """Problems that keep this broker from its work."""
+    """Problems for which `/health/ready` reports this broker as not ready."""
     cluster = broker.services.cluster
     if cluster is None or not broker.is_ready() or cluster.is_session_valid():
         return

@@ -97,7 +97,7 @@ class DiskMonitor:
             self._stop = None
 
     def check_soon(self) -> None:
-        """Query at once, in the thread, because of a disk error or its end. Never blocks."""
+        """Query at once, in the thread, because a disk error occurred or ended. Never blocks."""
         self._wake.set()
 
     @property

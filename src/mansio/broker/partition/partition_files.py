@@ -247,7 +247,7 @@ def _entry(partition: PartitionKey) -> bytes:
 
 
 def _entries(data: bytes) -> Iterable[PartitionKey]:
-    """The valid entries. A torn entry was never relied on."""
+    """The valid entries. An incomplete entry at the end is omitted: its partition was not opened yet."""
     for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
         topic_id, index, checksum = _ENTRY.unpack_from(data, at)
         if crc32c(data[at : at + _KEY.size]) == checksum:

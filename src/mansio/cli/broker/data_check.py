@@ -2,7 +2,7 @@
 
 Prints one line per finding, worst first, a damage map of each damaged partition, and a table per topic.
 Exit codes: 0 no damage; 1 damage; 2 not checked (a broker uses the directory, or it is not a data directory). A missing
-index is no damage: a killed broker leaves it so, and the next start rebuilds it.
+index is not damage: a broker that was killed may leave a segment without one, and the next start rebuilds it.
 
 Invariants:
 * Without `--repair` nothing in the directory is changed.

@@ -1,4 +1,4 @@
-"""`mansio pipeline hot-keys TOPIC`: heaviest keys, partition skew, and advice.
+"""`mansio pipeline hot-keys TOPIC`: most frequent keys, partition skew, and advice.
 
 Invariants:
 * It only reads. A skewed topic is a result, not a failure: the exit code is 0.
@@ -39,9 +39,9 @@ def hot_keys(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Find the heaviest keys of a topic, and whether its partitions are evenly loaded.
+    """Find the keys with the most records (or bytes), and whether the partitions are evenly loaded.
 
-    Counts all current records exactly. Gives advice if a key or a partition carries too much.
+    Counts all current records exactly. Gives advice if a key or a partition has a disproportionate share.
     """
 
     async def partitions() -> int:

@@ -390,7 +390,7 @@ class Admin:
 
 
 def _check_each(field_name: str) -> Any:
-    """A check for responses with an error per item; only one item was requested, so its error is raised."""
+    """A check that raises the error of the only requested item, for responses with an error per item."""
 
     def check(response: Any) -> None:
         raise_for(getattr(response, "error_code", 0))

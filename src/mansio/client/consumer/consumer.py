@@ -243,7 +243,7 @@ class Consumer:
                 continue
             completed = self._fetcher.pop()
             if completed is None:
-                await self._fetcher.changed()
+                await self._fetcher.wait_for_change()
                 self._polled_at = self._loop.time()
                 waited = True
                 continue

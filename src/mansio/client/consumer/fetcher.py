@@ -281,7 +281,7 @@ class Fetcher:
             raise failure
         return None
 
-    async def changed(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until a fetch completed, the assignment changed or an error was reported."""
         self._change_event.clear()
         await self._change_event.wait()

@@ -128,12 +128,12 @@ class PendingAck:
         return self.kind != RENEW and self.delay_ms < 0 and not self.reason
 
     @property
-    def renewed(self) -> Leased | None:
+    def message_to_renew(self) -> Leased | None:
         """The message of a renewal; renewals have one message each."""
         return self.messages[0] if self.kind == RENEW and self.messages else None
 
-    def of(self, messages: Sequence[Leased]) -> PendingAck:
-        """The same for some of the messages, which are contiguous."""
+    def copy_for(self, messages: Sequence[Leased]) -> PendingAck:
+        """The same acknowledgement for some of its messages, which must be contiguous."""
         return PendingAck(
             self.kind,
             messages[0].offset,
@@ -512,7 +512,7 @@ class AckSender:
         if taken:
             self._in_flight[id(taken)] = taken
             for pending in itertools.chain.from_iterable(taken.values()):
-                if (message := pending.renewed) is not None:
+                if (message := pending.message_to_renew) is not None:
                     self._in_flight_records.set_renewal(message, RENEWAL_SENT)
                     self._renewing += 1
 
@@ -528,13 +528,13 @@ class AckSender:
         return self._current(partition, self._pending.pop(partition, []))
 
     def _current(self, partition: TopicPartition, waiting: list[PendingAck]) -> list[PendingAck]:
-        """Those that still apply. An acknowledgement of a record that is being renewed waits for the renewal: sent
-        first, it would cause the renewal, and all others in its request, to be refused."""
+        """Acknowledgements that still apply. That of a record whose lease is being renewed waits for the renewal: if it
+        was sent first, the renewal and all others in its request would be refused."""
         found: list[PendingAck] = []
         later: list[PendingAck] = []
         for pending in waiting:
             for each in self._not_lost(pending):
-                message = each.renewed
+                message = each.message_to_renew
                 if message is not None and message._state != HELD:
                     self._in_flight_records.set_renewal(message, NOT_RENEWING)
                     each.completed(None)
@@ -553,14 +553,14 @@ class AckSender:
         parts: list[list[Leased]] = [[]]
         for message in pending.messages:
             if message._state == LOST:
-                self._expire_ack(pending.of([message]), None)
+                self._expire_ack(pending.copy_for([message]), None)
                 parts.append([])
             else:
                 parts[-1].append(message)
         pending.lost_count = self._in_flight_records.lost_count
         if len(parts) == 1:
             return [pending]
-        return [pending.of(part) for part in parts if part]
+        return [pending.copy_for(part) for part in parts if part]
 
     def _expire(self, partition: TopicPartition, now: float) -> None:
         """Expire acknowledgements that waited too long, and set the timer for the next one."""
@@ -581,7 +581,7 @@ class AckSender:
         """The result of one partition's part of a request."""
         pending = taken.pop(partition, [])
         for each in pending:
-            if (message := each.renewed) is not None:
+            if (message := each.message_to_renew) is not None:
                 self._in_flight_records.set_renewal(message, RENEWAL_WAITS)
                 self._renewing -= 1
         if error is None:
@@ -618,7 +618,7 @@ class AckSender:
             self.on_result(taken, partition, error)
 
     def _done(self, partition: TopicPartition, pending: PendingAck, lock_s: float) -> None:
-        if (message := pending.renewed) is not None:
+        if (message := pending.message_to_renew) is not None:
             self._in_flight_records.renewed(message, lock_s)
         elif pending.messages:
             self._in_flight_records.acknowledged(partition, pending.messages, pending.kind)
@@ -710,7 +710,7 @@ def halves(pending: list[PendingAck]) -> list[list[PendingAck]]:
     messages = pending[0].messages if pending else ()
     if len(messages) > 1:
         middle = len(messages) // 2
-        return [[pending[0].of(messages[:middle])], [pending[0].of(messages[middle:])]]
+        return [[pending[0].copy_for(messages[:middle])], [pending[0].copy_for(messages[middle:])]]
     return []
 
 

@@ -97,7 +97,10 @@ class Totals(NamedTuple):
 
 
 def entry_crc(key: str, value: bytes, create_revision: int, mod_revision: int) -> int:
-    """CRC-32C of a row of `entries`. Raises `TypeError` and the like for values that no such row contains."""
+    """CRC-32C of a row of `entries`.
+
+    Raises `TypeError`, `ValueError` or `struct.error` for values of a wrong type or range.
+    """
     return _crc(create_revision, mod_revision, 0, key, value)
 
 

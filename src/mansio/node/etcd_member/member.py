@@ -204,7 +204,7 @@ class EtcdMember:
             self.restarts += 1
 
     async def _ended(self) -> int:
-        """Wait until it has ended, and trim its log meanwhile."""
+        """Wait until the process has ended, and trim its log meanwhile."""
         waiting = asyncio.ensure_future(self._child.wait())
         try:
             while not (await asyncio.wait([waiting], timeout=TRIM_S))[0]:

@@ -1,11 +1,11 @@
-"""Hot-key analysis: the heaviest keys of a topic, the load of its partitions, and advice.
+"""Hot-key analysis: the keys of a topic with the most records or bytes, the load of its partitions, and advice.
 
 Counts are exact: Spark groups all rows by key and partition once and keeps the groups on disk, so memory does not
 depend on the number of keys. The assessment (`assess_skew`) is pure: random variation alone makes partitions unequal,
 which is not reported.
 
 Invariants:
-* `HotKeys` has the totals of all rows, and the heaviest keys in order.
+* `HotKeys` has the totals of all rows, and the largest keys in descending order.
 * Without an alarm there is no advice.
 """
 
@@ -60,8 +60,8 @@ class PartitionLoad:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """Result of a count. `partitions` has every partition of the topic, including empty ones; `top` the heaviest
-    keys.
+    """Result of a count. `partitions` has every partition of the topic, including empty ones; `top` the keys with the
+    most records or bytes.
     """
 
     records: int
@@ -236,7 +236,7 @@ def _unit(found: HotKeys) -> str:
 
 
 def charts(found: HotKeys, assessment: SkewAssessment, bars: int = TOP) -> list[Chart]:
-    """The heaviest keys, and the partitions with their mean."""
+    """The largest keys, and the partitions with their mean."""
     hot = {one.key for one in assessment.hot}
     total = max(found.total, 1)
 

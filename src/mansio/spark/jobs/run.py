@@ -1,4 +1,5 @@
-"""Pipeline runner: a user's function on DataFrames from topics to a topic or a table, continuously or up to now.
+"""Pipeline runner: a user's function on DataFrames from topics to a topic or a table, continuously or until the
+current end of the topics.
 
 Spark's checkpoint is the source of truth: a killed run resumes from it with the same command. Progress is reported to
 the caller per batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which makes the broker retain

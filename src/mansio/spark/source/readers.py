@@ -341,12 +341,12 @@ class RangeSource(DataSource):
     """Streaming source of offset ranges instead of records, for a sink whose tasks fetch the records themselves.
 
     Spark plans such a query as any other, persists the offsets of each batch, and passes one row per range to the
-    sink's task. Records that only go from a topic into files then are never converted to rows of the JVM and back to
-    Arrow. It takes the options of `format("mansio")`; the session must `dataSource.register` it.
+    sink's task. Records that are only copied from a topic to files are then not converted to rows of the JVM and back
+    to Arrow. It takes the options of `format("mansio")`; the session must `dataSource.register` it.
 
     Invariants:
     * A batch has one row for each task of `plan_ranges`, and the same rows when Spark repeats it.
-    * A range is equal after the round trip through Spark.
+    * A range that passed through Spark is equal to the original.
     """
 
     @classmethod

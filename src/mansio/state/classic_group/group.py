@@ -336,8 +336,8 @@ class ClassicGroup:
 
         `generations`: the generation of each member, older than that of `metadata`. Until the rebalance ends, a member
         may commit in its own generation and learns from its heartbeat that it has to rejoin, so that its progress is
-        not lost. Only this object has these generations: in a group that was restored from the record instead, a member
-        receives ILLEGAL_GENERATION.
+        not lost. The generations are kept in memory only: after a change of the coordinator, such a member receives
+        ILLEGAL_GENERATION.
         """
         self.restore(metadata, now_ms)
         self._converted_generations = dict(generations)
@@ -372,7 +372,7 @@ class ClassicGroup:
             full = not survives and self.members.surviving_count() >= self.size_max
         else:
             full = member is None and len(self.members) >= self.size_max
-        if not request.member_id and request.must_know_member_id and request.instance_id is None:
+        if not request.member_id and request.requires_member_id and request.instance_id is None:
             full = full or len(self.pending) >= self.size_max
         if full:
             self.pending.pop(request.member_id, None)
@@ -394,7 +394,7 @@ class ClassicGroup:
         previous = self.members.static_members.get(request.instance_id or "")
         if previous is not None:
             return self._replace_static(self.members.by_id[previous], request, waiter, new_member_id, now_ms)
-        if request.instance_id is None and request.must_know_member_id:
+        if request.instance_id is None and request.requires_member_id:
             self.pending[new_member_id] = now_ms + request.session_timeout_ms
             return [Response(waiter, JoinResponse(new_member_id, must_rejoin=True))]
         return self._add(request, waiter, new_member_id, now_ms)

@@ -46,7 +46,7 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A JoinGroup request. `member_id` is "" for a new member; with `must_know_member_id` (version 4+, KIP-394) it has
+    """A JoinGroup request. `member_id` is "" for a new member; with `requires_member_id` (version 4+, KIP-394) it has
     to join again with the id in the response; `can_skip_assignment`: version 9+ (KIP-814)."""
 
     member_id: str
@@ -57,7 +57,7 @@ class Join:
     rebalance_timeout_ms: int
     protocol_type: str
     protocols: tuple[Protocol, ...]
-    must_know_member_id: bool = True
+    requires_member_id: bool = True
     can_skip_assignment: bool = True
 
 

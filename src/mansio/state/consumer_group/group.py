@@ -289,7 +289,7 @@ class ConsumerGroup:
         member_id = request.member_id or new_member_id
         existing = self.stored.find_member_or_static(member_id, request.instance_id)
         self._check_capacity(existing)
-        if not request.member_id and request.instance_id is None and request.must_know_member_id:
+        if not request.member_id and request.instance_id is None and request.requires_member_id:
             return JoinResponse(new_member_id, must_rejoin=True), []
         metadata = classic_bridge.metadata_of_join(request, subscription)
         member = self._add_or_replace_member(existing, member_id, metadata, topics)

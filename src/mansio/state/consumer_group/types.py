@@ -119,7 +119,7 @@ class ClassicCodec(Protocol):
         """Decode a Subscription."""
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
-        """Decode an Assignment; empty bytes are no partitions."""
+        """Decode an Assignment; empty bytes mean no partitions."""
 
     def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
         """Encode an Assignment."""

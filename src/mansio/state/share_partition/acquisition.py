@@ -75,10 +75,10 @@ def readable(
 def choose(
     pieces: Iterable[tuple[int, int]], most: int, locks: int, *, strict: bool, batch_ends: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The first `most` offsets of these, but at most `locks`.
+    """The first offsets of `pieces`: at most `most`, and at most `locks`, the number of free record locks.
 
-    If not `strict`, the batch of the last record is completed, as in Kafka: a member gets the bytes of whole batches,
-    and another would be sent the rest of the batch with the same bytes.
+    If not `strict`, the batch of the last record is included as a whole, as in Kafka, even if this exceeds `most`. A
+    response contains whole batches, so the same bytes would otherwise be sent to a second member for the other records.
     """
     chosen: list[tuple[int, int]] = []
     stop = _NO_STOP

@@ -87,7 +87,7 @@ class FilteredBatch(NamedTuple):
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
-    """The records' bytes; None if they cannot be decoded although the batch is undamaged, or are too many."""
+    """The records' bytes; None if they cannot be decoded although the batch is undamaged, or exceed a limit."""
     size_max = min(output_bytes_max, OPENED_BYTES_MAX)
     if header.record_count > OPENED_RECORDS_MAX or (
         header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max

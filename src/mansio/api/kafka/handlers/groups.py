@@ -83,7 +83,7 @@ async def join_group(service: BrokerServices, request: Struct, context: RequestC
         rebalance_timeout_ms=request.session_timeout_ms if rebalance_timeout_ms < 0 else rebalance_timeout_ms,
         protocol_type=request.protocol_type,
         protocols=tuple(Protocol(each.name, bytes(each.metadata)) for each in request.protocols),
-        must_know_member_id=version >= 4,
+        requires_member_id=version >= 4,
         can_skip_assignment=version >= 9,
     )
     no_protocol = None if version >= 7 else ""

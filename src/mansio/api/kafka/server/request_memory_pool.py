@@ -217,8 +217,9 @@ class RequestMemoryPool(Generic[C]):
         return begun + [connection for connection in waiting if connection not in self._held]
 
     def _serve_first(self) -> C | None:
-        """If all holders wait, none will ever release: serve the first in the queue, and again whenever it requests
-        memory until its frame is complete; serving two could exceed the bound."""
+        """Resolve a deadlock. If all holders wait for memory, none of them will release any: serve the first in the
+        queue, and again whenever it requests memory, until its frame is complete. Serving two could exceed the
+        bound."""
         if not self._waiting or any(holder not in self._waiting for holder in self._held):
             return None
         if self._deadlock_winner not in self._waiting:
