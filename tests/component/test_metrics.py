@@ -419,7 +419,7 @@ def test_numbers_of_a_session_of_etcd_and_of_the_whole_cluster() -> None:
     assert value(found, "mansio_session_held") == 1
     assert value(found, "mansio_session_renewal_age_seconds") == 0.5
     assert value(found, "mansio_etcd_errors", outcome="unknown") == 1
-    assert value(found, "mansio_leader_elections", cause="leader_gone") == 2
+    assert value(found, "mansio_leader_elections", cause="leader_failed") == 2
     assert value(found, "mansio_leader_partitions") == 0
 
 

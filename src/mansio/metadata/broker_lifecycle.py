@@ -174,7 +174,7 @@ class BrokerLifecycle:
             )
 
     async def _put_session(self, session: Session) -> int:
-        """The epoch, or 0 if another process was first."""
+        """The epoch, or 0 if another process registered first."""
         keys, writer = self._state.keys, new_writer_id(self._random)
         registration = keys.registration(self._node_id)
         found = await self._store.get(registration)

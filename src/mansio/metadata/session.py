@@ -42,7 +42,7 @@ class Session:
         self._good_until = max(self._good_until, sent_at + DEADLINE_FRACTION * min(left_s, self.ttl_s))
 
     def end(self) -> None:
-        """End the session for good: the store reports its end, or it was revoked."""
+        """End the session permanently: the store reports its end, or it was revoked."""
         self.ended = True
 
     def is_valid(self, now: float) -> bool:

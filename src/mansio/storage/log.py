@@ -7,12 +7,12 @@ Invariants:
 * `start_offset <= durable_end_offset <= end_offset`; all offsets between start and end are present, in order.
 * `durable_end_offset` is an end that a *finished* sync covers, read when that sync started. It only increases, except
   through `truncate_to`. `durable_start_offset` is a start that is on disk: no recovery finds records below it.
-* A batch is written with one system call, at the end of the active segment. A segment is closed for good when the next
-  one is created; its file then ends where its last batch ends. The file of the active segment may be longer: it is
-  preallocated in steps, and zeros are no batch. A sync that does not have to record a new length takes a third less
-  time.
+* A batch is written with one system call, at the end of the active segment. When the next segment is created, the
+  active one is closed and never appended to again; its file then ends where its last batch ends. The file of the active
+  segment may be longer: it is preallocated in steps, and zeros are not a batch. A sync that does not have to record a
+  new length takes a third less time.
 * After a failed write that could not be undone, or a failed sync, `failure` is set and every later append is refused:
-  after a failed fsync the page cache no longer tells which bytes are on disk, so a retry would report success for lost
+  after a failed fsync the page cache no longer shows which bytes are on disk, so a retry would report success for lost
   bytes.
 
 All methods belong to one thread (the broker's loop); only `FlushJob.run` and `MaintenanceJob.run` (see `flush_jobs`)

@@ -62,7 +62,7 @@ class SimulatedTimer:
 
 
 class Simulation:
-    """Times are milliseconds since the start of the simulation.
+    """Virtual time and event queue of a simulation. Times are milliseconds since its start.
 
     Events that are due at once are in `ready`, later ones in `queue`; `count` numbers both, and events that are due at
     the same time happen in that order. Schedulers append to both directly, for speed.

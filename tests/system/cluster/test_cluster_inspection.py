@@ -152,7 +152,7 @@ def test_numbers_and_health_tell_of_a_dead_broker_and_of_its_return(one: Cluster
     assert found[leader]["mansio_under_min_isr_partitions"] == 0
     lag = f"mansio_follower_lag_seconds[{dead}]"
     one.wait(lambda: scrape(one, leader)[lag] > found[leader][lag] + 0.5, "the dead one lags more and more")
-    elected = sum(numbers_of["mansio_leader_elections_total[leader_gone]"] for numbers_of in found.values())
+    elected = sum(numbers_of["mansio_leader_elections_total[leader_failed]"] for numbers_of in found.values())
     assert elected >= 1
     assert health(one, leader)["ready"]
 

@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_in_one_line(
         AnalysisException, match=r"no option 'startingofsets' here: did you mean startingOffsets\?"
     ):
         read(topic, startingOfsets="earliest").count()
-    with pytest.raises(AnalysisException, match="ends at offset 10, but offset 55 was asked for"):
+    with pytest.raises(AnalysisException, match="ends at offset 10, but offset 55 was requested"):
         read(topic, startingOffsets=f'{{"{topic.name}": {{"0": 55}}}}').count()
     topic.damage(b"7000005 ...", b"7000005 .X.")
     with pytest.raises(PythonException, match=r"cannot be read: .* Set onUnreadable to skip"):

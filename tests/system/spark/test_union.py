@@ -222,7 +222,7 @@ def test_records_that_neither_half_has_are_an_error_unless_that_is_wanted(
 ) -> None:
     case.archive_up_to({0: 15, 1: 15})
     case.delete_before({0: 20})
-    with pytest.raises(Exception, match=r"offset 15 of partition 0 of topic .* is gone"):
+    with pytest.raises(Exception, match=r"offset 15 of partition 0 of topic .* was deleted"):
         case.read(spark).collect()
     found = held(case.read(spark, failOnDataLoss="false"))
     assert found == expected(

@@ -862,7 +862,7 @@ def test_changes_of_leader_are_counted_by_cause_where_they_are_decided() -> None
         led = sum(one.leader == victim for one in state.topics["t"].partitions)
         assert led > 0
         await cluster.brokers[victim].kill()
-        await cluster.until(lambda: counted["leader_gone"] > 0)
-        assert (counted["leader_gone"], counted["preferred"], counted["unclean"]) == (led, 0, 0)
+        await cluster.until(lambda: counted["leader_failed"] > 0)
+        assert (counted["leader_failed"], counted["preferred"], counted["unclean"]) == (led, 0, 0)
 
     run(check)

@@ -71,4 +71,4 @@ def test_broker_that_lost_its_session_while_the_store_was_full_registers_when_th
 
 
 def test_broker_goes_on_when_a_store_that_let_it_in_no_more_does_so_again() -> None:
-    run(lambda cluster: refused(cluster, EtcdDenied("etcd knows no such user and password")))
+    run(lambda cluster: refused(cluster, EtcdDenied("etcd refused the user name or password")))

@@ -76,7 +76,7 @@ def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             f"mansio.errors.DataLoss: {log_start_passed(TopicPartition('t', 0), 5, 9).message}",
             DataLoss,
-            f"offset 5 of partition 0 of topic t is gone: the log begins at 9. {archives.ACCEPT_LOSS_HINT}",
+            f"offset 5 of partition 0 of topic t was deleted: the log begins at 9. {archives.ACCEPT_LOSS_HINT}",
         ),
         ("mansio.spark.source.fetch.Any: odd", ArchiveFailed, "odd"),
         ("Stream closed SQLSTATE: XXKST", ArchiveFailed, "the query ended: Stream closed SQLSTATE: XXKST"),

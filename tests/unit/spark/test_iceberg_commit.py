@@ -130,7 +130,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
 
 def test_batch_above_the_table_is_refused_as_a_gap(table: ArchiveTable) -> None:
     add(table, plan(0, {0: 0}, {0: 5}))
-    with pytest.raises(ArchiveGap, match="missing for good"):
+    with pytest.raises(ArchiveGap, match="missing permanently"):
         add(table, plan(1, {0: 6}, {0: 9}))
     assert held(table) == expected({0: 5})
 

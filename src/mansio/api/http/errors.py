@@ -60,7 +60,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
-    """Starlette raises the exception again after this response, so that the server logs it."""
+    """Response to an unexpected exception, which Starlette raises again afterwards, so that the server logs it."""
     return JSONResponse(error_body("InternalError", "internal error", -1, retriable=False), status_code=500)
 
 

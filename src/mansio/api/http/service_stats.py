@@ -157,7 +157,7 @@ def _held_back(service: BrokerServices) -> Iterator[Problem]:
         yield Problem(
             "hold_released",
             f"pipeline {one.pipeline!r} is at offset {one.offset} of {one.topic}-{one.partition}, and records below "
-            f"{one.start} are gone: {REASONS[one.reason]}",
+            f"{one.start} were deleted: {REASONS[one.reason]}",
             one.topic,
             one.partition,
         )

@@ -58,7 +58,7 @@ BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Maximum uncompressed size of a batch of an internal topic. Only this broker writes them: guards against damage."""
 
 UPDATES_PER_YIELD: Final = 100
-"""As `RECORDS_PER_YIELD`, for a load that applies each record at once, which takes ten times as long: a loop that is
+"""Like `RECORDS_PER_YIELD`, for a load that applies each record at once, which takes ten times as long: a loop that is
 blocked for longer than a session costs the broker its leaderships, and the next leader has to load the same records."""
 
 LOAD_ATTEMPTS_MAX: Final = 3
@@ -380,7 +380,7 @@ class CoordinatorRuntime:
         return partition.committed(partition.end_offset)
 
     def append_without_flush(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> None:
-        """As `append`, but without requesting a flush: the records survive the end of this process at once, a power
+        """Like `append`, but without requesting a flush: the records survive the end of this process at once, a power
         loss or the loss of this broker only after the next flush."""
         self._append(index, records, whole=whole, urgent=False)
 

@@ -91,7 +91,7 @@ class _Current(NamedTuple):
 
 
 class LogCleaner:
-    """All methods run on the broker's event loop.
+    """Compaction of all partitions of a broker. All methods run on the broker's event loop.
 
     `tombstone_floor(partition)` returns the offset from which a reader that knows older values will continue; None if
     there is none.

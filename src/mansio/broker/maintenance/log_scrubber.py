@@ -50,7 +50,9 @@ class ScrubCounts(NamedTuple):
 
 
 class LogScrubber:
-    """All methods run on the broker's event loop. With `bytes_per_second` 0 nothing is read."""
+    """Scrubber of all partitions of a broker. All methods run on the broker's event loop. With
+    `bytes_per_second` 0 nothing is read.
+    """
 
     def __init__(
         self,

@@ -141,11 +141,11 @@ class OrphanedDirectories:
 def _mismatch(seen: SeenMetadata | None, now: SeenMetadata) -> str:
     """Why the metadata may not be the one that was seen; empty if it is."""
     if seen is None:
-        return "this broker has not noted under which metadata it was made"
+        return "this broker has no record of the metadata under which the directory was created"
     if seen.format != now.format or not now.format:
-        return "the cluster's metadata were made anew since"
+        return "the cluster's metadata was created again"
     if now.revision < seen.revision:
-        return "the cluster's metadata are older than they were, as after a restore"
+        return "the cluster's metadata is older than before, as after a restore"
     return ""
 
 

@@ -46,7 +46,7 @@ class _Request:
 
 
 class BatchVerifier:
-    """One per broker. All methods run on its event loop."""
+    """Verifies batches for all partitions of a broker. All methods run on the event loop."""
 
     def __init__(self, background: Background) -> None:
         self._background = background

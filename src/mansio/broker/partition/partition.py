@@ -528,7 +528,7 @@ class Partition:
             raise
 
     def max_timestamp_offset(self, limit_offset: int) -> tuple[int, int, int] | None:
-        """The same of the first record with the largest timestamp (KIP-734)."""
+        """Like `offset_at_timestamp`, for the first record with the largest timestamp (KIP-734)."""
         try:
             return self.log.max_timestamp(limit_offset)
         except CorruptLog as error:

@@ -422,7 +422,8 @@ def _log_settings(settings: TopicSettings) -> LogSettings:
 
 
 def _has_same_settings(before: Topic, after: Topic) -> bool:
-    """Most topic changes concern one partition's leader or in-sync set, and thousands may come at once."""
+    """Whether id, partition count, replication factor and configuration are equal. Most changes of a topic concern only
+    a leader or in-sync set, and thousands may arrive at once."""
     return (before.topic_id, len(before.partitions), before.replication_factor, before.configs) == (
         after.topic_id,
         len(after.partitions),

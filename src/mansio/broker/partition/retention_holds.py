@@ -78,7 +78,7 @@ def is_hold(group_id: str, metadata: str) -> bool:
 
 
 class RetentionHolds:
-    """One per broker; all methods run on its event loop."""
+    """Retention holds of all pipelines on this broker. All methods run on the event loop."""
 
     def __init__(self) -> None:
         self._of: dict[tuple[str, int], dict[str, RetentionHold]] = {}

@@ -47,7 +47,7 @@ class DamagedBatch(NamedTuple):
 
 
 class StorageHealth:
-    """One per broker; all methods run on its event loop."""
+    """Storage errors of a broker since its start. All methods run on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

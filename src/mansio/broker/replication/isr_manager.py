@@ -67,7 +67,7 @@ class _LeaderPartition:
 
 
 class IsrManager:
-    """All methods run on the broker's event loop."""
+    """Changes the in-sync sets of the partitions led by this broker. All methods run on its event loop."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class LeadershipApplier:
-    """All methods run on the broker's event loop."""
+    """Applies leader changes to the partitions of this broker. All methods run on the broker's event loop."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ RETRY_BACKOFF = Backoff(TRY_AGAIN_MS, TRY_AGAIN_MS_MAX, jitter=0)
 
 
 class ReplicaManager:
-    """All methods run on the broker's event loop.
+    """Partition replicas of a broker and their roles. All methods run on the broker's event loop.
 
     `remove(topic)` closes a topic's open partitions and removes its data. `give_up(partitions)` requests that other
     brokers lead the partitions (topic id, index) whose log failed here or could not be opened. `on_role(partition)` is

@@ -35,8 +35,8 @@ app = typer.Typer(
 )
 
 UNCLEAN_WARNING = (
-    "a replica that is not in sync becomes the leader: every record it does not have is lost for good, acknowledged "
-    "ones too, and consumers that have read them go on at offsets that then mean other records"
+    "a replica that is not in sync becomes the leader: every record it does not have is lost permanently, including "
+    "acknowledged ones, and consumers that have read them continue at offsets that may have other records"
 )
 BROKER_COLUMNS = ("broker", "address", "rack", "controller", "state", "leads", "replicas", "not_in_sync")
 PARTITION_COLUMNS = (

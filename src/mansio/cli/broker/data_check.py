@@ -93,8 +93,8 @@ def is_sound(diagnosis: DataCheckReport) -> bool:
 
 
 def _is_rebuilt_by_broker(finding: Finding) -> bool:
-    """Whether it is about a file that is just not there, and that a broker makes again by itself. Without its
-    checkpoint nobody knows how much of a log was durable; no kill loses that, so it is not one of them."""
+    """Whether the finding is a missing file that a broker creates again. A checkpoint is not one of these files:
+    without it the durable end of the log is unknown, and a killed broker does not lose it."""
     is_missing = finding.severity == "rebuild" and finding.what == MISSING and not finding.repaired
     return is_missing and not finding.path.endswith("/checkpoint")
 

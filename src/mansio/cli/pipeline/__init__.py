@@ -67,7 +67,7 @@ class LazyCommandGroup(TyperGroup):
 
     @commands.setter
     def commands(self, _commands: MutableMapping[str, Any]) -> None:
-        """Ignored: all commands are jobs."""
+        """Has no effect: the commands are the modules of this package."""
 
 
 def load_commands() -> typer.Typer:

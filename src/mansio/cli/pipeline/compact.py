@@ -1,4 +1,4 @@
-"""`mansio pipeline compact TOPIC`: the latest record of each key of an archive, as a table of its own."""
+"""`mansio pipeline compact TOPIC`: the latest record of each key of an archive, as a separate table."""
 
 from __future__ import annotations
 

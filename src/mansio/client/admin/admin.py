@@ -121,7 +121,7 @@ class Admin:
         return [name for name, view in views.items() if internal or not view.is_internal]
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic's partitions. `UnknownTopicOrPartition`."""
+        """A topic's partitions. Raises `UnknownTopicOrPartition`."""
         self._cluster.mark_stale((name,))
         return _topic_description(await self._cluster.topic(name, wait_ms=0))
 
@@ -154,7 +154,7 @@ class Admin:
             await self._cluster.topic(name)
 
     async def delete_topic(self, name: str, *, timeout_ms: int = 30_000) -> None:
-        """Delete a topic and its records. `UnknownTopicOrPartition`."""
+        """Delete a topic and its records. Raises `UnknownTopicOrPartition`."""
         fields = {
             "topics": [{"name": name, "topic_id": None}],
             "topic_names": [name],

@@ -125,7 +125,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
         self, handler: Handler, *, mode: Mode = "parallel", concurrency: int = 10, drain_ms: float = DRAIN_MS
     ) -> None:
         """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio class. A
-        handler that goes on after `drain_ms` is not awaited; its record was released."""
+        handler that runs longer than `drain_ms` is not awaited; its record was released."""
         with_threads = ThreadPoolExecutor(concurrency, thread_name_prefix="mansio-handler")
 
         async def call(message: leased.Leased) -> None:

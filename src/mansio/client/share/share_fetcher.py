@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class ShareFetcher:
-    """One per receiver. All methods run on the event loop."""
+    """Decides what one receiver fetches. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -481,7 +481,7 @@ class _FetchRequest:
 
 
 class ShareSessions:
-    """One per receiver. All methods run on the event loop."""
+    """Share sessions of one receiver with its brokers. All methods run on the event loop."""
 
     def __init__(
         self,

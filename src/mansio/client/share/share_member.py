@@ -34,7 +34,7 @@ _CHANNEL_NUMBERS = itertools.count()
 
 
 class ShareMember:
-    """Runs as one task: `run()` until it is cancelled or fails for good; then `leave()`."""
+    """Runs as one task: `run()` until it is cancelled or fails permanently; then `leave()`."""
 
     def __init__(
         self,

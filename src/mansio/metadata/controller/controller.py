@@ -51,10 +51,10 @@ RETRY_MS: Final = 200
 ROUND_INTERVAL_MS_MAX: Final = 1000
 CONFLICT_ATTEMPTS_MAX: Final = 5
 ELECTION_CAUSES: Final = {
-    "leader is gone": "leader_gone",
+    "leader failed": "leader_failed",
     "leader is stopping": "leader_stopping",
     "preferred leader": "preferred",
-    "no in-sync member is there": "nobody_left",
+    "no in-sync replica is available": "no_in_sync_replica",
     "unclean election": "unclean",
 }
 """Reasons in a plan for which a leader changes, with the label of the metric."""

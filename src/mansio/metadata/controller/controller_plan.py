@@ -10,8 +10,8 @@ Invariants of each decision on a partition:
 * When the leader changes, also to none, the leader epoch grows by one; with any change the partition epoch does.
 
 A broker is *dead* when it has no session and is not expected back (`FailureDetector` decides that). A leader whose
-session is not the one in which it was elected is gone, even if the broker is back: records that it had written without
-a flush may be lost, so it must not continue in the same leader epoch.
+session is not the one in which it was elected has failed, even if the broker is back: records that it had appended
+without a flush may be lost, so it must not continue in the same leader epoch.
 
 Sources: KIP-101, KIP-631, KIP-841, KIP-966.
 """
@@ -77,7 +77,7 @@ class FenceBroker(NamedTuple):
 
 
 class CompleteDeletion(NamedTuple):
-    """Complete the deletion of a topic whose creator is gone: it was partly created or partly deleted."""
+    """Complete the deletion of a topic whose creator failed: it was partly created or partly deleted."""
 
     topic: Topic
 
@@ -198,7 +198,7 @@ def _decide(
         if candidate is None and leader == NO_LEADER:
             return None
         leader = NO_LEADER if candidate is None else candidate
-        reason = "no in-sync member is there" if candidate is None else "leader is gone"
+        reason = "no in-sync replica is available" if candidate is None else "leader failed"
     if leader == NO_LEADER:
         after, dead = _led_by(view, partition, NO_LEADER, partition.isr), []
     else:

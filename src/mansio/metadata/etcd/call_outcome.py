@@ -78,7 +78,7 @@ _REFUSED: Final[tuple[tuple[str, type[MansioError], str], ...]] = (
     ("etcdserver: requested lease not found", LeaseExpired, ""),
     ("etcdserver: request is too large", MessageTooLarge, "the transaction is larger than etcd takes"),
     ("etcdserver: too many operations in txn", InvalidRequest, "etcd takes fewer operations"),
-    ("etcdserver: authentication failed", EtcdDenied, "etcd knows no such user and password"),
+    ("etcdserver: authentication failed", EtcdDenied, "etcd refused the user name or password"),
     ("etcdserver: authentication is not enabled", EtcdWithoutUsers, ""),
     ("etcdserver: permission denied", EtcdDenied, "etcd's user may not do that"),
 )

@@ -139,7 +139,7 @@ def commit_files(
         InvalidDataFiles: The files do not match the plan; nothing was committed.
         ArchiveGap: The table ends below the plan's start.
         ConcurrentArchive: Another query has committed to the table.
-        CommitConflict: `retries` concurrent commits came first.
+        CommitConflict: Other commits were first in every attempt.
     """
     check_data_files(plan, parts)
     is_fresh = False
@@ -164,7 +164,7 @@ def commit_files(
             continue
         return Outcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
     raise CommitConflict(
-        f"other commits came first {retries + 1} times while batch {plan.batch} was to be added to {_name(table)}: "
+        f"other commits were first in {retries + 1} attempts to add batch {plan.batch} to {_name(table)}: "
         "is another archive or a maintenance job writing without a pause?"
     )
 
@@ -177,7 +177,7 @@ def skip_to_log_start(
     A partition that is new to the table was created after its first commit, so all of it should have been archived.
 
     Raises:
-        CommitConflict: `retries` concurrent commits came first.
+        CommitConflict: Other commits were first in every attempt.
     """
     for attempt in range(1, retries + 2):
         table.refresh()
@@ -204,7 +204,7 @@ def skip_to_log_start(
             continue
         return lost
     raise CommitConflict(
-        f"other commits came first {retries + 1} times while {_name(table)} was to skip what is lost"
+        f"other commits were first in {retries + 1} attempts to record lost offsets in {_name(table)}"
     )
 
 
@@ -257,8 +257,8 @@ def _outcome_without_commit(
     )
     if decision is CommitDecision.GAP:
         raise ArchiveGap(
-            f"{offsets_shown}: the records between would be missing for good. Start again without the checkpoint; "
-            "the archive goes on from the table's offsets"
+            f"{offsets_shown}: the records between would be missing permanently. Start again without the checkpoint; "
+            "the archive resumes at the table's offsets"
         )
     raise ConcurrentArchive(
         f"{offsets_shown}: query {last.query or 'unknown'} has moved it on. Only one archive may write to a table: "

@@ -111,7 +111,7 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
     """Add the new dead letters of a batch, once, before the batch is committed. Returns the number of files added.
 
     Raises:
-        CommitConflict: Too many concurrent commits came first.
+        CommitConflict: Other commits were first in every attempt.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now; the batch will be repeated.
     """
     with table.guard():
@@ -129,7 +129,7 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
                 continue
             return len(new)
     raise CommitConflict(
-        f"other commits came first {RETRIES + 1} times while dead letters were added to {table.name}"
+        f"other commits were first in {RETRIES + 1} attempts to add dead letters to {table.name}"
     )
 
 

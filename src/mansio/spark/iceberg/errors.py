@@ -46,6 +46,6 @@ class InvalidDataFiles(ArchiveError):
 
 
 class CommitConflict(ArchiveError):
-    """Concurrent commits to the table came first every time."""
+    """Other commits to the table were first in every attempt."""
 
     retriable = True

@@ -110,7 +110,7 @@ def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_BYTES) ->
     """Rewrite small files, committing whenever `target_bytes` have been read, and merge the manifests.
 
     Raises:
-        CommitConflict: Concurrent commits came first every time.
+        CommitConflict: Other commits were first in every attempt.
         ArchiveError: A file is damaged, or its rows differ from the table's metadata.
         OSError: The warehouse cannot be read or written.
     """
@@ -221,7 +221,7 @@ def merge_manifests(table: ArchiveTable) -> None:
     """Merge the manifests into one, if there are many. Rows and files of the table do not change.
 
     Raises:
-        CommitConflict: Concurrent commits came first every time.
+        CommitConflict: Other commits were first in every attempt.
     """
 
     def attempt() -> int:

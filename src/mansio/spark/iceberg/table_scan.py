@@ -205,7 +205,7 @@ def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> Recor
     before = last[1] if last[0] == partition else -1
     if offsets[0] <= before or not (np.diff(offsets) > 0).all():
         raise ArchiveError(
-            f"the archive of partition {partition} does not go on in order after offset {before}: "
+            f"the archive of partition {partition} is not in order after offset {before}: "
             f"{path} begins at {int(offsets[0])}"
         )
     return partition, int(offsets[-1])

@@ -68,7 +68,7 @@ HOLD_OWNER_PREFIX: Final = "archive "
 COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
 
 ACCEPT_LOSS_HINT: Final = (
-    "Restore them, or go on without them (--accept-loss): the table then lists what it lacks"
+    "Restore them, or continue without them (--accept-loss): the table then lists the missing offsets"
 )
 _OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
 
@@ -248,8 +248,8 @@ class _ArchiveRun:
                 and hold.query != self._hold_owner
             ):
                 raise ConfigError(
-                    f"pipeline {self._job.name} archives topic {self._job.topic} into another table: give this one a"
-                    f" name of its own (--name), or, if the other will not run again, `mansio pipeline release"
+                    f"pipeline {self._job.name} archives topic {self._job.topic} into another table: give this one"
+                    f" another name (--name), or, if the other will not run again, `mansio pipeline release"
                     f" {self._job.name}`"
                 )
 
@@ -369,8 +369,8 @@ def _query_error(error: StreamingQueryException) -> MansioError:
     kind, line = found[-1]
     if kind == UnreadableRecords.__name__:
         line = (
-            f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip goes on without them, and lists them;"
-            " dead-letter also keeps them apart"
+            f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip continues without them and lists"
+            " them in the table; dead-letter also stores them"
         )
     if kind == DataLoss.__name__:  # the remedy in the message is for a reader, which has other options
         line, lost, _ = line.partition(". Begin later (")

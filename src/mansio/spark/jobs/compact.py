@@ -1,4 +1,4 @@
-"""Compact job: the latest record of each key of an archive, as a table of its own.
+"""Compact job: the latest record of each key of an archive, as a separate table.
 
 Spark groups by key, sorting and spilling to disk, so memory does not depend on the number of keys or records. Its tasks
 write files beside those of earlier runs; one commit replaces the files of the previous run, so readers see one or the
@@ -77,7 +77,7 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
     Raises:
         NotAnArchiveTable: A table of that name was not created by compaction, or from another topic.
-        CommitConflict: A concurrent compaction into the same table came first.
+        CommitConflict: Another compaction into the same table was committed first.
         ArchiveError, OSError: The catalog or the files cannot be used.
     """
     source.refresh()
@@ -163,7 +163,7 @@ def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> 
     """One commit: replace all files by these, and set the end offsets.
 
     Raises:
-        CommitConflict: A concurrent commit came first, or the catalog's answer was lost and the commit was not applied.
+        CommitConflict: Another commit was first, or the catalog's answer was lost and the commit was not applied.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.guard():
@@ -180,7 +180,7 @@ def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> 
                             change.append_data_file(file)
         except CommitFailedException as error:
             raise CommitConflict(
-                f"{table.name} was changed by somebody else while this run was at work; run it again"
+                f"{table.name} was changed by another program during this run; run it again"
             ) from error
         except CommitStateUnknownException as error:
             iceberg.refresh()

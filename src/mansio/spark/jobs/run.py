@@ -184,8 +184,7 @@ class _PipelineInputs:
 
 def as_records(frame: DataFrame) -> DataFrame:
     """A DataFrame in the sink's columns: without a column `value`, all columns except `key` and other record fields
-    become
-    JSON.
+    become JSON.
     """
     from pyspark.sql import functions
 

@@ -121,8 +121,8 @@ def _unarchived_ranges(
     found = find_partitions(client, options)
     if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
         raise TopicRecreated(
-            f"topic {table.topic} was deleted and recreated since table {table.name} was begun: its log does not go on"
-            " where the table ends. Archive it into another warehouse, or read the two apart"
+            f"topic {table.topic} was deleted and recreated since table {table.name} was created: its log does not"
+            " continue where the table ends. Archive it into another warehouse, or read the two separately"
         )
     partitions = found.partitions
     earliest = earliest_offsets(client, partitions)

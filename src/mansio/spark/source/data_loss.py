@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CONTINUE_HINT = "or set failOnDataLoss to false to go on without them"
+CONTINUE_HINT = "or set failOnDataLoss to false to continue without them"
 
 
 def report(loss: DataLoss, *, fail: bool) -> None:
     """Raise the loss (`fail`), or log it as a warning."""
     if fail:
         raise loss
-    logger.warning("records are missing, and the query goes on (failOnDataLoss is false): %s", loss.message)
+    logger.warning("records are missing, and the query continues (failOnDataLoss is false): %s", loss.message)
 
 
 def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
     """The log start offset is above the requested offset: retention or DeleteRecords."""
     loss = DataLoss(
-        f"offset {wanted} of partition {partition.partition} of topic {partition.topic} is gone: the log begins at"
+        f"offset {wanted} of partition {partition.partition} of topic {partition.topic} was deleted: the log begins at"
         f" {earliest}. Begin later (startingOffsets, or a new checkpoint), keep records longer, {CONTINUE_HINT}"
     )
     loss.next_offset = earliest
@@ -39,7 +39,7 @@ def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLo
     """The log ends before the requested offset: it was truncated, or it is another log of the same name."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
-        f" asked for: the log is shorter than it was, or the topic was recreated. Correct the offsets, use a new"
+        f" requested: the log is shorter than it was, or the topic was recreated. Correct the offsets, use a new"
         f" checkpoint, {CONTINUE_HINT}"
     )
 
@@ -48,7 +48,7 @@ def partition_added_late(partition: TopicPartition, earliest: int) -> DataLoss:
     """A partition that was added while the query ran has already deleted its first records."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} is new to this query and already begins at offset"
-        f" {earliest}: its first records are gone. Keep records longer than a trigger takes, {CONTINUE_HINT}"
+        f" {earliest}: its first records were deleted. Keep records longer than a trigger takes, {CONTINUE_HINT}"
     )
 
 
@@ -57,8 +57,8 @@ def partition_missing(partition: TopicPartition) -> DataLoss:
     unsubscribed.
     """
     return DataLoss(
-        f"partition {partition.partition} of topic {partition.topic} is gone, which this query was reading: the topic"
-        f" was deleted, or is not subscribed to any more. Make it again, correct the options, use a new checkpoint,"
+        f"partition {partition.partition} of topic {partition.topic} does not exist any more: the topic was"
+        f" deleted, or is not subscribed to any more. Create it again, correct the options, use a new checkpoint,"
         f" {CONTINUE_HINT}"
     )
 

@@ -216,8 +216,8 @@ class _RangeFetcher:
     def _read_error(self, offset: int, error: MansioError) -> MansioError:
         if isinstance(error, (CorruptMessage, UnsupportedMessageFormat)):
             return UnreadableRecords(
-                f"{self._name} cannot be read at offset {offset}: {error.message}. See what `mansio data check` says of"
-                " the broker's data, or begin behind it with startingOffsets"
+                f"{self._name} cannot be read at offset {offset}: {error.message}. Run `mansio data check` on the"
+                " broker's data, or start after this offset with startingOffsets"
             )
         return error
 

@@ -209,7 +209,7 @@ class _TaskReader:
         if mode == SUSPEND:
             raise UnreadableRecords(
                 f"{where} cannot be read: {damaged.error.message}. "
-                f"Set onUnreadable to skip to go on without them, or to"
+                f"Set onUnreadable to skip to continue without them, or to"
                 " dead-letter to get them as rows with an error"
             ) from damaged.error
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)

@@ -295,7 +295,7 @@ class ClassicGroup:
         return []
 
     def delete(self) -> None:
-        """Close an empty group for good. Raises `NonEmptyGroup`."""
+        """Delete an empty group. Raises `NonEmptyGroup`."""
         self._check_alive()
         if self.state is not EMPTY:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.members)} members")

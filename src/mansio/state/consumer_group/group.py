@@ -388,7 +388,7 @@ class ConsumerGroup:
         return not self.stored.members
 
     def delete(self) -> Records:
-        """Close an empty group for good; the records delete all of it. Raises `NonEmptyGroup`."""
+        """Delete an empty group; returns the records that delete all of its state. Raises `NonEmptyGroup`."""
         self._check_alive()
         if self.stored.members:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.stored.members)} members")

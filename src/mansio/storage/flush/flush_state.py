@@ -375,7 +375,10 @@ class FlushState:
     def prepare_maintenance(
         self, segments: Sequence[Segment], start_offset: int, snapshot_bytes: int, *, closing: bool
     ) -> MaintenanceJob:
-        """Checkpoint, the index files that are due, the trimmed segments that may be removed. `segments`: all."""
+        """Collect a maintenance job: the checkpoint, index files that are due, and segments that may be removed.
+
+        `segments`: all segments of the log.
+        """
         active, previous, index_saved_bytes = segments[-1], self.checkpoint, self._index_saved_at
         self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
         due = [segment for segment in self._indexes_due if segment.end_offset <= self.end_offset]

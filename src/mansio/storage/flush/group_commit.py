@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class GroupCommit:
-    """All methods belong to the loop.
+    """Group commit and maintenance of all logs of a data directory. All methods run on the event loop.
 
     `log_flush_interval_ms`: how long a request that nothing waits for may be delayed.
     `log_flush_offset_checkpoint_interval_ms`: how old a checkpoint may get while its log moves. Both need a
@@ -143,8 +143,8 @@ class GroupCommit:
                 )
 
     def request_all(self, logs: Iterable[Log]) -> None:
-        """The same for several logs, urgently: they share a sync, where the first of single requests would have its
-        own."""
+        """Request an urgent flush of several logs together. They share a sync; with single requests the first log would
+        be synced separately."""
         for log in logs:
             self._dirty[log] = None
             self._delayed.pop(log, None)

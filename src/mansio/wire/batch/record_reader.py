@@ -54,7 +54,7 @@ class Record(NamedTuple):
 def open_batch(batch: Buffer, max_output_bytes: int) -> tuple[BatchHeader, bytes]:
     """(header, decompressed records) of one complete batch. The CRC is not checked.
 
-    Raises `InvalidRecord` if the records take more than `max_output_bytes` or cannot be as many as the header says,
+    Raises `InvalidRecord` if the records take more than `max_output_bytes` or if their number contradicts the header,
     `CorruptMessage`, `UnsupportedMessageFormat`.
     """
     if len(batch) < HEADER_BYTES:

@@ -61,7 +61,7 @@ DRAIN_POLL_S = 0.005
 
 
 class KafkaServer:
-    """One per broker."""
+    """Kafka listener of one broker: accepts connections and owns what they share."""
 
     def __init__(
         self, service: BrokerServices, limits: ServerLimits, loop: asyncio.AbstractEventLoop

@@ -53,7 +53,7 @@ C = TypeVar("C", bound=MemoryHolder)
 
 
 class RequestMemoryPool(Generic[C]):
-    """One per server. Sizes in bytes."""
+    """Budget for the memory of incomplete frames of one server. Sizes in bytes."""
 
     __slots__ = (
         "_checked_at",

@@ -1,7 +1,7 @@
 """When `mansio dev-cluster` restarts a broker that exited: a decision without processes or clocks.
 
 Invariants:
-* A broker that was stopped with SIGTERM or Ctrl-C stays down: whoever stopped it wanted that.
+* A broker that was stopped with SIGTERM or Ctrl-C stays down, because it was stopped on purpose.
 * A broker whose log failed (`log_failed`) stays down. After a failed fsync the page cache may hold records that are
   not on disk, and a restart would read them as if they were.
 * A broker is restarted at most `RESTARTS_MAX` times in any `WINDOW_S`.
