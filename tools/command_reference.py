@@ -23,14 +23,14 @@ Generated from the commands by `python -m tools.command_reference`; a test keeps
 * **Where the broker is**: `--bootstrap-servers HOST:PORT` or `MANSIO_BOOTSTRAP_SERVERS`, on every command that is
   a client.
 * **What is printed**: results go to standard output, everything else to standard error. `--output json` (or
-  `MANSIO_OUTPUT=json`) prints one JSON value. `produce` and `consume` print one per line, and go by `--output` only. A
-  table that does not go to a terminal is plain text, one row per line, never cut.
+  `MANSIO_OUTPUT=json`) prints one JSON value. `produce` and `consume` print one per line, and ignore
+  `MANSIO_OUTPUT`. If standard output is not a terminal, tables are plain text, one row per line, not truncated.
 * **Exit codes**: 0 done; 1 it failed, with one line on standard error; 2 the command line was wrong; 130 Ctrl-C,
   143 SIGTERM: both let a consumer commit and leave its group first.
 * **Times** (`--from-time`, `--to-time`, `--to`, `--before`): `2013-11-21T10:30:00Z` (without a zone: local time),
-  `-15m`, `-2h`, `-3d`, `now`, or milliseconds since the epoch; where an offset may stand too (`--to`, `--before`),
-  with an `@` before them: `@1384992000000`.
-* **Separators** (`--delimiter`, `--key-separator`): `\\n`, `\\t`, `\\0`, `\\xNN` mean what they mean in C.
+  `-15m`, `-2h`, `-3d`, `now`, or milliseconds since the epoch; where an offset is also possible (`--to`,
+  `--before`), with an `@` before them: `@1384992000000`.
+* **Separators** (`--delimiter`, `--key-separator`): `\\n`, `\\t`, `\\0`, `\\xNN` are escape sequences as in C.
 """
 
 

@@ -31,9 +31,9 @@ FEATURES = {
     "Producing": {
         "P1": "Keys go to the partition every Kafka client would choose (murmur2)",
         "P2": "Batching by size and linger, with a result per message",
-        "P3": "Idempotent producers: retries never duplicate, over restarts too",
+        "P3": "Idempotent producers: retries never duplicate, also over restarts",
         "P4": "Transactions over partitions and offsets",
-        "P5": "Bad input gets a typed error; the other batches of the request are unharmed",
+        "P5": "Invalid input gets a typed error; the other batches of the request are not affected",
     },
     "Consumer groups": {
         "G1": "Classic groups with every client: join, rebalance, cooperative, static members",
@@ -46,7 +46,7 @@ FEATURES = {
         "D2": "Leases with expiry and extension; a late ack is refused",
         "D3": "Retry with backoff, without delaying other records",
         "D4": "Dead-letter topics, with redrive",
-        "D5": "Acked records stay in the log; lease state survives",
+        "D5": "Acknowledged records stay in the log; lease state survives restarts",
         "D6": "Delayed and recurring records, for every kind of consumer",
         "D7": "Priorities without starvation",
         "D8": "Client styles: in order, parallel, by key",
@@ -86,7 +86,7 @@ FEATURES = {
     },
     "Operating": {
         "O1": "Every setting by flag, environment or file; unknown ones are errors; the origin of each value is shown",
-        "O2": "One data directory, one process; several processes as brokers of one cluster",
+        "O2": "One process per data directory; several processes as brokers of one cluster",
         "O3": "Stuck transactions, unacknowledged records and the disk watermark raise alarms",
     },
     "Protocols": {
@@ -105,7 +105,7 @@ FEATURES = {
 
 PARTLY = {
     "L9": "sendfile to other machines; on loopback one copy, which is faster (ADR 4)",
-    "P2": "over the Kafka protocol, by our client",
+    "P2": "over the Kafka protocol, by Mansio's client",
     "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
     "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",

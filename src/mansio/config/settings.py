@@ -207,7 +207,7 @@ class Settings:
     )
     queued_max_request_bytes: int = _bytes(
         256 * MIB,
-        "The same limit for all connections together.",
+        "Maximum bytes of requests and unsent responses of all connections together.",
         minimum=MIB,
         kafka=True,
     )
@@ -373,8 +373,8 @@ class Settings:
     )
     share_coordinator_state_topic_prune_interval_ms: int = _ms(
         5 * MINUTE_MS,
-        "Interval at which obsolete records of share group state are deleted; states whose old snapshot prevents that "
-        "for this long get a new one.",
+        "Interval at which obsolete records of share group state are deleted; a state whose old snapshot "
+        "prevents that for this long gets a new snapshot.",
         minimum=1,
         kafka=True,
     )

@@ -189,7 +189,7 @@ _ROWS: Final = (
         "configs.alter_configs",
         note="Topics and groups. Settings not named are reset to their defaults, as in Kafka.",
     ),
-    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="One directory: the broker's."),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="A broker has one log directory."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
     Api(
@@ -265,7 +265,7 @@ _ROWS: Final = (
         ApiKey.SHARE_FETCH,
         1,
         2,
-        note="KIP-932, with the record limit of KIP-1206: only this mode splits a batch.",
+        note="KIP-932, with acquire mode `record_limit` (KIP-1206), which splits batches.",
     ),
     Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
     Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),

@@ -74,8 +74,8 @@ def serve(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Alone, or one of a cluster with --etcd or --join. Prints one line with `ready` and the addresses when it
-    accepts connections. Log lines go to standard error.
+    The broker runs alone, or as a member of a cluster with --etcd or --join. It prints one line with `ready` and its
+    addresses when it accepts connections. Log lines go to standard error.
     """
     import asyncio
 

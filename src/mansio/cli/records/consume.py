@@ -150,10 +150,11 @@ def consume(
 ) -> None:
     """Print the records of a topic, and wait for more until Ctrl-C.
 
-    Starts with new records; with a limit (--exit-at-end, --to-time) at the beginning; a group resumes at its offsets.
-    With --share-group any number of members share every partition, and records are acknowledged one by one; then
-    --exit-at-end ends when no record is available: all are processed, in backoff, or leased by others. With
-    --from-snapshot it prints the archive written by `mansio pipeline archive`, partition by partition, and ends.
+    Starts at the end of the topic, or at its beginning with --exit-at-end or --to-time; a group resumes at its
+    committed offsets. With --share-group any number of members share every partition, and records are acknowledged
+    individually; --exit-at-end then ends when no record is available: all are processed, in backoff, or leased by
+    other members. With --from-snapshot it prints the archive written by `mansio pipeline archive`, partition by
+    partition, and ends.
 
     Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.

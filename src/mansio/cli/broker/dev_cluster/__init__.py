@@ -49,7 +49,7 @@ SetOption = Annotated[
 ]
 
 NoRestartOption = Annotated[
-    bool, typer.Option("--no-restart", help="Leave a broker that dies down, to practise a failure.")
+    bool, typer.Option("--no-restart", help="Do not restart brokers, to practise a failure.")
 ]
 
 
@@ -64,9 +64,9 @@ def dev_cluster(
     """Run a cluster on this machine until SIGTERM or Ctrl-C: etcd, and a process per broker.
 
     Progress goes to standard error. One line with `ready` and all addresses is printed when topics with replicas on
-    every broker can be created. A broker that dies is restarted, at most five times a minute; not one that was
-    stopped or whose disk failed: then the command that starts it again is printed. A temporary directory is removed
-    at the end unless a broker still uses it. For development and tests: everything is on one disk.
+    every broker can be created. A broker that exits is restarted, at most five times a minute. A broker that was
+    stopped or whose disk failed is not restarted; the command that starts it again is printed. A temporary directory
+    is removed at the end unless a broker still uses it. For development and tests: everything is on one disk.
     """
     if sys.platform == "win32":
         raise typer.Exit(print_error("dev-cluster requires signals, which Windows does not have"))
