@@ -124,7 +124,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
 
     monkeypatch.setattr(commit, "RETRY_BACKOFF_S", 0)
     monkeypatch.setattr(table.iceberg.catalog, "commit_table", refuse)
-    with pytest.raises(CommitConflict, match="6 times"):
+    with pytest.raises(CommitConflict, match="6 attempts"):
         add(table, plan(0, {0: 0}, {0: 1}))
 
 
