@@ -95,10 +95,10 @@ def test_an_unclean_election_says_what_may_be_lost_and_wants_a_yes(shell: Shell)
     shell("cluster", "elect", "--unclean", code=2)
     assert "--topic" in shell.errors
     shell("cluster", "elect", "--unclean", "--topic", "gates", code=2)
-    assert "every record it does not have is lost for good, acknowledged ones too" in shell.errors
+    assert "every record it does not have is lost permanently, including acknowledged ones" in shell.errors
     assert "--yes" in shell.errors
     rows = shell.json("cluster", "elect", "--unclean", "--topic", "gates", "--yes")
-    assert "lost for good" in shell.errors
+    assert "lost permanently" in shell.errors
     assert {row["outcome"] for row in rows} == {"not needed"}
 
 

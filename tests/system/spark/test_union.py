@@ -276,7 +276,7 @@ def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(
             "failOnDataLoss": "false",
         }
     )
-    with pytest.raises(TopicRecreated, match="does not go on where the table ends"):
+    with pytest.raises(TopicRecreated, match="does not continue where the table ends"):
         _unarchived_ranges(case.table, options, Selection())
 
 
