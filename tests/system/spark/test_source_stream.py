@@ -140,4 +140,6 @@ def test_a_running_stream_finds_new_partitions_and_shows_its_lag_as_a_group(
 
     topic.delete()
     wait_until(lambda: not query.isActive, DEADLINE_S, "the end of a query whose topic is gone")
-    assert "the topic was deleted, or is not subscribed to any more. Create it again" in str(query.exception())
+    assert "the topic was deleted, or is not subscribed to any more. Create it again" in str(
+        query.exception()
+    )
