@@ -501,6 +501,14 @@ class VerificationPending(OffsetNotAvailable):
     """Stored batches are being verified before their first delivery; the same read succeeds after that."""
 
 
+class ClusterAuthorizationFailed(RequestError):
+    """Only brokers of the cluster may send this request, on a connection on which they have authenticated."""
+
+    kafka_code = 31
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
 class StaleBrokerEpoch(Unavailable):
     """The broker epoch in the request belongs to an earlier session of that broker (KIP-903)."""
 

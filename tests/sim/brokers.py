@@ -16,6 +16,7 @@ from mansio.config.settings import Settings
 from mansio.errors import MansioError
 from mansio.host.host_ports import HostPorts
 from mansio.metadata.image import MetadataImage
+from mansio.net.broker_handshake import BrokerCredentials
 from mansio.node.broker_runtime import BrokerRuntime
 from mansio.node.cluster_member import ClusterMember
 from mansio.testing.scheduler import (
@@ -210,15 +211,26 @@ class SimulatedBroker:
         world.set_up_door(self.node_id, door)
         stack.push_async_callback(door.close)
         state = await MetadataImage.load(door, "", random)
+        credentials = BrokerCredentials(
+            self.node_id,
+            state.cluster_id,
+            secret=lambda: state.cluster_secret,
+            broker_epoch=lambda: self.cluster_member.broker_epoch(),
+            random=random,
+        )
+
+        def new_peers() -> SimulatedPeers:
+            return SimulatedPeers(self, lambda node_id: node_id in state.brokers, credentials)
+
         self.cluster_member = ClusterMember(
             settings,
             host_ports,
             store=door,
             leases=door,
             state=state,
-            peers=SimulatedPeers(self, lambda node_id: node_id in state.brokers),
+            peers=new_peers(),
             keep_alive=self._keep_alive,
-            new_peers=lambda: SimulatedPeers(self, lambda node_id: node_id in state.brokers),
+            new_peers=new_peers,
         )
         core = self.core = BrokerRuntime(settings, host_ports, door, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)

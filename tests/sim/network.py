@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 from mansio.api.kafka.server.connection import Connection
 from mansio.broker.services.produce import PendingAppend, PendingProduce
 from mansio.errors import ConnectionLost, RequestTimedOut
+from mansio.net.broker_handshake import authenticate
+from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from mansio.net.broker_handshake import BrokerCredentials
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
+    from mansio.wire.api_versions import ApiKey
     from sim.brokers import SimulatedBroker
 
 Source = int | str
@@ -107,6 +111,8 @@ class Link:
         self._there_ms = self._back_ms = 0.0
         self._received = bytearray()
         self.closed = False
+        self.copy_of: Link | None = None
+        """Of a connection that carries what was sent on another one: that one. It has the same sender."""
         self.faithful = False
         """Nothing comes late or twice: for requests that carry no number by which a repeat is known."""
         self.on_frame: Callable[[bytes], None] = lambda _: None
@@ -134,6 +140,7 @@ class Link:
     def _ghost(self, data: bytes, delay_ms: float) -> None:
         """The same bytes by another connection, whose answers nobody reads."""
         ghost = Link(self._network, self.source, self._network._wires, self.target)
+        ghost.copy_of = self
         self._network._wires.call_later(delay_ms, ghost.send_surely, data)
 
     def send_surely(self, data: bytes) -> None:
@@ -155,6 +162,8 @@ class Link:
                 return
             self.served_by = broker
             self._far = SimulatedConnection(broker, self)
+            if self.copy_of is not None and self.copy_of._far is not None:
+                self._far.peer = self.copy_of._far.peer
         if self.served_by is not broker or self._far is None or self._far.closed:
             self.end_soon()
             return
@@ -299,24 +308,48 @@ class SimulatedConnection(Connection):
 
 
 class SimulatedPeers:
-    """`mansio.ports.Peers` of one broker: one link to each other, made when it is needed."""
+    """`mansio.ports.Peers` of one broker: one link to each other, made when it is needed, on which both authenticate as
+    on a real connection."""
 
-    def __init__(self, broker: SimulatedBroker, knows: Callable[[int], bool]) -> None:
+    def __init__(
+        self, broker: SimulatedBroker, knows: Callable[[int], bool], credentials: BrokerCredentials
+    ) -> None:
         self._broker = broker
         self._knows = knows
-        self._links: dict[int, Link] = {}
+        self._credentials = credentials
+        self._links: dict[int, tuple[Link, int]] = {}
         self._count = 0
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         """See `mansio.ports.Peers`."""
         if not self._knows(node_id):
             raise ConnectionLost(f"broker {node_id} is not there")
+        link, broker_epoch = self._links.get(node_id, (None, 0))
+        if link is None or link.closed or broker_epoch != self._credentials.broker_epoch():
+            if link is not None:
+                link.close()
+            link = await self._open(node_id, timeout_ms)
+        return await self._exchange(link, node_id, request, timeout_ms)
+
+    async def _open(self, node_id: int, timeout_ms: float) -> Link:
+        identity = self._credentials.identity()
+        link = self._broker.world.network.link(self._broker.node_id, self._broker.scheduler, node_id)
+
+        async def exchange(api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
+            request = messages.encode_request(api_key, 0, 0, "broker", fields)
+            frame = await self._exchange(link, node_id, request, timeout_ms)
+            return messages.decode_response_frame(api_key, 0, frame)[1]
+
+        try:
+            await authenticate(exchange, self._credentials, identity, node_id)
+        except BaseException:
+            link.close()
+            raise
+        self._links[node_id] = (link, identity.broker_epoch)
+        return link
+
+    async def _exchange(self, link: Link, node_id: int, request: bytes, timeout_ms: float) -> bytes:
         scheduler = self._broker.scheduler
-        link = self._links.get(node_id)
-        if link is None or link.closed:
-            link = self._links[node_id] = self._broker.world.network.link(
-                self._broker.node_id, scheduler, node_id
-            )
         self._count += 1
         number = self._count.to_bytes(4, "big")
         promise = scheduler.promise()

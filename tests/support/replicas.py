@@ -22,6 +22,7 @@ from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.log_repairer import LogRepairer
 from mansio.broker.replication.replica_fetcher import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.fetch import FetchService
 from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService
@@ -30,6 +31,7 @@ from mansio.config import topic_config
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
 from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
 from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.replica import NO_LEADER, FollowerReplica
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.storage.log import Log
@@ -90,6 +92,7 @@ class MemoryPeers:
 
         timer = node.scheduler.call_later(timeout_ms, fail, RequestTimedOut(f"broker {node_id}"))
         target = network.nodes[node_id]
+        sender = BrokerIdentity(node.node_id, node.broker_epoch)
 
         def answer(frame: bytes) -> None:
             if (node_id, node.node_id) not in network.cut:
@@ -102,10 +105,10 @@ class MemoryPeers:
         if target.scheduler.stopped:
             node.scheduler.call_later(network.delay_ms(), fail, ConnectionLost(f"broker {node_id} is down"))
         elif (node.node_id, node_id) not in network.cut:
-            target.scheduler.call_later(network.delay_ms(), target.receive, request, answer)
+            target.scheduler.call_later(network.delay_ms(), target.receive, request, answer, sender)
             if network.late_copies and network.simulation.random.random() < network.late_copies:
                 late_ms = network.simulation.random.uniform(1, 4000)
-                target.scheduler.call_later(late_ms, target.receive, request, lambda _: None)
+                target.scheduler.call_later(late_ms, target.receive, request, lambda _: None, sender)
         try:
             lent = self._lent[node_id] = bytearray(await promise)
         finally:
@@ -126,8 +129,12 @@ class MemorySlot:
 
 
 class MemoryConnection:
-    def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
+    """`peer`: the broker at the other end, which has authenticated."""
+
+    def __init__(self, answer: Callable[[Sequence[Any]], None], peer: BrokerIdentity) -> None:
         self._answer = answer
+        self.peer = peer
+        self.client_host = "memory"
 
     def defer(self) -> MemorySlot:
         return MemorySlot(self._answer)
@@ -227,6 +234,8 @@ class Node:
         produce = ProduceService(
             partitions, clock=self.clock, scheduler=self.scheduler, statistics=statistics, wait_ms_max=30_000
         )
+        registry: Any = SimpleNamespace(epoch_of=lambda other: cluster.epochs.get(other, 0))
+        authenticator = BrokerAuthenticator(node_id, registry, random)
         self.service = SimpleNamespace(
             produce=produce,
             fetch=FetchService(
@@ -236,8 +245,9 @@ class Node:
                 scheduler=self.scheduler,
                 response_bytes_max=50 << 20,
                 wait_ms_max=500,
-                broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
+                authenticator=authenticator,
             ),
+            authenticator=authenticator,
             records=RecordService(partitions, clock=self.clock, scheduler=self.scheduler, wait_ms_max=30_000),
             quotas=quotas,
             statistics=statistics,
@@ -325,8 +335,8 @@ class Node:
     def log(self) -> Log:
         return self.partition.log
 
-    def receive(self, request: bytes, answer: Callable[[bytes], None]) -> None:
-        """Process a frame; `answer` sends the response."""
+    def receive(self, request: bytes, answer: Callable[[bytes], None], sender: BrokerIdentity) -> None:
+        """Process a frame of this broker; `answer` sends the response."""
 
         def send(pieces: Sequence[Any]) -> None:
             whole = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in pieces)
@@ -334,7 +344,7 @@ class Node:
 
         frame = memoryview(request)[4:]
         header = read_request_header(frame)
-        connection = MemoryConnection(send)
+        connection = MemoryConnection(send, sender)
         pieces = fetch(self.service, connection, header, frame)  # type: ignore[arg-type]  # enough of them
         if pieces is not None:
             send(pieces)

@@ -12,8 +12,10 @@ from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
+from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.errors import ConnectionLost, NotLeaderOrFollower, RequestTimedOut
-from mansio.testing.scheduler import SimulatedClock, Simulation
+from mansio.state.broker_handshake import BrokerIdentity
+from mansio.testing.scheduler import SimulatedClock, SimulatedRandom, Simulation
 from mansio.wire.api_versions import OFFERED, ApiKey
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.headers import read_request_header
@@ -130,20 +132,28 @@ class StateNode:
         )
         self.persister = self.state.persister
         self.refused: list[int] = []
+        registry: Any = SimpleNamespace(epoch_of=lambda sender: cluster.epochs.get(sender, 0))
         self.service = SimpleNamespace(
             share_state=self.state,
             scheduler=self.scheduler,
-            cluster=SimpleNamespace(broker_epoch_of=lambda sender: cluster.epochs.get(sender, 0)),
+            authenticator=BrokerAuthenticator(node_id, registry, SimulatedRandom(cluster.simulation)),
             statistics=SimpleNamespace(count_error=lambda _, code: self.refused.append(code)),
         )
 
-    async def serve(self, request: bytes) -> bytes:
+    async def serve(self, request: bytes, peer: BrokerIdentity | None) -> bytes:
+        """Handle a request on a connection on which `peer` has authenticated."""
         header = read_request_header(request[4:])
         api = OFFERED[ApiKey(header.api_key)]
         assert api.lowest <= header.api_version <= api.highest
         handler = getattr(handlers, (api.handler or "").partition(".")[2])
         context = RequestContext(
-            header.api_key, header.api_version, header.correlation_id, header.client_id, "broker", ("", 0)
+            header.api_key,
+            header.api_version,
+            header.correlation_id,
+            header.client_id,
+            "broker",
+            ("", 0),
+            peer,
         )
         answer: bytes = await handler(self.service, request[4:][header.body :], context)
         return answer[4:]
@@ -164,13 +174,14 @@ class NetworkPeers:
         cluster.requests += 1
         scheduler = self._node.scheduler
         promise = scheduler.promise()
+        sender = BrokerIdentity(self._node.node_id, cluster.epochs[self._node.node_id])
 
         def answered(answer: bytes) -> None:
             if not promise.done():
                 promise.set_result(answer)
 
         async def carried(*, answer: bool) -> None:
-            frame = await cluster.nodes[node_id].serve(request)
+            frame = await cluster.nodes[node_id].serve(request, sender)
             if answer:
                 scheduler.call_later(random.uniform(0.1, 1), answered, frame)
 

@@ -26,6 +26,7 @@ from mansio.metadata.controller.controller_plan import (
     transferable_leaderships,
     without_replica,
 )
+from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
 from mansio.metadata.model import ACTIVE, DRAINING
 from mansio.metadata.session import Session
@@ -145,7 +146,9 @@ class BrokerLifecycle:
             self._warn("another session under this node id", host=other["host"], port=other["port"])
             return None
         self._other = None
-        await self._leave_isrs()
+        if self._state.cluster_secret is None:
+            await create_cluster_secret(self._store, self._state.keys, self._random)
+        await self._leave_isrs()  # after this the image contains the secret
         sent_at = self._clock.monotonic()
         session = Session(await self._leases.grant(self._ttl_s), self._ttl_s, sent_at)
         self.kept = session

@@ -38,6 +38,7 @@ from mansio.metadata.model import (
     partition_of,
     topic_of,
 )
+from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -74,6 +75,8 @@ class MetadataImage:
     group_configs: dict[str, GroupConfigEntry] = field(default_factory=dict)
     registrations: dict[int, Registration] = field(default_factory=dict)
     controller: ControllerState | None = None
+    cluster_secret: ClusterSecret | None = field(default=None, repr=False)
+    """Created by the first broker of a cluster; a single node has none."""
     partition_count: int = 0
     failure: Exception | None = None
     _drafts: dict[str, _Draft] = field(default_factory=dict)
@@ -260,7 +263,17 @@ class MetadataImage:
         registrations = map(self.keys.registration, self.registrations)
         controller = [] if self.controller is None else [self.keys.controller]
         groups = map(self.keys.group_config, self.group_configs)
-        return [*topics, *partitions, *sessions, *registrations, *controller, *self.quotas, *groups]
+        secret = [] if self.cluster_secret is None else [self.keys.secret]
+        return [
+            *topics,
+            *partitions,
+            *sessions,
+            *registrations,
+            *controller,
+            *secret,
+            *self.quotas,
+            *groups,
+        ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
         """Apply one event; names of affected topics are added to `touched`."""
@@ -289,6 +302,8 @@ class MetadataImage:
             self.controller = (
                 None if document is None else ControllerState(document["broker"], event.create_revision)
             )
+        elif event.key == keys.secret:
+            self.cluster_secret = None if document is None else _secret_of(event.key, document)
         elif event.key.startswith(keys.quotas):
             self._quotas_changed = True
             self.quotas.pop(event.key, None)
@@ -373,6 +388,22 @@ class MetadataImage:
         if before is not None and after is not None and before.topic_id != after.topic_id:
             return [TopicChange(before, None), TopicChange(None, after)]
         return [TopicChange(before, after)] if before is not None or after is not None else []
+
+
+async def create_cluster_secret(store: MetadataStore, keys: Keys, random: Random) -> None:
+    """Store a new secret, unless the cluster has one. Raises `Unavailable`."""
+    document = {"secret": random.bytes(SECRET_BYTES).hex()}
+    put = Put(keys.secret, metadata_store.encode(document, new_writer_id(random)))
+    await metadata_store.transact_with_retries(store, [Compare(keys.secret, create_revision=0)], [put])
+
+
+def _secret_of(key: str, document: dict[str, Any]) -> ClusterSecret:
+    """Raises `StorageError`, whose message and causes do not contain the value."""
+    try:
+        return ClusterSecret(bytes.fromhex(document["secret"]))
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise StorageError(f"metadata {key} is damaged")
 
 
 async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Random) -> str:

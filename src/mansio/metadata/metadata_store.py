@@ -163,6 +163,7 @@ class Keys:
         "prefix",
         "producer_ids",
         "quotas",
+        "secret",
         "tick",
         "topics",
     )
@@ -177,6 +178,8 @@ class Keys:
         self.producer_ids = f"{self.prefix}pids/next"
         self.quotas = f"{self.prefix}quotas/"
         self.group_configs = f"{self.prefix}groupconfigs/"
+        self.secret = f"{self.prefix}secret"
+        """{secret}, in hexadecimal digits: what the brokers of the cluster authenticate with. In a cluster only."""
         self.tick = f"{self.prefix}tick"
 
     def topic(self, name: str) -> str:

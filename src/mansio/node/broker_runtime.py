@@ -33,6 +33,7 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
+from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
@@ -291,6 +292,9 @@ class BrokerRuntime:
             burst_ms=settings.quota_burst_ms,
         )
         cluster = None if cluster_member is None else cluster_member.services()
+        authenticator = BrokerAuthenticator(
+            settings.node_id, None if cluster_member is None else self.state, host_ports.random
+        )
         produce = ProduceService(
             self.partitions,
             clock=host_ports.clock,
@@ -305,7 +309,7 @@ class BrokerRuntime:
             scheduler=host_ports.scheduler,
             response_bytes_max=settings.fetch_max_bytes,
             wait_ms_max=settings.fetch_wait_ms_max,
-            broker_epoch_of=None if cluster is None else cluster.broker_epoch_of,
+            authenticator=authenticator,
         )
         share = ShareService(
             shares=self.shares,
@@ -372,6 +376,7 @@ class BrokerRuntime:
                 topics=self.topics, settings=settings, cluster=cluster
             ),
             elections=ElectionService(topics=self.topics, cluster=cluster, clock=host_ports.clock),
+            authenticator=authenticator,
             cluster=cluster,
         )
 

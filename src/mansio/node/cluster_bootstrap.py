@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mansio.metadata.etcd.lease import ThreadKeepAlive
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.image import MetadataImage
+from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import DEFAULT_OPTIONS, ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
 from mansio.node.cluster_member import ClusterMember
@@ -40,6 +41,14 @@ async def open_cluster(
         broker = state.brokers.get(node_id)
         return None if broker is None else (broker.host, broker.port)
 
+    credentials = BrokerCredentials(
+        settings.node_id,
+        state.cluster_id,
+        secret=lambda: state.cluster_secret,
+        broker_epoch=lambda: cluster_member.broker_epoch(),
+        random=host_ports.random,
+    )
+
     def keep_alive(membership: BrokerLifecycle) -> LeaseKeepAlive:
         return LeaseKeepAlive(
             keep_alive_once=ThreadKeepAlive(config).keep_alive_once,
@@ -51,7 +60,7 @@ async def open_cluster(
         )
 
     def new_peers(options: ConnectionOptions = DEFAULT_OPTIONS) -> PeerConnections:
-        peers = PeerConnections(address_of, options)
+        peers = PeerConnections(address_of, options, credentials)
         stack.push_async_callback(peers.close)
         return peers
 

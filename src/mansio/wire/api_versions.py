@@ -76,6 +76,8 @@ class ApiKey(IntEnum):
     ACKNOWLEDGE_RECORDS = 20100
     DESCRIBE_LEASES = 20101
     REDRIVE_RECORDS = 20102
+    CHALLENGE_BROKER = 20103
+    AUTHENTICATE_BROKER = 20104
 
 
 class Api(NamedTuple):
@@ -85,8 +87,8 @@ class Api(NamedTuple):
     lowest: int
     highest: int
     handler: str | None = None
-    """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch and ShareAcknowledge, which
-    the connection calls directly."""
+    """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch, ShareAcknowledge and the
+    authentication of brokers, which the listener calls directly."""
     note: str = ""
     """Remarks on Mansio's behaviour."""
     skipped: str = ""
@@ -95,9 +97,17 @@ class Api(NamedTuple):
     """The lowest version in ApiVersions responses, if it is not `lowest`."""
     raw: bool = False
     """Whether the handler decodes the request itself."""
+    brokers_only: bool = False
+    """Whether only brokers of the cluster may send it; others get CLUSTER_AUTHORIZATION_FAILED. Further APIs contain a
+    broker's id (`replica_id`) and are refused if the id is a broker's and the sender is another."""
+    advertised: bool = True
+    """Whether ApiVersions responses contain it."""
 
 
 _BROKERS_ONLY: Final = "Between brokers of a cluster only; other clients get CLUSTER_AUTHORIZATION_FAILED."
+_REPLICAS: Final = (
+    "A `replica_id` of 0 or more is accepted from that broker only (CLUSTER_AUTHORIZATION_FAILED)."
+)
 _NO_AUTHORIZER: Final = "SECURITY_DISABLED, as in Kafka without an authorizer: every operation is allowed."
 
 _ROWS: Final = (
@@ -115,7 +125,7 @@ _ROWS: Final = (
         ApiKey.FETCH,
         4,
         17,
-        note="No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows.",
+        note=f"No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. {_REPLICAS}",
         skipped="18 adds a follower's high watermark (KIP-1166), for replicated metadata logs.",
     ),
     Api(
@@ -123,6 +133,7 @@ _ROWS: Final = (
         1,
         10,
         "records.list_offsets",
+        note=_REPLICAS,
         skipped="11 adds the earliest pending upload offset of tiered storage, which does not exist.",
     ),
     Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
@@ -177,7 +188,7 @@ _ROWS: Final = (
         note="Idempotent producers; a transactional id is refused.",
         skipped="6 belongs to two-phase commit (KIP-939).",
     ),
-    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch"),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.DELETE_ACLS, 1, 3, "acls.delete_acls", note=_NO_AUTHORIZER),
@@ -268,11 +279,51 @@ _ROWS: Final = (
         note="KIP-932, with acquire mode `record_limit` (KIP-1206), which splits batches.",
     ),
     Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
-    Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),
-    Api(ApiKey.READ_SHARE_GROUP_STATE, 0, 0, "share_state.read", note=_BROKERS_ONLY, raw=True),
-    Api(ApiKey.WRITE_SHARE_GROUP_STATE, 1, 1, "share_state.write", note=_BROKERS_ONLY, raw=True),
-    Api(ApiKey.DELETE_SHARE_GROUP_STATE, 0, 0, "share_state.delete", note=_BROKERS_ONLY, raw=True),
-    Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, 1, "share_state.summary", note=_BROKERS_ONLY, raw=True),
+    Api(
+        ApiKey.INITIALIZE_SHARE_GROUP_STATE,
+        0,
+        0,
+        "share_state.initialize",
+        note=_BROKERS_ONLY,
+        raw=True,
+        brokers_only=True,
+    ),
+    Api(
+        ApiKey.READ_SHARE_GROUP_STATE,
+        0,
+        0,
+        "share_state.read",
+        note=_BROKERS_ONLY,
+        raw=True,
+        brokers_only=True,
+    ),
+    Api(
+        ApiKey.WRITE_SHARE_GROUP_STATE,
+        1,
+        1,
+        "share_state.write",
+        note=_BROKERS_ONLY,
+        raw=True,
+        brokers_only=True,
+    ),
+    Api(
+        ApiKey.DELETE_SHARE_GROUP_STATE,
+        0,
+        0,
+        "share_state.delete",
+        note=_BROKERS_ONLY,
+        raw=True,
+        brokers_only=True,
+    ),
+    Api(
+        ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
+        1,
+        1,
+        "share_state.summary",
+        note=_BROKERS_ONLY,
+        raw=True,
+        brokers_only=True,
+    ),
     Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share_offsets.describe_share_group_offsets"),
     Api(
         ApiKey.ALTER_SHARE_GROUP_OFFSETS,
@@ -303,6 +354,22 @@ _ROWS: Final = (
         0,
         "leases.redrive_records",
         note="Mansio's own. Makes dead-lettered records available to their group again; idempotent per redrive id.",
+    ),
+    Api(
+        ApiKey.CHALLENGE_BROKER,
+        0,
+        0,
+        note=f"Mansio's own, not advertised. First step of the authentication of a broker. {_BROKERS_ONLY}",
+        brokers_only=True,
+        advertised=False,
+    ),
+    Api(
+        ApiKey.AUTHENTICATE_BROKER,
+        0,
+        0,
+        note=f"Mansio's own, not advertised. Second step of the authentication of a broker. {_BROKERS_ONLY}",
+        brokers_only=True,
+        advertised=False,
     ),
 )
 
@@ -384,6 +451,8 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: 0,
     ApiKey.DESCRIBE_LEASES: 0,
     ApiKey.REDRIVE_RECORDS: 0,
+    ApiKey.CHALLENGE_BROKER: 0,
+    ApiKey.AUTHENTICATE_BROKER: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 
@@ -400,8 +469,9 @@ def is_offered(api_key: int, version: int) -> bool:
 
 
 def advertised_versions() -> list[tuple[int, int, int]]:
-    """(API key, lowest, highest) of every API, as advertised by ApiVersions."""
+    """(API key, lowest, highest) of the APIs that ApiVersions advertises: all but the authentication of brokers."""
     return [
         (int(row.key), row.lowest if row.advertised_lowest is None else row.advertised_lowest, row.highest)
         for row in _ROWS
+        if row.advertised
     ]

@@ -108,9 +108,9 @@ REPLICATION_DEFECTS = (
     ),
     Defect(
         "a request of an earlier session counts",
-        "broker/services/fetch.py",
-        "if not known_epoch or broker_epoch < known_epoch:",
-        "if not known_epoch:",
+        "broker/services/broker_authenticator.py",
+        "return registry is not None and 0 < registry.epoch_of(identity.node_id) == identity.broker_epoch",
+        "return registry is not None and 0 < registry.epoch_of(identity.node_id)",
         found_by("test_a_late_request_of_an_earlier_session_counts_for_nothing"),
     ),
 )

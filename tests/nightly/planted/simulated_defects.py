@@ -226,9 +226,9 @@ RARE = (
     rule(
         0,
         "stale broker epoch accepted",
-        "broker/services/fetch.py",
-        "if not known_epoch or broker_epoch < known_epoch:",
-        "if False:",
+        "broker/services/broker_authenticator.py",
+        "return registry is not None and 0 < registry.epoch_of(identity.node_id) == identity.broker_epoch",
+        "return True",
     ),
     rule(
         0,

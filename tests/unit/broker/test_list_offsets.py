@@ -29,7 +29,9 @@ def asked(indexes: list[int]) -> Any:
     partitions = [
         SimpleNamespace(partition_index=index, current_leader_epoch=-1, timestamp=1) for index in indexes
     ]
-    return SimpleNamespace(isolation_level=0, topics=[SimpleNamespace(name="t", partitions=partitions)])
+    return SimpleNamespace(
+        replica_id=-1, isolation_level=0, topics=[SimpleNamespace(name="t", partitions=partitions)]
+    )
 
 
 def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:

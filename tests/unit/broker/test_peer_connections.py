@@ -1,18 +1,29 @@
-"""The way to other brokers, over real sockets."""
+"""The way to other brokers, over real sockets: both sides authenticate, and nothing is sent before."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.errors import ConnectionLost, RequestTimedOut
+from mansio.broker.services.broker_authenticator import BrokerAuthenticator
+from mansio.errors import ConnectionLost, MansioError, RequestTimedOut
+from mansio.host.clock import HostRandom
+from mansio.net.broker_handshake import BrokerCredentials
 from mansio.net.connection import ConnectionOptions
 from mansio.net.peer_connections import PeerConnections
+from mansio.state.broker_handshake import BrokerIdentity, ClusterSecret
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from support.machine import scaled
-from unit.net.stub_broker import SAY_NOTHING, TOPIC_ID, StubBroker
+from unit.net.stub_broker import HANG_UP, SAY_NOTHING, TOPIC_ID, StubBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECRET = ClusterSecret(bytes(range(32)))
 
 REQUEST = fetch.encode_request(
     17,
@@ -99,5 +110,134 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one() -> None
             await peers.send(1, REQUEST, timeout_ms=5000)
             assert broker.connections == 3, "each of the two took its connection with it"
             await peers.close()
+
+    asyncio.run(run())
+
+
+# Authentication
+
+
+class AuthenticatingBroker(StubBroker):
+    """Broker 1 of a cluster, for one connection at a time. `forge` replaces the proof that it answers with."""
+
+    def __init__(self, epochs: dict[int, int], secret: ClusterSecret = SECRET) -> None:
+        super().__init__()
+        registry: Any = SimpleNamespace(
+            cluster_id="c", cluster_secret=secret, epoch_of=lambda node_id: epochs.get(node_id, 0)
+        )
+        self.authenticator = BrokerAuthenticator(1, registry, HostRandom())
+        self.forge: Callable[[Any, bytes], bytes] = lambda _, proof: proof
+        self.fetch = answered
+        self.offered |= {ApiKey.CHALLENGE_BROKER: (0, 0), ApiKey.AUTHENTICATE_BROKER: (0, 0)}
+        self.answers |= {
+            ApiKey.CHALLENGE_BROKER: self._challenge,
+            ApiKey.AUTHENTICATE_BROKER: self._authenticate,
+        }
+
+    def _challenge(self, request: Any) -> dict[str, Any]:
+        self._given = self.authenticator.challenge(request.nonce, None, "")
+        return {"nonce": self._given.listener_nonce}
+
+    def _authenticate(self, request: Any) -> dict[str, Any]:
+        identity = BrokerIdentity(request.node_id, request.broker_epoch)
+        try:
+            proof = self.authenticator.authenticate(self._given, identity, request.proof, "")
+        except MansioError as error:
+            return {"error_code": error.kafka_code, "proof": self.forge(request, b"")}
+        return {"proof": self.forge(request, proof)}
+
+
+def peers_of(
+    broker: StubBroker, epochs: dict[int, int], secret: ClusterSecret | None = SECRET
+) -> PeerConnections:
+    """Those of broker 2."""
+    credentials = BrokerCredentials(2, "c", lambda: secret, lambda: epochs.get(2, 0), HostRandom())
+    return PeerConnections(lambda _: ("127.0.0.1", broker.port), credentials=credentials)
+
+
+def test_a_broker_authenticates_once_per_connection_and_again_in_a_new_session() -> None:
+    async def run() -> None:
+        epochs = {2: 7}
+        async with AuthenticatingBroker(epochs) as broker:
+            peers = peers_of(broker, epochs)
+            for _ in range(3):
+                await peers.send(1, REQUEST, timeout_ms=5000)
+            assert (broker.connections, broker.authenticator.authenticated) == (1, 1)
+            epochs[2] = 9
+            for _ in range(3):
+                await peers.send(1, REQUEST, timeout_ms=5000)
+            assert (broker.connections, broker.authenticator.authenticated) == (2, 2)
+            epochs[2] = 0
+            with pytest.raises(ConnectionLost, match="no session"):
+                await peers.send(1, REQUEST, timeout_ms=5000)
+            assert len(broker.asked(ApiKey.FETCH)) == 6
+            await peers.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda request, _: request.proof,
+        lambda _, __: b"",
+        lambda _, __: bytes(32),
+        lambda _, proof: proof[:-1],
+    ],
+    ids=["the dialler's own proof", "none", "zeros", "a byte too few"],
+)
+def test_nothing_is_sent_to_a_listener_that_does_not_prove_itself(
+    forge: Callable[[Any, bytes], bytes],
+) -> None:
+    async def run() -> None:
+        async with AuthenticatingBroker({2: 7}) as broker:
+            broker.forge = forge
+            peers = peers_of(broker, {2: 7})
+            for _ in range(2):
+                with pytest.raises(ConnectionLost, match="is not that broker"):
+                    await peers.send(1, REQUEST, timeout_ms=5000)
+            assert broker.asked(ApiKey.FETCH) == []
+            assert broker.connections == 2
+            await peers.close()
+
+    asyncio.run(run())
+
+
+def test_brokers_with_different_secrets_or_views_of_an_epoch_do_not_accept_each_other() -> None:
+    async def run() -> None:
+        for secret, epochs, reason in (
+            (ClusterSecret(bytes(32)), {2: 7}, "proof"),
+            (SECRET, {2: 8}, "epoch"),
+            (SECRET, {2: 6}, "epoch"),
+            (SECRET, {}, "epoch"),
+        ):
+            async with AuthenticatingBroker(epochs, secret) as broker:
+                peers = peers_of(broker, {2: 7})
+                with pytest.raises(ConnectionLost, match="did not accept"):
+                    await peers.send(1, REQUEST, timeout_ms=5000)
+                assert broker.authenticator.failures[reason] == 1
+                assert broker.asked(ApiKey.FETCH) == []
+                await peers.close()
+
+    asyncio.run(run())
+
+
+def test_a_listener_that_is_no_broker_of_this_version_gets_nothing() -> None:
+    """It closes the connection at the unknown request, as every Kafka broker does."""
+
+    async def run() -> None:
+        async with StubBroker() as broker:
+            broker.fetch = answered
+            broker.offered[ApiKey.CHALLENGE_BROKER] = (0, 0)
+            broker.answers[ApiKey.CHALLENGE_BROKER] = lambda _: HANG_UP
+            peers = peers_of(broker, {2: 7})
+            with pytest.raises(ConnectionLost):
+                await peers.send(1, REQUEST, timeout_ms=5000)
+            assert broker.asked(ApiKey.FETCH) == []
+            without = peers_of(broker, {2: 7}, secret=None)
+            with pytest.raises(ConnectionLost, match="no secret"):
+                await without.send(1, REQUEST, timeout_ms=5000)
+            for one in (peers, without):
+                await one.close()
 
     asyncio.run(run())

@@ -17,6 +17,7 @@ from mansio.errors import (
     OffsetNotAvailable,
     StaleBrokerEpoch,
 )
+from mansio.state.broker_handshake import BrokerIdentity
 from mansio.storage.log import Log
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.apis.fetch import decode_request, decode_response
@@ -205,6 +206,7 @@ def test_a_late_request_of_an_earlier_session_counts_for_nothing() -> None:
     cluster.network.spy = lambda source, _, frame: frames.append(frame) if source == 3 else None
     cluster.run_for(1500)
     cluster.network.spy = None
+    earlier_epoch = cluster.epochs[3]
     cluster.kill(3)
     cluster.end_session(3)
     cluster.run_until(lambda: cluster.state().isr == (1, 2), 2000)
@@ -212,7 +214,8 @@ def test_a_late_request_of_an_earlier_session_counts_for_nothing() -> None:
     cluster.restart(3)
     cluster.network.isolate(3)
     answers: list[bytes] = []
-    cluster[1].receive(frames[-1], answers.append)
+    earlier_session = BrokerIdentity(3, earlier_epoch)
+    cluster[1].receive(frames[-1], answers.append, earlier_session)
     cluster.run_for(2000)
     assert decode_response(17, answers[0]).error_code == StaleBrokerEpoch.kafka_code
     assert cluster.state().isr == (1, 2)

@@ -30,6 +30,7 @@ from mansio.errors import (
     NotCoordinator,
     WireError,
 )
+from mansio.state.broker_handshake import BrokerIdentity
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
@@ -260,22 +261,27 @@ def test_what_is_to_be_appended_does_not_wait_for_what_is_to_be_committed() -> N
     assert done == ["quick", "durable"]
 
 
-def test_only_brokers_of_the_cluster_in_their_session_of_now_are_answered() -> None:
+def test_only_brokers_that_authenticated_in_their_session_of_now_are_answered() -> None:
     cluster = StateCluster()
     key = keys_in(2)[0]
     begin(cluster, 1, key)
     node = cluster.nodes[3]
-    for sender, code in ((RequestSender(1, 10), 77), (RequestSender(9, 99), 77)):
+    own = BrokerIdentity(1, 11)
+    for sender, peer, code in (
+        (RequestSender(1, 11), own, 0),
+        (RequestSender(1, 11), None, 31),
+        (RequestSender(1, 1 << 62), None, 31),
+        (RequestSender(1, 11), BrokerIdentity(2, 12), 31),
+        (RequestSender(1, 10), own, 31),
+        (RequestSender(1, 12), own, 31),
+        (RequestSender(1, 10), BrokerIdentity(1, 10), 77),
+        (RequestSender(1, 12), BrokerIdentity(1, 12), 77),
+        (RequestSender(9, 99), BrokerIdentity(9, 99), 77),
+    ):
         request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [StateRequest(key)], "c")
-        assert [
-            each.error_code
-            for each in decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
-        ] == [code]
-    node.service.cluster = None  # a single node
-    request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, RequestSender(1, 11), [StateRequest(key)], "c")
-    answers = decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
-    assert [each.error_code for each in answers] == [31]
-    assert node.refused == [77, 77, 31]
+        answers = decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request, peer)))
+        assert [each.error_code for each in answers] == [code], (sender, peer)
+    assert node.refused == [31] * 5 + [77] * 3
 
 
 # When the state moves

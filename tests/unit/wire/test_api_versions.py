@@ -24,7 +24,14 @@ def test_every_api_has_its_row_and_kafkas_name() -> None:
         if not mansio_apis.is_mansio_api(key):
             assert api_key_map[key] == key.name.lower()
         assert api.lowest <= api.highest
-        own_way = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE)
+        own_way = (
+            ApiKey.PRODUCE,
+            ApiKey.FETCH,
+            ApiKey.SHARE_FETCH,
+            ApiKey.SHARE_ACKNOWLEDGE,
+            ApiKey.CHALLENGE_BROKER,
+            ApiKey.AUTHENTICATE_BROKER,
+        )
         assert (api.handler is None) == (key in own_way)
 
 
@@ -34,7 +41,11 @@ def test_produce_is_advertised_from_0_for_old_librdkafka_but_not_supported() -> 
     assert not is_offered(ApiKey.PRODUCE, 2)
     assert is_offered(ApiKey.PRODUCE, 3)
     assert (1, 4, 17) in advertised_versions()
-    assert len(advertised_versions()) == len(OFFERED)
+
+
+def test_everything_is_advertised_but_the_authentication_of_brokers() -> None:
+    hidden = {ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER}
+    assert {key for key, _, _ in advertised_versions()} == set(OFFERED) - hidden
 
 
 def test_unknown_keys_and_versions_are_not_supported() -> None:

@@ -74,6 +74,14 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("connections_rejected", "Kafka connections rejected.", times, reason=reason)
     for reason, times in tuple(counts.closed_by_reason.items()):
         yield _counter("connections_closed", "Kafka connections closed by this broker.", times, reason=reason)
+    authenticator = broker.services.authenticator
+    meaning = "Connections on which another broker has authenticated."
+    yield _counter("broker_handshakes", meaning, authenticator.authenticated)
+    for reason, times in authenticator.failures.items():
+        meaning = "Failed attempts to authenticate as a broker of the cluster."
+        yield _counter("broker_handshakes_failed", meaning, times, reason=reason)
+    meaning = "Requests that only brokers may send, refused because their sender is not the broker they name."
+    yield _counter("inter_broker_requests_refused", meaning, authenticator.refused_requests)
     yield _gauge("in_flight_bytes", "Memory of requests being received.", server.memory.held_bytes)
     yield _gauge(
         "in_flight_limit_bytes",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mansio.broker.maintenance.log_scrubber import LogScrubber
     from mansio.broker.maintenance.retention import RetentionManager
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.cluster import ClusterDescriptionService, ClusterServices
     from mansio.broker.services.configs import ConfigService
     from mansio.broker.services.elections import ElectionService
@@ -65,5 +66,6 @@ class BrokerServices:
     log_scrubber: LogScrubber
     cluster_description: ClusterDescriptionService
     elections: ElectionService
+    authenticator: BrokerAuthenticator
     cluster: ClusterServices | None = None
     """None on a single node."""

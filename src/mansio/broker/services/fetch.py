@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.broker_authenticator import BrokerAuthenticator
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
+    from mansio.state.broker_handshake import BrokerIdentity
     from mansio.storage.flush.group_commit import GroupCommit
     from mansio.storage.segment_list import LogSlice
 
@@ -58,14 +60,10 @@ class PartitionFetch(Protocol):
 
 
 class FetchRequest(Protocol):
-    """A fetch. `topics` are (name or None, id or None, [PartitionFetch]). `replica_id` is -1 for clients, otherwise the
-    follower's broker id, and `replica_epoch` its broker epoch. `for_repair`: the replica reads batches that are damaged
-    in its own log."""
+    """A fetch. `topics` are (name or None, id or None, [PartitionFetch]). Whether it is a follower's is no property of
+    the request: it depends on who may send it. `for_repair`: the replica reads batches that are damaged in its own
+    log; of a client it has no effect."""
 
-    @property
-    def replica_id(self) -> int: ...
-    @property
-    def replica_epoch(self) -> int: ...
     @property
     def max_wait_ms(self) -> int: ...
     @property
@@ -107,6 +105,16 @@ class FetchResult(NamedTuple):
     by_replica: bool = False
     group_commit: GroupCommit | None = None
 
+    @classmethod
+    def refused(cls, request: FetchRequest, error: MansioError) -> FetchResult:
+        """The whole fetch is rejected. Each partition has the error, too: before version 7 (KIP-227) a response has no
+        other place for it."""
+        topics: list[TopicData] = [
+            (name, topic_id, [PartitionData(want.index, error) for want in wanted])
+            for name, topic_id, wanted in request.topics
+        ]
+        return cls(topics, 0, True, error)
+
     def without_records(self) -> FetchResult:
         """The same result for a client that is throttled first (KIP-219)."""
         topics = [
@@ -134,6 +142,7 @@ class FetchService:
     """Reads for consumers and followers. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_authenticator",
         "_coalescer",
         "_follower_notification_scheduled",
         "_partitions",
@@ -142,7 +151,6 @@ class FetchService:
         "_response_bytes_max",
         "_scheduler",
         "_wait_ms_max",
-        "broker_epoch_of",
         "counters",
         "parked",
     )
@@ -156,10 +164,8 @@ class FetchService:
         scheduler: Scheduler,
         response_bytes_max: int,
         wait_ms_max: int,
-        broker_epoch_of: Callable[[int], int] | None = None,
+        authenticator: BrokerAuthenticator,
     ) -> None:
-        """`broker_epoch_of` returns the epoch of a broker's current session, 0 for none; None on a single node, which
-        has no followers."""
         self._partitions = partitions
         self._produce = produce
         self._quotas = quotas
@@ -168,19 +174,17 @@ class FetchService:
         self._wait_ms_max = wait_ms_max
         self._coalescer = FetchCoalescer(produce.pending)
         self._follower_notification_scheduled = False
-        self.broker_epoch_of = broker_epoch_of
+        self._authenticator = authenticator
         self.counters = FetchCounters()
         self.parked: dict[ParkedFetch, None] = {}
 
-    def is_by_replica(self, request: FetchRequest) -> bool:
-        """The request is a follower's."""
-        return request.replica_id >= 0 and self.broker_epoch_of is not None
-
-    def begin(self, request: FetchRequest, client_id: str | None) -> tuple[FetchResult, bool]:
+    def begin(
+        self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
+    ) -> tuple[FetchResult, bool]:
         """Read every partition of a request that has just arrived. Returns the result, and whether it is final; if not,
-        the request is to be parked."""
-        if request.replica_id >= 0 and self.broker_epoch_of is not None:
-            return self._begin_for_replica(request)
+        the request is to be parked. `follower`: the authenticated broker that replicates with it; None for a client."""
+        if follower is not None:
+            return self._begin_for_replica(request, follower)
         result = self.read(request, client_id)
         is_final = (
             result.size_bytes >= request.min_bytes
@@ -202,12 +206,12 @@ class FetchService:
             for want in wanted
         )
 
-    def _begin_for_replica(self, request: FetchRequest) -> tuple[FetchResult, bool]:
+    def _begin_for_replica(self, request: FetchRequest, follower: BrokerIdentity) -> tuple[FetchResult, bool]:
         """The same for a follower, whose response may be delayed to coalesce batches (`FetchCoalescer`)."""
         if request.for_repair:
-            return self._read_for_replica(request, first=False), True
+            return self._read_for_replica(request, follower, first=False), True
         pending_before = len(self._produce.pending)
-        result = self._read_for_replica(request, first=True)
+        result = self._read_for_replica(request, follower, first=True)
         self._coalescer.follower_reported(pending_before)
         if result.is_urgent or request.max_wait_ms <= 0 or not request.topics:
             return result, True
@@ -220,17 +224,20 @@ class FetchService:
         client_id: str | None,
         first: FetchResult,
         on_done: Callable[[FetchResult], None],
+        follower: BrokerIdentity | None = None,
     ) -> ParkedFetch:
         """Wait for more to read: `on_done` is called once with the final result, later. `first` is the result of
         `begin`."""
-        parked = ParkedFetch(self, request, client_id, on_done)
-        parked.park(coalesce=self.is_by_replica(request) and first.size_bytes >= request.min_bytes)
+        parked = ParkedFetch(self, request, client_id, on_done, follower)
+        parked.park(coalesce=follower is not None and first.size_bytes >= request.min_bytes)
         return parked
 
-    def read(self, request: FetchRequest, client_id: str | None) -> FetchResult:
+    def read(
+        self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
+    ) -> FetchResult:
         """Read every partition once, within the request's byte limits and the client's quota."""
-        if request.replica_id >= 0 and self.broker_epoch_of is not None:
-            return self._read_for_replica(request, first=False)
+        if follower is not None:
+            return self._read_for_replica(request, follower, first=False)
         remaining = min(request.max_bytes, self._response_bytes_max)
         quotas = self._quotas.active
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(client_id)) is not None:
@@ -276,13 +283,13 @@ class FetchService:
             topics.append((name, topic_id, results))
         return FetchResult(topics, total, has_error)
 
-    def _read_for_replica(self, request: FetchRequest, *, first: bool) -> FetchResult:
-        """Read for a follower. The whole fetch is rejected if its broker has a newer session than the request, or none
-        known here: two processes, and two disks, may then have its broker id. `first`: the request has just arrived."""
-        assert self.broker_epoch_of is not None
-        node_id, broker_epoch = request.replica_id, request.replica_epoch
-        known_epoch = self.broker_epoch_of(node_id)
-        if not known_epoch or broker_epoch < known_epoch:
+    def _read_for_replica(
+        self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
+    ) -> FetchResult:
+        """Read for a follower. The whole fetch is rejected if its broker has another session by now, or none known
+        here: two processes, and two disks, may then have its broker id. `first`: the request has just arrived."""
+        node_id, broker_epoch = follower
+        if not self._authenticator.is_current(follower):
             stale = StaleBrokerEpoch(f"broker {node_id} has another session than epoch {broker_epoch}")
             return FetchResult([], 0, True, stale, by_replica=True)
         remaining = min(request.max_bytes, self._response_bytes_max)
@@ -360,6 +367,7 @@ class ParkedFetch:
     __slots__ = (
         "_client_id",
         "_coalesces",
+        "_follower",
         "_on_done",
         "_partitions",
         "_request",
@@ -375,6 +383,7 @@ class ParkedFetch:
         request: FetchRequest,
         client_id: str | None,
         on_done: Callable[[FetchResult], None],
+        follower: BrokerIdentity | None,
     ) -> None:
         self._service = service
         self._request = request
@@ -384,7 +393,8 @@ class ParkedFetch:
         self._timer: Timer | None = None
         self._woken = False
         self._coalesces = False
-        self.by_replica = service.is_by_replica(request)
+        self._follower = follower
+        self.by_replica = follower is not None
 
     def park(self, *, coalesce: bool = False) -> None:
         """Start to wait. `coalesce`: a follower's fetch that has found something and is only delayed.
@@ -421,7 +431,7 @@ class ParkedFetch:
     def complete_now(self) -> None:
         """Complete with what there is."""
         if self._timer is not None:
-            self._complete(self._service.read(self._request, self._client_id))
+            self._complete(self._service.read(self._request, self._client_id, self._follower))
 
     def cancel(self) -> None:
         """Stop waiting; `on_done` is not called any more."""
@@ -445,7 +455,7 @@ class ParkedFetch:
             if coalescer.full:
                 self._coalesced()
             return
-        result = self._service.read(self._request, self._client_id)
+        result = self._service.read(self._request, self._client_id, self._follower)
         if result.is_urgent:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:

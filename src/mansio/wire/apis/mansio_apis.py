@@ -1,9 +1,13 @@
-"""Schemas of Mansio's own APIs in Kafka's framing, for operations on leases that Kafka's protocol lacks.
+"""Schemas of Mansio's own APIs in Kafka's framing: operations on leases that Kafka's protocol lacks, and the
+authentication of brokers.
 
 `AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
 reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
 partitions that a broker leads. `RedriveRecords` offers dead records to their group again. All three go to the leader of
 the partition and are announced in ApiVersions: clients skip unknown keys (KIP-35).
+
+`ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
+prove to each other that they know the cluster's secret (`state.broker_handshake`). They are not announced.
 
 The schemas have the form of kio's, so that `messages` compiles codecs for both. Every message is flexible (KIP-482), so
 that fields can be added as tagged ones.
@@ -195,10 +199,49 @@ class RedriveRecordsResponse(_Flexible):
     dead: int = field(metadata=_INT64, default=0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChallengeBrokerRequest(_Flexible):
+    """`nonce`: of the broker that connects."""
+
+    nonce: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChallengeBrokerResponse(_Flexible):
+    """`nonce`: of the broker that accepted the connection; valid for one proof on this connection."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    nonce: bytes = field(metadata=_BYTES, default=b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthenticateBrokerRequest(_Flexible):
+    """The broker that connects, with the epoch of its registration."""
+
+    node_id: int = field(metadata=_INT32)
+    broker_epoch: int = field(metadata=_INT64)
+    proof: bytes = field(metadata=_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthenticateBrokerResponse(_Flexible):
+    """`proof`: of the broker that accepted the connection; empty with an error, after which it closes the
+    connection."""
+
+    throttle_time_ms: int = field(metadata=_INT32)
+    error_code: int = field(metadata=_ERROR)
+    error_message: str | None = field(metadata=_TEXT, default=None)
+    proof: bytes = field(metadata=_BYTES, default=b"")
+
+
 _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
     ApiKey.ACKNOWLEDGE_RECORDS: (AcknowledgeRecordsRequest, AcknowledgeRecordsResponse),
     ApiKey.DESCRIBE_LEASES: (DescribeLeasesRequest, DescribeLeasesResponse),
     ApiKey.REDRIVE_RECORDS: (RedriveRecordsRequest, RedriveRecordsResponse),
+    ApiKey.CHALLENGE_BROKER: (ChallengeBrokerRequest, ChallengeBrokerResponse),
+    ApiKey.AUTHENTICATE_BROKER: (AuthenticateBrokerRequest, AuthenticateBrokerResponse),
 }
 
 

@@ -2,6 +2,8 @@
 
 Behavior
 * Return record batches as ranges of segment files, at once or when there is something to read (`FetchService`).
+* A replica id of 0 or more is a broker's: the fetch is a follower's if that broker has authenticated on the connection,
+  in the epoch of the request, and refused otherwise. Negative ids are clients', as in Kafka.
 
 Version notes
 * 4: first with record batches v2 and isolation level. 7: sessions (KIP-227: none are kept; session id 0 makes the
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.broker.services.fetch import FetchResult
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.wire.api_versions import ApiKey
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.pending_response import PendingResponse
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.fetch import FetchResult, TopicData
+    from mansio.broker.services.fetch import TopicData
     from mansio.broker.services.statistics import Stopwatch
     from mansio.wire.headers import RequestHeader
 
@@ -37,15 +40,22 @@ def fetch(
 ) -> Sequence[ResponsePart] | None:
     """Respond now if there is enough to read or an error; otherwise park. Returns None if the response comes later."""
     fetches = service.fetch
-    request = None
-    if header.api_version == wire.REPLICA_VERSION and fetches.broker_epoch_of is not None:
+    request = follower = None
+    peer = connection.peer
+    if peer is not None and header.api_version == wire.REPLICA_VERSION:
         request = wire.decode_replica_request(frame, header.body)
     if request is None:
         request = wire.decode_request(header.api_version, frame, header.body)
-    by_client = not fetches.is_by_replica(request)
-    sampled = by_client and not fetches.counters.fetches & SAMPLE_MASK
+    if request.replica_id >= 0:
+        try:
+            follower = service.authenticator.require(
+                peer, request.replica_id, request.replica_epoch, connection.client_host
+            )
+        except MansioError as error:
+            return _encode(service, connection, header, FetchResult.refused(request, error))
+    sampled = follower is None and not fetches.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
-    result, is_final = fetches.begin(request, header.client_id)
+    result, is_final = fetches.begin(request, header.client_id, follower)
     if is_final:
         if stopwatch is not None:
             stopwatch.stop()
@@ -53,7 +63,7 @@ def fetch(
     waited = service.statistics.time(service.statistics.fetch_waited) if sampled else None
     response = connection.defer()
     reply = _Reply(service, connection, header._replace(body=0), response, waited)
-    response.on_lost = fetches.park(request, header.client_id, result, reply.send).cancel
+    response.on_lost = fetches.park(request, header.client_id, result, reply.send, follower).cancel
     return None
 
 

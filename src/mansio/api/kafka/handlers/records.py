@@ -8,6 +8,8 @@ Behavior
 * InitProducerId: an idempotent producer always gets a new id.
 * OffsetForLeaderEpoch returns the end offset of an epoch (KIP-101, KIP-279), so that a client can detect that its
   position was truncated.
+* ListOffsets and OffsetForLeaderEpoch with a replica id of 0 or more are refused unless that broker has authenticated
+  on the connection.
 
 Version notes
 * ListOffsets 2: isolation level. 4: leader epochs. 7: offset of the highest timestamp (KIP-734). 8: earliest local
@@ -32,13 +34,17 @@ NO_LOW_WATERMARK = -1
 
 async def list_offsets(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Offsets by timestamp, and the start and end of the log."""
-    del context
+    refusal = _refusal(service, request, context)
     queries = [
         OffsetQuery(topic.name, wanted.partition_index, wanted.timestamp, wanted.current_leader_epoch)
         for topic in request.topics
         for wanted in topic.partitions
     ]
-    results = iter(await service.records.list_offsets(queries, isolation_level=request.isolation_level))
+    results = iter(
+        await service.records.list_offsets(queries, isolation_level=request.isolation_level)
+        if refusal is None
+        else [refusal] * len(queries)
+    )
     return {
         "topics": [
             {
@@ -113,18 +119,37 @@ async def offset_for_leader_epoch(
     context: RequestContext,
 ) -> dict[str, Any]:
     """The end offset of an epoch in each partition."""
+    refusal = _refusal(service, request, context)
     topics = [
         {
             "topic": topic.topic,
-            "partitions": [_epoch_end(service, topic.topic, wanted) for wanted in topic.partitions],
+            "partitions": [_epoch_end(service, topic.topic, wanted, refusal) for wanted in topic.partitions],
         }
         for topic in request.topics
     ]
     return {"topics": topics}
 
 
-def _epoch_end(service: BrokerServices, topic: str, wanted: Struct) -> dict[str, Any]:
+def _refusal(service: BrokerServices, request: Struct, context: RequestContext) -> MansioError | None:
+    """The error for a request with the replica id of another broker than its sender. Clients send negative ids."""
+    if request.replica_id < 0:
+        return None
+    peer, authenticator = context.peer, service.authenticator
     try:
+        authenticator.require(
+            peer, request.replica_id, -1 if peer is None else peer.broker_epoch, context.client_host
+        )
+    except MansioError as error:
+        return error
+    return None
+
+
+def _epoch_end(
+    service: BrokerServices, topic: str, wanted: Struct, refusal: MansioError | None
+) -> dict[str, Any]:
+    try:
+        if refusal is not None:
+            raise refusal
         end = service.records.epoch_end(
             topic,
             None,

@@ -1,16 +1,17 @@
 """APIs 83 to 87 (KIP-932): state of share partitions, read and written by the brokers that lead them.
 
-Behavior: only brokers of the same cluster in their current epoch may send these requests; a single node accepts none. A
-request is answered when all entries are done. Entries to be committed are appended first, so that they share one flush.
+Behavior: only a broker of the same cluster may send these requests, in its own name and its registered epoch, on a
+connection on which it has authenticated; a single node accepts none. A request is answered when all entries are done.
+Entries to be committed are appended first, so that they share one flush.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_response
-from mansio.errors import MansioError, StaleBrokerEpoch
+from mansio.errors import MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequest
     from mansio.broker.services.broker_services import BrokerServices
 
-CLUSTER_AUTHORIZATION_FAILED: Final = 31
+UNKNOWN_SENDER = -1
 
 
 async def initialize(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
@@ -77,7 +78,7 @@ async def _answer(
     one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
 ) -> bytes:
     sender, state_requests = decode_request(context.api_key, request)
-    refusal = _refusal(service, sender)
+    refusal = _refusal(service, sender, context)
     if refusal is not None:
         answers = [refusal] * len(state_requests)
     else:
@@ -88,19 +89,17 @@ async def _answer(
     return encode_response(context.api_key, context.correlation_id, state_requests, answers)
 
 
-def _refusal(service: BrokerServices, sender: RequestSender | None) -> StateResult | None:
-    """The error for a sender that is not a broker of the cluster in its current epoch; None if it is."""
-    if service.cluster is None or sender is None:
-        return StateResult(
-            CLUSTER_AUTHORIZATION_FAILED,
-            "only brokers of the same cluster may access the state of share groups",
-        )
-    known_epoch = service.cluster.broker_epoch_of(sender.node_id)
-    if not known_epoch or sender.broker_epoch < known_epoch:
-        return StateResult(
-            StaleBrokerEpoch.kafka_code,
-            f"broker {sender.node_id} has another epoch, or none known here",
-        )
+def _refusal(
+    service: BrokerServices, sender: RequestSender | None, context: RequestContext
+) -> StateResult | None:
+    """The error for a sender that is not a broker of the cluster in its registered epoch; None if it is."""
+    authenticator = service.authenticator
+    try:
+        if sender is None:
+            raise authenticator.refused(context.peer, UNKNOWN_SENDER, context.client_host)
+        authenticator.require(context.peer, *sender, context.client_host)
+    except MansioError as error:
+        return StateResult(error.kafka_code, error.message)
     return None
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.pending_response import QueuedResponse
     from mansio.api.kafka.server.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.broker.services.broker_authenticator import BrokerChallenge
+    from mansio.state.broker_handshake import BrokerIdentity
     from mansio.wire.apis.produce import ProduceTemplate
 
 logger = logging.getLogger(__name__)
@@ -108,10 +110,12 @@ class Connection(asyncio.BufferedProtocol):
         "_unsent_before",
         "_unsent_since",
         "backlog_bytes",
+        "challenge",
         "client_host",
         "closed",
         "get_buffer",
         "last_active",
+        "peer",
         "received_bytes",
         "template",
         "template_misses",
@@ -142,6 +146,10 @@ class Connection(asyncio.BufferedProtocol):
         self.template: ProduceTemplate | None = None
         """Common parts of this connection's produce requests, derived from an earlier one."""
         self.template_misses = 0
+        self.peer: BrokerIdentity | None = None
+        """The broker that has authenticated on this connection; set once."""
+        self.challenge: BrokerChallenge | None = None
+        """The challenge that a broker has to answer on this connection."""
 
     # Transport callbacks
 
@@ -452,6 +460,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None and not self.closed:
             self.closed = True
             self._transport.abort()
+
+    def close_soon(self) -> None:
+        """Close the connection when the current request has been answered."""
+        self._server.loop.call_soon(self.close)
 
     def close(self) -> None:
         """Close the connection; what the socket has accepted is still delivered."""

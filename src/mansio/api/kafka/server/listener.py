@@ -19,6 +19,7 @@ import select
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.handlers import fetch, produce, share_fetch
+from mansio.api.kafka.server.broker_handshake import HANDSHAKE_KEYS, handshake
 from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
@@ -288,6 +289,8 @@ class KafkaServer:
         if key == ApiKey.SHARE_ACKNOWLEDGE:
             share_fetch.share_acknowledge(self.service, connection, header, frame)
             return None
+        if key in HANDSHAKE_KEYS:
+            return handshake(self.service, connection, header, frame)
         body = bytes(frame[header.body :])
         request = body if api.raw else messages.decode_request(key, header.api_version, body)
         context = RequestContext(
@@ -297,6 +300,7 @@ class KafkaServer:
             header.client_id,
             connection.client_host,
             self.listener,
+            connection.peer,
         )
         pending_response = connection.defer()
         self.service.scheduler.spawn(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.pending_response import PendingResponse
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.state.broker_handshake import BrokerIdentity
     from mansio.wire.codec.messages import Struct
     from mansio.wire.headers import RequestHeader
 
@@ -33,7 +34,8 @@ UNSUPPORTED_VERSION = 35
 
 
 class RequestContext(NamedTuple):
-    """Header fields and connection data of one request. `listener` is the (host, port) advertised to clients."""
+    """Header fields and connection data of one request. `listener` is the (host, port) advertised to clients, `peer`
+    the broker that has authenticated on the connection."""
 
     api_key: int
     api_version: int
@@ -41,6 +43,7 @@ class RequestContext(NamedTuple):
     client_id: str | None
     client_host: str
     listener: tuple[str, int]
+    peer: BrokerIdentity | None = None
 
 
 if TYPE_CHECKING:

@@ -1,0 +1,62 @@
+"""ChallengeBroker (20103) and AuthenticateBroker (20104): a broker of the cluster authenticates its connection.
+
+Behavior: see `state.broker_handshake`. A connection has at most one challenge, which one proof uses up, and one
+identity in its life. Whoever fails gets CLUSTER_AUTHORIZATION_FAILED (a broker with another epoch than the registered
+one STALE_BROKER_EPOCH), and the connection is closed: there is one guess per connection.
+
+Both are answered in order and without waiting, so that the request behind a handshake finds its outcome.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError, WireError
+from mansio.state.broker_handshake import BrokerIdentity
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.api.kafka.server.connection import Connection
+    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+    from mansio.wire.headers import RequestHeader
+
+HANDSHAKE_KEYS = frozenset((ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER))
+
+
+def handshake(
+    service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
+) -> Sequence[ResponsePart]:
+    """One step of a handshake. Raises `WireError` for bytes that are not its request."""
+    key = header.api_key
+    request = messages.decode_request(key, header.api_version, bytes(frame[header.body :]))
+    step = _challenge if key == ApiKey.CHALLENGE_BROKER else _authenticate
+    fields: Mapping[str, Any]
+    try:
+        fields = step(service, connection, request)
+    except WireError:
+        raise
+    except MansioError as error:
+        service.statistics.count_error(key, error.kafka_code)
+        fields = {"error_code": error.kafka_code, "error_message": error.message}
+        connection.close_soon()
+    return [messages.encode_response(key, header.api_version, header.correlation_id, fields)]
+
+
+def _challenge(service: BrokerServices, connection: Connection, request: Struct) -> dict[str, Any]:
+    connection.challenge = challenge = service.authenticator.challenge(
+        request.nonce, connection.peer, connection.client_host
+    )
+    return {"nonce": challenge.listener_nonce}
+
+
+def _authenticate(service: BrokerServices, connection: Connection, request: Struct) -> dict[str, Any]:
+    challenge, connection.challenge = connection.challenge, None
+    claimed = BrokerIdentity(request.node_id, request.broker_epoch)
+    proof = service.authenticator.authenticate(challenge, claimed, request.proof, connection.client_host)
+    connection.peer = claimed
+    return {"proof": proof}
