@@ -188,15 +188,27 @@ class Cluster:
 
     def entries(self, prefix: str) -> dict[str, dict[str, Any]]:
         """Key without the prefix -> document, of everything under `PREFIX` + `prefix`."""
-        start = (PREFIX + prefix).encode()
-        end = start[:-1] + bytes([start[-1] + 1])
-        wanted = {"key": base64.b64encode(start).decode(), "range_end": base64.b64encode(end).decode()}
-        answer = self._ask("kv/range", wanted)
         found = {}
-        for entry in answer.get("kvs", ()):
+        for entry in self._listed(prefix):
             key = base64.b64decode(entry["key"]).decode().removeprefix(PREFIX + prefix)
             found[key] = json.loads(base64.b64decode(entry["value"]))
         return found
+
+    def _listed(self, prefix: str) -> list[dict[str, str]]:
+        start = (PREFIX + prefix).encode()
+        end = start[:-1] + bytes([start[-1] + 1])
+        wanted = {"key": base64.b64encode(start).decode(), "range_end": base64.b64encode(end).decode()}
+        listed: list[dict[str, str]] = self._ask("kv/range", wanted).get("kvs", [])
+        return listed
+
+    def epoch(self, node_id: int) -> int:
+        """The epoch of a broker's session."""
+        (session,) = self._listed(f"brokers/{node_id}/session")
+        return int(session["create_revision"])
+
+    def delete_entry(self, key: str) -> None:
+        """Delete the key `PREFIX` + `key`."""
+        self._ask("kv/deleterange", {"key": base64.b64encode((PREFIX + key).encode()).decode()})
 
     def _ask(self, path: str, body: dict[str, str]) -> dict[str, Any]:
         last: Exception | None = None

@@ -11,14 +11,17 @@ import itertools
 import signal
 import threading
 import time
+import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mansio import blocking
+from mansio.broker.coordinator.share.state_messages import RequestSender
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
 from support.cluster import cluster
+from support.forged_requests import INTER_BROKER, Target, check_refused
 from support.process import ServedBroker
 from support.raw_peer import RawPeer, batch_of
 from system.cluster.load import create_topic, say
@@ -75,6 +78,18 @@ def prober(one: Cluster) -> Iterator[Prober]:
     prober.until(one.leader(topic), {OK})
     prober.check()
     one.check_logs()
+
+
+def test_no_client_is_taken_for_a_follower_or_a_leader_of_share_groups(one: Cluster, prober: Prober) -> None:
+    """In the name of a follower and its registered epoch; `test_cluster_impersonation` forges more."""
+    topic_id = uuid.UUID(one.entries("topics/")[prober.topic]["uuid"])
+    target = Target(prober.topic, topic_id, end_offset=1 << 20)
+    leader, follower = one.leader(prober.topic), one.followers(prober.topic)[0]
+    for key in INTER_BROKER:
+        check_refused(
+            one.brokers[leader].kafka_port, key, target, RequestSender(follower, one.epoch(follower))
+        )
+    prober.until(leader, {OK})
 
 
 @pytest.mark.row("C1", "C2")
