@@ -147,7 +147,6 @@ class ClusterMember:
             controller=self.controller,
             isr_manager=self.replication.isr_manager,
             fetcher_manager=self.replication.fetcher_manager,
-            broker_epoch_of=self.broker_epoch_of,
             session=lambda: self.session,
             is_session_valid=self.is_session_valid,
             sessions_lost=lambda: self.sessions_lost,

@@ -47,8 +47,6 @@ class ClusterServices:
     controller: Controller
     isr_manager: IsrManager
     fetcher_manager: ReplicaFetcherManager
-    broker_epoch_of: Callable[[int], int]
-    """The epoch of a broker's current session in the metadata; 0 for none."""
     session: Callable[[], Session | None]
     """This broker's session; None while it has none."""
     is_session_valid: Callable[[], bool]
