@@ -67,9 +67,13 @@ class Forged(NamedTuple):
 
 
 def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
-    """In every version, and in the form that followers use; from the start and, as if all were copied, from the end."""
+    """In every version, for repair too, and in the form that followers use; from the start and, as if all were copied,
+    from the end."""
     api = OFFERED[ApiKey.FETCH]
-    for version, offset in itertools.product(range(api.lowest, api.highest + 1), (0, target.end_offset)):
+    versions = range(api.lowest, api.highest + 1)
+    for version, offset, for_repair in itertools.product(versions, (0, target.end_offset), (False, True)):
+        if for_repair and version < 15:
+            continue
         by_id = version >= 13
         partition = fetch.FetchPartition(0, -1, offset, -1, 0, 1 << 20)
         topics: Any = [
@@ -84,7 +88,7 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
             min_bytes=0,
             max_bytes=1 << 20,
             replica_id=sender.node_id,
-            **({"replica_epoch": sender.broker_epoch} if version >= 15 else {}),
+            **({"replica_epoch": sender.broker_epoch, "for_repair": for_repair} if version >= 15 else {}),
         )
         yield Forged(frame, lambda answer, version=version: _fetch_codes(version, answer))
     own = fetch.encode_replica_request(
