@@ -85,8 +85,7 @@ class SparkThread:
 
     def archive(self, archived: Callable[[int], bool]) -> int:
         """Archive until `archived`, called with the number of records of each batch, returns true. Returns the number
-        of
-        batches.
+        of batches.
         """
         from mansio.spark.jobs.archive import ArchiveJob, archive
 

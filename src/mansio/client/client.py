@@ -210,10 +210,9 @@ class Client:
         `revoke_timeout_ms`: how long a revocation waits until the application has processed the current message.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
         list of partitions. `batch_bytes_max`: a batch that is larger than this when decompressed raises
-        `InvalidRecord`.
-        `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before the consumer raises
-        `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do: the topic may
-        be created again, and the group decides the assignment.
+        `InvalidRecord`. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
+        the consumer raises `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do:
+        the topic may be created again, and the group decides the assignment.
         """
         given = [sources] if isinstance(sources, str | TopicPartition) else list(sources)
         options = ConsumerOptions(

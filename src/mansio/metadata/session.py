@@ -8,8 +8,7 @@ request was *sent*, and is shorter than the lease, so it passes before any other
 ended. An invalid session may become valid again: a lease that was renewed late never ended.
 
 Times are seconds of a monotonic clock that continues while the machine is suspended. One thread calls `renewed`,
-another
-`is_valid`: a float is replaced atomically.
+another `is_valid`: a float is replaced atomically.
 """
 
 from __future__ import annotations

@@ -155,8 +155,7 @@ def ensure_topic(
     client: SyncClient, topic: str, partitions: int, settings: Mapping[str, str] | None = None
 ) -> TopicView:
     """Metadata of a topic, which is created with these partitions and settings if it does not exist. Raises the
-    broker's
-    error.
+    broker's error.
     """
     client.cluster.mark_stale((topic,))
     try:

@@ -9,7 +9,7 @@ Invariants:
 * Time and size delete records only where cleanup.policy contains `delete`, and never of internal topics, which contain
   the state of groups; in those, only what lies below the log start is removed.
 * A check reads the segments that are deleted and one more, and yields the event loop after `TURN_S` seconds.
-* A partition that cannot be checked is reported, and the next ones are checked all the same.
+* A partition that cannot be checked is reported; the next ones are still checked.
 """
 
 from __future__ import annotations

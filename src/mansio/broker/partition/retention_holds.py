@@ -2,7 +2,7 @@
 
 A hold is a committed offset with a mark in its metadata (`mansio.wire.internal_records`), so this is a view of
 `__consumer_offsets`: it receives every commit and deletion as it is applied, and all of them at a start.
-`RetentionHoldHook` applies the holds to one partition; health checks and metrics show what became of them.
+`RetentionHoldHook` applies the holds to one partition; health checks and metrics show their state.
 
     start ---- may be deleted ---- floor ---- held ---- end        floor: the lowest of all holds, or what a limit of
                                                                    the topic leaves of it

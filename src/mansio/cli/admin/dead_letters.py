@@ -308,8 +308,8 @@ async def redrive_to_topic(
     dry_run: bool,
 ) -> list[dict[str, Any]]:
     """Append the original records to a topic, with the ids of their dead letter and of the redrive. `again`: the
-    redrive
-    may have run before under this id, so the target is searched first. `dead_letters` may be called more than once.
+    redrive may have run before under this id, so the target is searched first. `dead_letters` may be called more than
+    once.
     """
     row: dict[str, Any] = {
         "topic": target,

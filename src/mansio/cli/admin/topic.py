@@ -352,8 +352,7 @@ async def _name_holding_pipelines(
     client: Client, outcomes: dict[TopicPartition, int | MansioError], *, dry_run: bool
 ) -> None:
     """Name the pipeline that still needs the records: the protocol has no field for the reason. A dry run checks
-    before;
-    it does not know the limits of retention holds, so it may name one that no longer applies.
+    before; it does not know the limits of retention holds, so it may name one that no longer applies.
     """
     candidates = {
         one: outcome
@@ -395,8 +394,7 @@ async def for_each(
     request: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, T]]],
 ) -> dict[TopicPartition, T | MansioError]:
     """The result of `request`, or its error, for each partition. All partitions are requested at once, and after a
-    failure
-    one by one, to find the failing one; so repeating a request must be harmless.
+    failure one by one, to find the failing one; so repeating a request must be harmless.
     """
     if not partitions:
         return {}

@@ -258,8 +258,7 @@ RECORD_BYTES_MAX = 64 * 1024 * 1024
 
 class RecordFormat(NamedTuple):
     """Conversion of input to records. `delimiter` ends a record (empty: the whole input is one); `key_separator` (or
-    None)
-    separates key and value; `empty_is_null` makes an empty value null (a tombstone).
+    None) separates key and value; `empty_is_null` makes an empty value null (a tombstone).
     """
 
     delimiter: bytes = b"\n"

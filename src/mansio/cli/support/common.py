@@ -272,8 +272,7 @@ UNKNOWN_S_MAX: Final = 1.0
 
 async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` to completion, or raise `UnknownTopicOrPartition` once the topic was deleted: a consumer of it would
-    wait
-    forever. An unreachable broker does not count; the consumer handles that.
+    wait forever. An unreachable broker does not count; the consumer handles that.
     """
     import asyncio
 

@@ -149,8 +149,7 @@ class Leased(Message):
 
     async def extend(self) -> None:
         """Renew the lease: it lasts the group's `share.record.lock.duration.ms` from now (KIP-1222). Raises
-        `LeaseLost`;
-        `UnsupportedVersion` if the broker does not renew leases."""
+        `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases."""
         await self._lease.ack_target.acknowledge(self, RENEW)
 
 

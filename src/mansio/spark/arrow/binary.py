@@ -68,8 +68,7 @@ class BinaryColumnBuilder:
         length: NDArray[np.int64],
     ) -> None:
         """Add values at `start` of `raw`, of `length` bytes, -1 for null. `words` is `unaligned_words` of the same
-        bytes,
-        which continue for 12 bytes after the last value.
+        bytes, which continue for 12 bytes after the last value.
         """
         shortest, longest = int(length.min(initial=0)), int(length.max(initial=0))
         null = length < 0 if shortest < 0 else None

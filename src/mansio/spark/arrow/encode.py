@@ -50,8 +50,7 @@ _SEQUENCES: Final = 1 << 31
 @dataclass(slots=True)
 class ProducerSequences:
     """Producer id, epoch, and the next sequence number of each partition (KIP-98). `encode_batches` assigns numbers in
-    the
-    order in which it yields batches.
+    the order in which it yields batches.
     """
 
     producer_id: int

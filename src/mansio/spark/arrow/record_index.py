@@ -55,8 +55,7 @@ class BatchBuffer:
 
 class RecordIndex(NamedTuple):
     """One row per record: offset and positions of its fields in `words`, which are the bytes of `raw`. A length of -1
-    is
-    null. The headers are `data[headers_start:end]`, with their count before them.
+    is null. The headers are `data[headers_start:end]`, with their count before them.
     """
 
     raw: pa.Buffer

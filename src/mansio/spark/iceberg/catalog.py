@@ -130,8 +130,7 @@ class ArchiveTable:
 
     def added(self, query: str) -> dict[int, int]:
         """Number of records that each batch of a query added, by batch number, as of the last `refresh` or `commit`:
-        for
-        at least the last ten batches, unless maintenance keeps fewer snapshots.
+        for at least the last ten batches, unless maintenance keeps fewer snapshots.
         """
         return added_records(self.iceberg.metadata, query)
 
@@ -267,8 +266,7 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
 
 def _check_location(table: Table, location: str) -> None:
     """Reject the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
-    files
-    that the original has archived since. Another path to the same directory (a link) is allowed.
+    files that the original has archived since. Another path to the same directory (a link) is allowed.
     """
     warehouse, table_path = (os.path.realpath(urlsplit(one).path) for one in (location, table.location()))
     if os.path.commonpath((warehouse, table_path)) != warehouse:
@@ -297,8 +295,7 @@ def warehouse_location(warehouse: str) -> str:
 @contextmanager
 def catalog_errors(table_path: str) -> Iterator[None]:
     """Context manager: converts errors of the catalog and its driver. A persistent lock is reported with its file and
-    the
-    remedy.
+    the remedy.
     """
     from requests.exceptions import RequestException
     from sqlalchemy.exc import OperationalError, SQLAlchemyError

@@ -187,9 +187,8 @@ def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
 
 def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: Mapping[str, int]) -> None:
     """Refuse to delete if the table names its files by another path than the listing (a link, another mount):
-    referenced
-    files would look like orphans. File names are unique, so a name that is referenced there and unreferenced here shows
-    it.
+    referenced files would look like orphans. File names are unique, so a name that is referenced there and unreferenced
+    here shows it.
     """
     by_name = {posixpath.basename(path): path for path in needed if path not in found}
     for path in unreferenced:

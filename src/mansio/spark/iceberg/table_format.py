@@ -113,8 +113,7 @@ class WrittenDataFile:
 @dataclass(frozen=True, slots=True)
 class LiveFile:
     """A data file of a snapshot. Offsets and times (microseconds, UTC) are inclusive. The times are None if no record
-    has
-    a timestamp, or without bounds.
+    has a timestamp, or without bounds.
     """
 
     path: str
@@ -141,8 +140,7 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class LostRange:
     """Offsets [`start`, `end`) that the log deleted before they were archived, or with unreadable records, and that
-    were
-    accepted as lost.
+    were accepted as lost.
     """
 
     partition: int

@@ -116,8 +116,7 @@ def scan(
     batch_rows: int = BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """The selected records as of the table's last refresh, or of one of its snapshots: by partition, in offset order,
-    with
-    the columns of `TABLE_SCHEMA`.
+    with the columns of `TABLE_SCHEMA`.
 
     Raises:
         ArchiveError: An offset exists twice, or a file is damaged.

@@ -126,8 +126,7 @@ def archive(
     is_stopping: Callable[[], bool] | None = None,
 ) -> ArchiveResult:
     """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, which is polled twice a second,
-    returns
-    true.
+    returns true.
 
     `report` is called for every batch. After a concurrent commit of another archive (a killed one may end with a
     delay), or if Spark's Python workers were late, the query restarts from the table's offsets, up to `RESTARTS_MAX`
@@ -321,8 +320,7 @@ class _ArchiveRun:
 
     def _publish(self, offsets: dict[int, int]) -> int | None:
         """Commit the group's offsets; returns the lag. A failure is logged: the next batch commits again, and until
-        then
-        the broker retains more than necessary.
+        then the broker retains more than necessary.
         """
         topic = self._job.topic
         metadata = encode_hold_metadata(self._hold_owner)

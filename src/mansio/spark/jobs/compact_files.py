@@ -26,8 +26,7 @@ COMPRESSION: Final = "zstd"
 
 def write_files(location: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Write the rows of one task as one Parquet file under this address; yields its path and number of rows, if there
-    are
-    rows.
+    are rows.
     """
     name = f"compact-{uuid.uuid4().hex}.parquet"
     system, directory = file_system(location)

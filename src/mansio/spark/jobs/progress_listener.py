@@ -50,8 +50,7 @@ COMMIT_TIMEOUT_MS = 10_000
 
 class OffsetPublisher:
     """Commits the offsets of one pipeline, in a thread of its own; `close()` ends it. Spark reports a query's last
-    batches
-    asynchronously: offsets that arrive later are not published, which is no error.
+    batches asynchronously: offsets that arrive later are not published, which is no error.
     """
 
     def __init__(self, name: str, bootstrap_servers: str) -> None:
@@ -109,8 +108,7 @@ class ProgressListener(StreamingQueryListener):
 
     def publish(self, progress: StreamingQueryProgress) -> None:
         """Commit the offsets of a micro-batch. Raises nothing: a failure is logged, and the next batch commits again.
-        For
-        a partition that two sources read, as in a self-join, the lower offset counts.
+        For a partition that two sources read, as in a self-join, the lower offset counts.
         """
         found: dict[TopicPartition, int] = {}
         for source in progress.sources:
@@ -130,8 +128,7 @@ class ProgressListener(StreamingQueryListener):
 
 def offsets_in(text: str | None) -> dict[TopicPartition, int]:
     """Offsets in a source's JSON, `{"topic": {"0": 5}}`, as written by Mansio's source and Spark's Kafka source; empty
-    for
-    other sources.
+    for other sources.
     """
     try:
         found = json.loads(text or "null")

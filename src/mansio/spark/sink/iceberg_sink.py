@@ -311,8 +311,7 @@ def sink_options(
     dead_letters: ArchiveTable | None = None,
 ) -> dict[str, str]:
     """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `source`: the options
-    of
-    `format("mansio")` with which tasks read. `dead_letters`: the table that stores them.
+    of `format("mansio")` with which tasks read. `dead_letters`: the table that stores them.
     """
     from mansio.spark.iceberg.catalog import warehouse_location
 

@@ -234,8 +234,7 @@ class _RangeFetcher:
 
     def _is_log_end_stable(self, offset: int) -> bool:
         """Whether the log has ended at this offset for a while. A new leader may not know its predecessor's high
-        watermark
-        yet.
+        watermark yet.
         """
         if self._short_at != offset:
             self._short_at, self._short_since = offset, time.monotonic()

@@ -171,8 +171,7 @@ async def _list_offsets(
     sync_client: SyncClient, wanted: Mapping[TopicPartition, int], isolation: int
 ) -> dict[TopicPartition, ListedOffset]:
     """`list_offsets` with a check after a timeout. `list_offsets` waits long for an unknown topic, which may be new;
-    these
-    topics existed before, so after the timeout their existence is checked: `UnknownTopicOrPartition` if they were
+    these topics existed before, so after the timeout their existence is checked: `UnknownTopicOrPartition` if they were
     deleted.
     """
     try:

@@ -94,7 +94,7 @@ def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.Reco
 
 
 class _TaskReader:
-    """The reading of one range."""
+    """Reads one range of offsets."""
 
     def __init__(self, options: SourceOptions, names: Sequence[str], task_range: TaskRange) -> None:
         self._options = options

@@ -125,7 +125,7 @@ class JoinPhase:
 
 
 class ClassicGroup:
-    """The group. Attributes may be read; they change only through methods."""
+    """A classic group. Attributes may be read; they change only through methods."""
 
     __slots__ = (
         "_assignment_write",

@@ -703,7 +703,7 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
 
 
 def _check_held(ranges: BatchMap, member: str, run: AcknowledgementRun, *, renew: bool) -> None:
-    """Raise `InvalidRecordState` unless the member has leased the whole run, in the delivery it names.
+    """Raise `InvalidRecordState` unless the member has leased the whole range, in the delivery that it names.
 
     A withheld record can be leased to one unknown member only, so any member may acknowledge it.
     """

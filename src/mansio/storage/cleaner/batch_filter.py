@@ -55,11 +55,9 @@ class CompactionRules(NamedTuple):
     `delete_horizon_below`: only below this offset was a batch's bit 6 set by the broker; a client may set it, too.
     `map_end_offset`: the map does not cover offsets from here on; everything is kept.
     `tombstone_floor`: a reader that has older values will continue from this offset, so tombstones from here on are
-    kept.
-    `is_aborted(header)`: data of an aborted transaction: all of it is removed.
-    `is_obsolete_marker(header)`: a transaction marker without remaining data: it is removed like a tombstone.
-    `is_last_of_producer(header)`: the producer is alive and this is one of its last batches: it is kept, without
-    records if necessary.
+    kept. `is_aborted(header)`: data of an aborted transaction: all of it is removed. `is_obsolete_marker(header)`: a
+    transaction marker without remaining data: it is removed like a tombstone. `is_last_of_producer(header)`: the
+    producer is alive and this is one of its last batches: it is kept, without records if necessary.
     """
 
     now_ms: int

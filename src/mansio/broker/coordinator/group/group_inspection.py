@@ -36,8 +36,7 @@ class ListedGroup(NamedTuple):
 
 class DescribedMember(NamedTuple):
     """A member of a classic group. `metadata` and `assignment` are bytes of the client; empty unless the group is
-    stable.
-    `partitions`: the decoded assignment, for groups of consumers."""
+    stable. `partitions`: the decoded assignment, for groups of consumers."""
 
     member_id: str
     instance_id: str | None
