@@ -38,7 +38,7 @@ def make_directory(prefix: str) -> str:
 
 
 def remove_directory(directory: str) -> None:
-    """Remove a directory of `make_directory`. Concurrent writes, such as those of a stopping Spark, are not an error."""
+    """Remove a directory of `make_directory`. Concurrent writes, as by a stopping Spark, are not an error."""
     shutil.rmtree(directory, ignore_errors=True)
     descriptor = _locks.pop(directory, None)
     if descriptor is not None:
