@@ -40,8 +40,8 @@ class EtcdLeases:
         self._client = client
 
     async def grant(self, ttl_s: float) -> int:
-        """Create a lease of at least `ttl_s` (etcd counts whole seconds) and return its id. A lease whose response is lost
-        expires by itself."""
+        """Create a lease of at least `ttl_s` (etcd counts whole seconds) and return its id. A lease whose response is
+        lost expires by itself."""
         answer = await self._client.call(GRANT, rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
         return int(answer.ID)
 
