@@ -123,7 +123,7 @@ DEFECTS = (
         "return broker is not None",
     ),
     rule(
-        21,
+        7,
         "a lost log stays in sync",
         "metadata/broker_lifecycle.py",
         "await self._leave_isrs()",
