@@ -255,6 +255,14 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handle(record)
 
 
+def set_level(level: str) -> None:
+    """Change the level of the process's log lines, if `set_up` has been called: otherwise they belong to a program that
+    embeds the broker."""
+    root = logging.getLogger()
+    if any(isinstance(handler, LineHandler) for handler in root.handlers):
+        root.setLevel(level.upper())
+
+
 def set_up(level: str, line_format: str, stream: TextIO | None = None) -> LineHandler:
     """Send the whole process's log lines to `stream` (standard error) as `line_format` (text or json)."""
     handler = LineHandler(stream)

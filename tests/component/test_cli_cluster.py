@@ -170,3 +170,22 @@ def test_a_broker_that_is_gone_is_listed_with_what_it_keeps_and_counted_nowhere_
     assert [row["state"] for row in rows] == ["fenced", "ok", "gone"]
     assert [row["not_in_sync"] for row in rows] == [1, 3, 3]
     assert rows[2]["address"] is None
+
+
+def test_settings_of_running_brokers_are_changed_and_shown(shell: Shell) -> None:
+    def shown(*arguments: str) -> dict[str, tuple[str, str, bool]]:
+        rows = shell.json("cluster", "settings", *arguments)
+        return {row["name"]: (row["value"], row["source"], row["changeable"]) for row in rows}
+
+    assert shown() == {}
+    assert shown("--broker", "7")["listeners"][2] is False
+    shell("cluster", "settings", "-c", "log.retention.ms=5000")
+    shell("cluster", "settings", "--broker", "7", "-c", "num.partitions=3")
+    assert shown() == {"log.retention.ms": ("5000", "broker default", True)}
+    own = shown("--broker", "7")
+    assert own["log.retention.ms"] == ("5000", "broker default", True)
+    assert own["num.partitions"] == ("3", "broker", True)
+    shell("cluster", "settings", "-u", "log.retention.ms")
+    shell("cluster", "settings", "--broker", "7", "-u", "num.partitions")
+    assert shown() == {}
+    assert shown("--broker", "7")["num.partitions"] == ("1", "default", True)

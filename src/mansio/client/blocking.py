@@ -93,6 +93,7 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
     create_partitions = blocking(asyncio_admin.Admin.create_partitions)
     delete_records = blocking(asyncio_admin.Admin.delete_records)
     describe_config = blocking(asyncio_admin.Admin.describe_config)
+    alter_broker_config = blocking(asyncio_admin.Admin.alter_broker_config)
     alter_topic_config = blocking(asyncio_admin.Admin.alter_topic_config)
     alter_group_config = blocking(asyncio_admin.Admin.alter_group_config)
     list_offsets = blocking(asyncio_admin.Admin.list_offsets)

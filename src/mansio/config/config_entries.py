@@ -1,7 +1,7 @@
 """Settings of topics, groups and the broker for DescribeConfigs: value, source, synonyms, type, documentation.
 
 Maps Mansio's settings to Kafka's broker names and units. A setting without a Kafka name is returned as `mansio.<name>`.
-Broker settings are read-only: they are read at start.
+Broker settings that cannot be changed while the broker runs (`broker_config`) are read-only.
 
 Invariant: the value of an entry is that of its first synonym (KIP-226), if it has any.
 """
@@ -13,12 +13,14 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import group_config, topic_config
+from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, shown_name
 from mansio.config.config_def import ConfigType
 from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mansio.config.broker_config import BrokerLayers
     from mansio.config.config_def import ConfigKey
     from mansio.config.settings import Specification
 
@@ -27,6 +29,8 @@ class Source(IntEnum):
     """Source of a value, with Kafka's numbers."""
 
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
     GROUP = 8
@@ -53,12 +57,10 @@ class ConfigEntry(NamedTuple):
 
 
 def topic_entries(
-    configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+    configs: Mapping[str, str], layers: BrokerLayers, replication_factor: int
 ) -> list[ConfigEntry]:
-    """All effective settings of a topic."""
-    return [
-        _topic_entry(row, configs, defaults, replication_factor) for row in topic_config.SETTINGS.values()
-    ]
+    """All effective settings of a topic. `layers`: those of the broker."""
+    return [_topic_entry(row, configs, layers, replication_factor) for row in topic_config.SETTINGS.values()]
 
 
 def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
@@ -75,13 +77,29 @@ def group_entries(configs: Mapping[str, str], settings: Settings) -> list[Config
     return entries
 
 
-def broker_entries(settings: Settings) -> list[ConfigEntry]:
+def broker_entries(layers: BrokerLayers) -> list[ConfigEntry]:
     """All settings of the broker, including the defaults of topics."""
-    entries = [_broker_entry(settings, name) for name in SPECIFICATIONS if name != "topic_defaults"]
+    entries = [_broker_entry(layers, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
         if row.broker_name:
-            synonyms = _default_synonyms(row, settings.topic_defaults, 1)
-            entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=True))
+            synonyms = _default_synonyms(row, layers, 1)
+            entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=False))
+    entries += [
+        _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
+        for row in THROTTLES
+        if (synonyms := _dynamic_synonyms(row.name, layers))
+    ]
+    return entries
+
+
+def default_broker_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
+    """The dynamic defaults of all brokers: only those that are set, as in Kafka."""
+    entries = []
+    for name, value in sorted(configs.items()):
+        row = BROKER_CONFIG.keys.get(name)
+        if row is not None:
+            synonyms = (Synonym(name, value, Source.DYNAMIC_DEFAULT_BROKER),)
+            entries.append(_entry(name, row.kind, synonyms, documentation(row), read_only=False))
     return entries
 
 
@@ -93,9 +111,9 @@ def documentation(row: ConfigKey) -> str:
 
 
 def _topic_entry(
-    row: ConfigKey, configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+    row: ConfigKey, configs: Mapping[str, str], layers: BrokerLayers, replication_factor: int
 ) -> ConfigEntry:
-    synonyms = _default_synonyms(row, defaults, replication_factor)
+    synonyms = _default_synonyms(row, layers, replication_factor)
     if row.name in configs:
         synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
     if not synonyms:
@@ -104,17 +122,24 @@ def _topic_entry(
     return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
 
 
-def _default_synonyms(
-    row: ConfigKey, defaults: Mapping[str, str], replication_factor: int
-) -> tuple[Synonym, ...]:
+def _dynamic_synonyms(name: str, layers: BrokerLayers) -> tuple[Synonym, ...]:
+    found = ((layers.own, Source.DYNAMIC_BROKER), (layers.default, Source.DYNAMIC_DEFAULT_BROKER))
+    return tuple(Synonym(name, values[name], source) for values, source in found if name in values)
+
+
+def _default_synonyms(row: ConfigKey, layers: BrokerLayers, replication_factor: int) -> tuple[Synonym, ...]:
     """The broker's values. None for a setting that Kafka's brokers do not have, unless `topic_defaults` sets it."""
     synonyms: tuple[Synonym, ...] = ()
     if row.broker_name:
         built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
         synonyms = (Synonym(row.broker_name, built_in, Source.DEFAULT),)
+    defaults = layers.static.topic_defaults
     if row.name in defaults:
         value = topic_config.in_force(row.name, {}, defaults, replication_factor)
         synonyms = (Synonym(row.broker_name or row.name, value, Source.STATIC_BROKER), *synonyms)
+    for dynamic in reversed(_dynamic_synonyms(row.broker_name, layers)):
+        value = topic_config.in_force(row.name, {}, {row.name: dynamic.value}, replication_factor)
+        synonyms = (dynamic._replace(value=value), *synonyms)
     return synonyms
 
 
@@ -127,16 +152,18 @@ def _entry(
 _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType.STRING}
 
 
-def _broker_entry(settings: Settings, name: str) -> ConfigEntry:
-    specification = SPECIFICATIONS[name]
-    shown = specification.kafka_name or f"mansio.{name}"
+def _broker_entry(layers: BrokerLayers, name: str) -> ConfigEntry:
+    settings, specification = layers.static, SPECIFICATIONS[name]
+    shown = shown_name(name)
     default = default_of(name)
     default_shown = Synonym(shown, _shown(default, specification), Source.DEFAULT)
     synonyms: tuple[Synonym, ...] = (default_shown,)
     if settings.origin(name) is not Origin.DEFAULT:
         value = _shown(getattr(settings, name), specification)
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
-    return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=True)
+    synonyms = (*_dynamic_synonyms(shown, layers), *synonyms)
+    read_only = name not in DYNAMIC_SETTINGS
+    return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=read_only)
 
 
 def _shown(value: Any, specification: Specification) -> str:

@@ -10,6 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config import topic_config
+from mansio.config.broker_config import DYNAMIC_SETTINGS
 from mansio.config.settings import SPECIFICATIONS, default_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,15 @@ Kafka's name, too: `log.flush.interval.ms` is `log_flush_interval_ms`.
 Bytes may be written as `64 MiB` (b, kB, MB, GB, KiB, MiB, GiB), times as `5 s` (ms, s, min, h, d); a plain number is
 bytes or milliseconds. `config.example.yaml` contains every setting with its default.
 
+## Changes while brokers run
+
+Settings marked as dynamic, the defaults of topics among them, can be changed while brokers run, with `mansio cluster
+settings` or any Kafka tool (KIP-226), under the names of DescribeConfigs: Kafka's, such as `log.retention.ms`, or
+`mansio.<name>`. They are stored in the metadata, and survive restarts. Precedence: the value of one broker, the default
+of all brokers, then the sources above. The others are read at the start, and a change is refused.
+`follower.replication.throttled.rate`, as `kafka-reassign-partitions --throttle` sets it, replaces
+`replica_throttle_bytes_per_second`; the throttles of leaders and of log directories are stored without effect.
+
 ## Settings of the broker
 """
 
@@ -63,7 +73,12 @@ Kafka 4 refuses them as well.
 def document() -> str:
     """The content of docs/CONFIGURATION.md."""
     rows = [
-        (f"`{name}`", _default(name) or "(empty)", _range(name), _cell(specification.meaning))
+        (
+            f"`{name}`",
+            _default(name) or "(empty)",
+            _range(name),
+            _cell(specification.meaning) + _dynamic(name),
+        )
         for name, specification in SPECIFICATIONS.items()
     ]
     topic_rows = [
@@ -87,6 +102,10 @@ def document() -> str:
             "",
         ]
     )
+
+
+def _dynamic(name: str) -> str:
+    return " **Dynamic.**" if name in DYNAMIC_SETTINGS or name == "topic_defaults" else ""
 
 
 def _no_default(name: str) -> str:

@@ -28,8 +28,8 @@ from mansio.metadata.model import (
     LIVE,
     BrokerChange,
     BrokerState,
+    ConfigOverrides,
     ControllerState,
-    GroupConfigEntry,
     PartitionState,
     QuotaEntry,
     Registration,
@@ -72,7 +72,9 @@ class MetadataImage:
     topics_by_id: dict[UUID, Topic] = field(default_factory=dict)
     unfinished: dict[str, Topic] = field(default_factory=dict)
     quotas: dict[str, QuotaEntry] = field(default_factory=dict)
-    group_configs: dict[str, GroupConfigEntry] = field(default_factory=dict)
+    group_configs: dict[str, ConfigOverrides] = field(default_factory=dict)
+    broker_configs: dict[str, ConfigOverrides] = field(default_factory=dict)
+    """Dynamic settings by broker; with the empty name those of all brokers."""
     registrations: dict[int, Registration] = field(default_factory=dict)
     controller: ControllerState | None = None
     cluster_secret: ClusterSecret | None = field(default=None, repr=False)
@@ -87,6 +89,8 @@ class MetadataImage:
     _quotas_changed: bool = False
     _group_config_callbacks: list[Callable[[str], None]] = field(default_factory=list)
     _group_configs_changed: dict[str, None] = field(default_factory=dict)
+    _broker_config_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _broker_configs_changed: bool = False
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
     _progress_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _failure_callbacks: list[Callable[[Exception], None]] = field(default_factory=list)
@@ -133,6 +137,10 @@ class MetadataImage:
     def on_group_config_change(self, callback: Callable[[str], None]) -> None:
         """Call `callback` on the loop with the id of a group after its settings in `group_configs` have changed."""
         self._group_config_callbacks.append(callback)
+
+    def on_broker_config_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` on the loop after `broker_configs` has changed."""
+        self._broker_config_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
         """Call `callback` on the loop after each change of a session or registration, when the image contains it (and
@@ -263,6 +271,7 @@ class MetadataImage:
         registrations = map(self.keys.registration, self.registrations)
         controller = [] if self.controller is None else [self.keys.controller]
         groups = map(self.keys.group_config, self.group_configs)
+        brokers = map(self.keys.broker_config, self.broker_configs)
         secret = [] if self.cluster_secret is None else [self.keys.secret]
         return [
             *topics,
@@ -273,6 +282,7 @@ class MetadataImage:
             *secret,
             *self.quotas,
             *groups,
+            *brokers,
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
@@ -314,7 +324,15 @@ class MetadataImage:
             self._group_configs_changed[group_id] = None
             self.group_configs.pop(group_id, None)
             if document is not None:
-                self.group_configs[group_id] = GroupConfigEntry(document["configs"], event.mod_revision)
+                self.group_configs[group_id] = ConfigOverrides(document["configs"], event.mod_revision)
+
+        elif event.key.startswith(keys.broker_configs):
+            name = event.key.removeprefix(keys.broker_configs)
+            name = "" if name == metadata_store.DEFAULT_BROKER else name
+            self._broker_configs_changed = True
+            self.broker_configs.pop(name, None)
+            if document is not None:
+                self.broker_configs[name] = ConfigOverrides(document["configs"], event.mod_revision)
 
     def _apply_broker_event(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")
@@ -355,6 +373,10 @@ class MetadataImage:
             self._quotas_changed = False
             for on_quota_change in self._quota_callbacks:
                 on_quota_change()
+        if self._broker_configs_changed:
+            self._broker_configs_changed = False
+            for on_broker_config_change in self._broker_config_callbacks:
+                on_broker_config_change()
         changed_groups, self._group_configs_changed = self._group_configs_changed, {}
         for group_id in changed_groups:
             for on_group_config_change in self._group_config_callbacks:

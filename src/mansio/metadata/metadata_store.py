@@ -151,10 +151,15 @@ class Leases(Protocol):
         """End a lease and delete its keys. No effect if it has ended."""
 
 
+DEFAULT_BROKER: Final = "default"
+"""In keys of dynamic settings: all brokers."""
+
+
 class Keys:
     """The keys of one cluster. Partitions are keyed by topic id: a topic that is created again has other keys."""
 
     __slots__ = (
+        "broker_configs",
         "brokers",
         "controller",
         "format",
@@ -180,6 +185,7 @@ class Keys:
         self.group_configs = f"{self.prefix}groupconfigs/"
         self.secret = f"{self.prefix}secret"
         """{secret}, in hexadecimal digits: what the brokers of the cluster authenticate with. In a cluster only."""
+        self.broker_configs = f"{self.prefix}brokerconfigs/"
         self.tick = f"{self.prefix}tick"
 
     def topic(self, name: str) -> str:
@@ -191,6 +197,10 @@ class Keys:
     def group_config(self, group_id: str) -> str:
         """{configs: {name: value}}, the overrides of a group."""
         return f"{self.group_configs}{quote(group_id, safe='')}"
+
+    def broker_config(self, name: str) -> str:
+        """{configs: {name: value}}, the dynamic settings of a broker; empty name: the defaults of all brokers."""
+        return f"{self.broker_configs}{name or DEFAULT_BROKER}"
 
     def session(self, node_id: int) -> str:
         """{host, port, rack, run}, with a lease. Its create revision is the broker's epoch."""

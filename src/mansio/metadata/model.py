@@ -114,8 +114,9 @@ class QuotaEntry(NamedTuple):
     mod_revision: int
 
 
-class GroupConfigEntry(NamedTuple):
-    """One key under `groupconfigs/`: the overrides of a group by name; decoded by `config.group_config`."""
+class ConfigOverrides(NamedTuple):
+    """One key under `groupconfigs/` or `brokerconfigs/`: the values that are set for a group or broker, by name;
+    decoded by `config.group_config` and `config.broker_config`."""
 
     configs: Mapping[str, str]
     mod_revision: int

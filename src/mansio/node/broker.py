@@ -132,7 +132,7 @@ class Broker:
         await runtime.open(stack, scheduler.close)
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
-        await self._listen(runtime.service, loop)
+        await self._listen(runtime, loop)
         if self._schema_preload:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
         if self._cluster_member is not None:
@@ -141,9 +141,12 @@ class Broker:
         logger.info("broker_ready", extra=fields(kafka=self.listener_address, node=settings.node_id))
         runtime.start_background_work()
 
-    async def _listen(self, service: BrokerServices, loop: asyncio.AbstractEventLoop) -> None:
-        settings = self.settings
-        server = KafkaServer(service, _limits(settings, len(service.partitions)), loop)
+    async def _listen(self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop) -> None:
+        settings, service = self.settings, runtime.service
+        server = KafkaServer(service, _limits(runtime.settings, len(service.partitions)), loop)
+        runtime.broker_configs.on_change(
+            lambda _, effective: server.use_limits(_limits(effective, len(service.partitions)))
+        )
         host, port = settings.listener_address
         self.listener_address = Address(
             *await server.start(host, port, advertised=settings.advertised_address)

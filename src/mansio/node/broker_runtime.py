@@ -14,6 +14,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mansio import logs
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
@@ -34,6 +35,7 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_authenticator import BrokerAuthenticator
+from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from mansio.broker.partition.partition import Partition
+    from mansio.config.broker_config import BrokerLayers
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
@@ -89,6 +92,14 @@ class BrokerRuntime:
         cluster_member: ClusterMember | None = None,
     ) -> None:
         """`state` is loaded from `store` and not followed yet. `cluster_member` is None on a single node."""
+        self.broker_configs = BrokerConfigManager(
+            store=store,
+            state=state,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            settings=settings,
+        )
+        settings = self.broker_configs.effective
         self.settings = settings
         self.host_ports = host_ports
         self.store = store
@@ -191,6 +202,19 @@ class BrokerRuntime:
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
         )
         self.service = self._build_services(group_configs)
+        self.broker_configs.on_change(self._use_settings)
+
+    def _use_settings(self, layers: BrokerLayers, settings: Settings) -> None:
+        """The dynamic settings of the broker have changed."""
+        self.settings = settings
+        self.topics.use_settings(layers, settings)
+        self.partitions.use_settings(settings)
+        self.log_cleaner.interval_ms = settings.log_cleaner_backoff_ms
+        self.log_cleaner.bytes_per_second = settings.log_cleaner_io_max_bytes_per_second
+        self.log_scrubber.use_bytes_per_second(settings.log_scrub_io_max_bytes_per_second)
+        if self.cluster_member is not None:
+            self.cluster_member.throttle_replication(settings.replica_throttle_bytes_per_second)
+        logs.set_level(settings.log_level)
 
     def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
         settings, host_ports, state, cluster_member = (
@@ -347,7 +371,9 @@ class BrokerRuntime:
             producer_ids=self.producer_ids,
             topics=self.topics,
             quotas=quotas,
-            configs=ConfigService(topics=self.topics, groups=group_configs, settings=settings),
+            configs=ConfigService(
+                topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
+            ),
             groups=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,

@@ -140,6 +140,10 @@ class ClusterMember:
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
+    def throttle_replication(self, bytes_per_second: int) -> None:
+        """Change the rate of replicas that are far behind; 0: unlimited."""
+        self.replication.fetcher_manager.throttle(bytes_per_second)
+
     # Session
 
     def services(self) -> ClusterServices:

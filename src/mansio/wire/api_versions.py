@@ -198,7 +198,8 @@ _ROWS: Final = (
         0,
         2,
         "configs.alter_configs",
-        note="Topics and groups. Settings not named are reset to their defaults, as in Kafka.",
+        note="Topics, groups and brokers, as IncrementalAlterConfigs. Settings not named are reset to their defaults, "
+        "as in Kafka.",
     ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="A broker has one log directory."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
@@ -210,7 +211,14 @@ _ROWS: Final = (
         "replicas.elect_leaders",
         note="On a single node the only replica is the leader: ELECTION_NOT_NEEDED.",
     ),
-    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
+    Api(
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        0,
+        1,
+        "configs.incremental_alter_configs",
+        note="Topics, groups, brokers, and with the empty name all brokers; of brokers the settings that are dynamic "
+        "in [CONFIGURATION.md](CONFIGURATION.md). No log levels of single loggers.",
+    ),
     Api(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
         0,

@@ -80,7 +80,7 @@ def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
         )
         assert [type(error) for error in errors] == [
             UnknownTopicOrPartition,
-            InvalidRequest,
+            InvalidConfig,
             InvalidRequest,
             InvalidRequest,
             InvalidRequest,
@@ -105,7 +105,9 @@ def test_each_resource_fails_on_its_own(tmp_path: Path) -> None:
             type(None),
         ]
         assert found[3].entries == []
-        assert all(entry.read_only for entry in found[4].entries)
+        read_only = {entry.name for entry in found[4].entries if entry.read_only}
+        assert "listeners" in read_only
+        assert "log.retention.ms" not in read_only
 
     run(tmp_path, work)
 

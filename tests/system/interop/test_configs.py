@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 TOPIC, BROKER = 2, 4
 DEFAULT_SOURCE = 5
+DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, BUILT_IN = 2, 3, 4, 5
+SET, DELETE = 0, 1
+MESSAGE_TOO_LARGE = 10
 INT64_MAX = (1 << 63) - 1
 
 TUNED = {
@@ -102,6 +105,9 @@ def alter(
     admin: AdminClient, kind: ResourceType, name: str, changes: dict[str, str | None], operation: str = "SET"
 ) -> None:
     """Change settings incrementally; None deletes one. Raises `KafkaException`."""
+    if not name:  # confluent-kafka has no resource for all brokers
+        alter_defaults(admin, changes)
+        return
     entries = [
         ConfigEntry(
             key,
@@ -113,6 +119,32 @@ def alter(
     resource = ConfigResource(kind, name, incremental_configs=entries)
     (future,) = admin.incremental_alter_configs([resource]).values()
     future.result(scaled(15))
+
+
+def port_of(admin: AdminClient) -> int:
+    (broker,) = admin.list_topics(timeout=scaled(15)).brokers.values()
+    return int(broker.port)
+
+
+def alter_defaults(admin: AdminClient, changes: dict[str, str | None]) -> None:
+    """Change the dynamic defaults of all brokers."""
+    configs = [
+        {"name": key, "config_operation": DELETE if value is None else SET, "value": value}
+        for key, value in changes.items()
+    ]
+    resource = {"resource_type": BROKER, "resource_name": "", "configs": configs}
+    with RawPeer(port_of(admin)) as raw:
+        (response,) = raw.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]}).responses
+    assert response.error_code == 0, response.error_message
+
+
+def described_defaults(admin: AdminClient) -> dict[str, str]:
+    """The dynamic defaults of all brokers."""
+    resource = {"resource_type": BROKER, "resource_name": "", "configuration_keys": None}
+    with RawPeer(port_of(admin)) as raw:
+        (result,) = raw.call(ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [resource]}).results
+    assert {(each.config_source, each.read_only) for each in result.configs} <= {(DYNAMIC_DEFAULT, False)}
+    return {each.name: each.value for each in result.configs}
 
 
 def refusal(call: Callable[[], object]) -> tuple[int, str]:
@@ -272,3 +304,160 @@ def test_the_broker_is_described_with_the_defaults_of_all_topic_settings(admin: 
     for name in ("log.preallocate", "log.segment.delete.delay.ms", "log.index.size.max.bytes"):
         assert configs[name].source == ConfigSource.DEFAULT_CONFIG.value
     assert "" not in configs
+
+
+# Settings of brokers
+
+
+def synonyms_of(raw: RawPeer, kind: int, name: str, setting: str) -> list[tuple[str, str, int]]:
+    fields = {
+        "resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": [setting]}],
+        "include_synonyms": True,
+    }
+    (result,) = raw.call(ApiKey.DESCRIBE_CONFIGS, 4, fields).results
+    assert result.error_code == 0, result.error_message
+    (entry,) = result.configs
+    assert (entry.value, entry.config_source) == (entry.synonyms[0].value, entry.synonyms[0].source)
+    return [(each.name, each.value, each.source) for each in entry.synonyms]
+
+
+def test_settings_of_a_broker_have_kafkas_precedence_and_survive_a_restart(tmp_path: Path) -> None:
+    """KIP-226: the broker's own value, the default of all brokers, the file, the built-in default."""
+    arguments = ["--set", 'topic_defaults={"retention.ms": "4000"}', "--set", "num_partitions=4"]
+    with served(tmp_path / "data", arguments=arguments, http=False) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(scaled(15))
+        alter(admin, ResourceType.BROKER, "", {"log.retention.ms": "3000", "num.partitions": "3"})
+        alter(admin, ResourceType.BROKER, "1", {"log.retention.ms": "2000"})
+        expected = [
+            ("log.retention.ms", "2000", DYNAMIC_BROKER),
+            ("log.retention.ms", "3000", DYNAMIC_DEFAULT),
+            ("log.retention.ms", "4000", STATIC),
+            ("log.retention.ms", "604800000", BUILT_IN),
+        ]
+        for _ in range(2):
+            with RawPeer(port) as raw:
+                assert synonyms_of(raw, BROKER, "1", "log.retention.ms") == expected
+                assert synonyms_of(raw, TOPIC, "t", "retention.ms") == expected
+                assert synonyms_of(raw, BROKER, "1", "num.partitions") == [
+                    ("num.partitions", "3", DYNAMIC_DEFAULT),
+                    ("num.partitions", "4", STATIC),
+                    ("num.partitions", "1", BUILT_IN),
+                ]
+                assert synonyms_of(raw, BROKER, "", "num.partitions") == [
+                    ("num.partitions", "3", DYNAMIC_DEFAULT)
+                ]
+            broker.stop()
+            broker.start()
+            port = int(broker.bootstrap_servers.rpartition(":")[2])
+            admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
+        assert described_defaults(admin) == {"log.retention.ms": "3000", "num.partitions": "3"}
+        admin.create_topics([NewTopic("three", -1, 1)])["three"].result(scaled(15))
+        assert len(admin.list_topics("three", timeout=scaled(15)).topics["three"].partitions) == 3
+        alter(admin, ResourceType.BROKER, "1", {"log.retention.ms": None})
+        alter(admin, ResourceType.BROKER, "", {"log.retention.ms": None, "num.partitions": None})
+        with RawPeer(port) as raw:
+            assert synonyms_of(raw, TOPIC, "t", "retention.ms") == expected[2:]
+        assert described_defaults(admin) == {}
+
+
+def test_a_changed_default_of_topics_takes_effect_on_open_partitions(tmp_path: Path) -> None:
+    with served(tmp_path / "data", http=False) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
+        admin.create_topics(
+            [NewTopic("t", 1, 1), NewTopic("own", 1, 1, config={"max.message.bytes": "100000"})]
+        )["own"].result(scaled(15))
+        with RawPeer(int(broker.bootstrap_servers.rpartition(":")[2])) as raw:
+            wait_until(lambda: raw.produce("t", batch_of(b"v" * 10_000)).error_code == 0, 15)
+            alter(admin, ResourceType.BROKER, "", {"message.max.bytes": "1000", "compression.type": "gzip"})
+            assert raw.produce("t", batch_of(b"v" * 10_000)).error_code == MESSAGE_TOO_LARGE
+            assert raw.produce("own", batch_of(b"v" * 10_000)).error_code == 0
+            alter(admin, ResourceType.BROKER, "", {"message.max.bytes": None})
+            assert raw.produce("t", batch_of(b"v" * 10_000)).error_code == 0
+
+
+def test_limits_and_topic_creation_change_while_the_broker_runs(tmp_path: Path) -> None:
+    with served(tmp_path / "data", http=False) as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
+        alter(
+            admin,
+            ResourceType.BROKER,
+            "1",
+            {"auto.create.topics.enable": "TRUE", "mansio.log_level": "warning"},
+        )
+        with RawPeer(port) as raw:
+            (topic,) = raw.call(ApiKey.METADATA, 12, {"topics": [{"name": "made"}]}).topics
+            assert topic.error_code == 0
+        assert described(admin, ResourceType.BROKER, "1")["auto.create.topics.enable"].value == "true"
+        assert "topic_created topic=made" not in broker.text(), "an INFO line at the level WARNING"
+        alter(admin, ResourceType.BROKER, "1", {"mansio.log_level": None, "max.connections.per.ip": "1"})
+        with RawPeer(port) as refused:
+            assert refused.closed()
+        alter(admin, ResourceType.BROKER, "1", {"max.connections.per.ip": None})
+        with RawPeer(port) as raw:
+            assert raw.call(ApiKey.METADATA, 12, {"topics": []}).brokers
+
+
+def test_settings_that_are_read_at_the_start_are_refused_by_name(
+    admin: AdminClient, broker: ServedBroker
+) -> None:
+    (broker_id,) = map(str, admin.list_topics(timeout=scaled(15)).brokers)
+    refused = {
+        "listeners": ("PLAINTEXT://:1", "read at the start"),
+        "log.dirs": ("/tmp/other", "read at the start"),
+        "mansio.fetch_wait_ms_max": ("1", "read at the start"),
+        "no.such.setting": ("1", "no such broker setting"),
+        "num.partitions": ("0", "below the minimum"),
+        "log.cleanup.policy": ("shred", "not a cleanup policy"),
+        "log.cleaner.min.compaction.lag.ms": ("9223372036854775807", ""),
+    }
+    before = described(admin, ResourceType.BROKER, broker_id)
+    for name, (value, reason) in refused.items():
+        changes: dict[str, str | None] = {name: value}
+        if name == "log.cleaner.min.compaction.lag.ms":
+            changes["log.cleaner.max.compaction.lag.ms"] = "5"  # they contradict each other
+        code, said = refusal(lambda changes=changes: alter(admin, ResourceType.BROKER, broker_id, changes))  # type: ignore[misc]
+        assert code == KafkaError.INVALID_CONFIG, said
+        assert reason in said
+        assert name.removeprefix("log.cleaner.") in said
+    code, said = refusal(lambda: alter(admin, ResourceType.BROKER, "99", {"num.partitions": "2"}))
+    after = described(admin, ResourceType.BROKER, broker_id)
+    assert {name: entry.value for name, entry in after.items()} == {
+        name: entry.value for name, entry in before.items()
+    }
+    assert after["listeners"].is_read_only
+    assert not after["num.partitions"].is_read_only
+    assert "Traceback" not in broker.text()
+
+
+def test_throttles_as_kafkas_reassignment_tool_sets_them(admin: AdminClient, broker: ServedBroker) -> None:
+    (broker_id,) = map(str, admin.list_topics(timeout=scaled(15)).brokers)
+    rates = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+    alter(admin, ResourceType.BROKER, broker_id, dict.fromkeys(rates, "1000000"))
+    configs = described(admin, ResourceType.BROKER, broker_id)
+    assert {configs[name].value for name in rates} == {"1000000"}
+    lines = [line for line in broker.text().splitlines() if "broker_settings_without_effect" in line]
+    assert len(lines) == 1
+    assert "leader.replication.throttled.rate" in lines[0]
+    alter(admin, ResourceType.BROKER, broker_id, dict.fromkeys(rates))
+    assert not set(rates) & set(described(admin, ResourceType.BROKER, broker_id))
+
+
+def test_replacing_all_settings_of_a_broker(raw: RawPeer, admin: AdminClient) -> None:
+    (broker_id,) = map(str, admin.list_topics(timeout=scaled(15)).brokers)
+
+    def replace(**values: str) -> None:
+        configs = [{"name": name.replace("_", "."), "value": value} for name, value in values.items()]
+        resource = {"resource_type": BROKER, "resource_name": broker_id, "configs": configs}
+        (response,) = raw.call(ApiKey.ALTER_CONFIGS, 2, {"resources": [resource]}).responses
+        assert response.error_code == 0, response.error_message
+
+    replace(num_partitions="2", log_cleaner_backoff_ms="1000")
+    assert synonyms_of(raw, BROKER, broker_id, "log.cleaner.backoff.ms")[0][2] == DYNAMIC_BROKER
+    replace(num_partitions="2")
+    assert synonyms_of(raw, BROKER, broker_id, "log.cleaner.backoff.ms")[0][2] == BUILT_IN
+    assert synonyms_of(raw, BROKER, broker_id, "num.partitions")[0][1] == "2"
+    replace()
+    assert synonyms_of(raw, BROKER, broker_id, "num.partitions")[0][2] == BUILT_IN

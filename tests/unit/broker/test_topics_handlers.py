@@ -12,10 +12,12 @@ import pytest
 
 from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
 from mansio.api.kafka.server.request_router import RequestContext
+from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.cluster import ClusterDescriptionService
 from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
+from mansio.host.clock import HostRandom
 from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 from support.machine import scaled
@@ -48,7 +50,14 @@ class Peer:
     def __init__(self, admin: Admin, settings: Settings) -> None:
         self.admin = admin
         groups: Any = None
-        configs = ConfigService(topics=admin.topics, groups=groups, settings=settings)
+        brokers = BrokerConfigManager(
+            store=admin.store,
+            state=admin.state,
+            scheduler=admin.scheduler,
+            random=HostRandom(),
+            settings=settings,
+        )
+        configs = ConfigService(topics=admin.topics, groups=groups, brokers=brokers, settings=settings)
         description = ClusterDescriptionService(topics=admin.topics, settings=settings, cluster=None)
         self.service: Any = SimpleNamespace(
             topics=admin.topics, settings=settings, configs=configs, cluster_description=description
@@ -437,7 +446,9 @@ def test_describe_configs_of_topics_and_broker(version: int) -> None:
         if version >= 3:
             assert retention.config_type == 5
             assert "Age in ms" in retention.documentation
-        assert all(one.read_only for one in broker.configs)
+        read_only = {one.name: one.read_only for one in broker.configs}
+        assert read_only["listeners"]
+        assert not read_only["num.partitions"]
         assert {"num.partitions", "message.max.bytes", "listeners"} <= {one.name for one in broker.configs}
         assert dynamic.configs == []
         assert len(whole.configs) > 10
@@ -474,11 +485,13 @@ def test_incremental_alter_configs(version: int) -> None:
             resource(2, "b", ("retention.ms", 0, "5"), ("nope", 0, "1")),
             resource(2, "none", ("retention.ms", 0, "5")),
             resource(4, "1", ("num.partitions", 0, "5")),
+            resource(4, "", ("listeners", 0, "other:1")),
+            resource(4, "7", ("num.partitions", 0, "5")),
             resource(2, "d", ("retention.ms", 0, "1")),
             resource(2, "d", ("retention.ms", 0, "2")),
             resource(16, "x"),
         ]
-        codes = [OK, BAD_CONFIG, UNKNOWN_TOPIC, BAD_REQUEST, BAD_REQUEST, BAD_REQUEST, BAD_REQUEST]
+        codes = [OK, BAD_CONFIG, UNKNOWN_TOPIC, OK, BAD_CONFIG, *[BAD_REQUEST] * 4]
         kept = {"segment.ms": "9"}
         changed = {"retention.ms": "5", "cleanup.policy": "delete"}
         for validate_only, expected in ((True, kept), (False, changed)):

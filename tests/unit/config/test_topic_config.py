@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.config import topic_config
+from mansio.config.broker_config import BrokerLayers
 from mansio.config.config_def import Change, ConfigType, Operation
 from mansio.config.config_entries import Source, broker_entries, topic_entries
 from mansio.config.settings import Settings
@@ -217,7 +218,11 @@ def test_any_text_is_taken_or_refused_and_taken_text_is_stable(name: str, text: 
 def test_entries_of_a_topic_show_where_values_come_from() -> None:
     entries = {
         entry.name: entry
-        for entry in topic_entries({"retention.ms": "6"}, {"retention.ms": "5", "segment.ms": "4"}, 1)
+        for entry in topic_entries(
+            {"retention.ms": "6"},
+            BrokerLayers(Settings(topic_defaults={"retention.ms": "5", "segment.ms": "4"})),
+            1,
+        )
     }
     retention = entries["retention.ms"]
     assert (retention.value, retention.source) == ("6", Source.TOPIC)
@@ -234,7 +239,7 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
 
 def test_entries_of_the_broker_use_kafka_names_once_each() -> None:
     settings = Settings(num_partitions=3, listeners="0.0.0.0:19092", topic_defaults={"retention.ms": "5"})
-    entries = broker_entries(settings)
+    entries = broker_entries(BrokerLayers(settings))
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     by_name = {entry.name: entry for entry in entries}

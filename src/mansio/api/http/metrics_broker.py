@@ -68,7 +68,7 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
     server = broker.server
     counts = server.counters
     yield _gauge("connections", "Open Kafka connections.", server.connection_count)
-    yield _gauge("connections_limit", "Limit of Kafka connections.", broker.services.settings.max_connections)
+    yield _gauge("connections_limit", "Limit of Kafka connections.", broker.server.limits.max_connections)
     yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
     for reason, times in tuple(counts.rejected_by_reason.items()):
         yield _counter("connections_rejected", "Kafka connections rejected.", times, reason=reason)

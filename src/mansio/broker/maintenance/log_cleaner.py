@@ -115,9 +115,9 @@ class LogCleaner:
         self._clock = clock
         self._scheduler = scheduler
         self._background = background
-        self._interval_ms = interval_ms
+        self.interval_ms = interval_ms
         self._map_bytes_max = map_bytes_max
-        self._bytes_per_second = bytes_per_second
+        self.bytes_per_second = bytes_per_second
         self._tombstone_floor = tombstone_floor
         self._timer: Timer | None = None
         self._pausing: tuple[Timer, Promise[None]] | None = None
@@ -136,7 +136,7 @@ class LogCleaner:
 
     def start(self) -> None:
         """Start the periodic evaluation."""
-        self._timer = self._scheduler.call_later(self._interval_ms, self._look)
+        self._timer = self._scheduler.call_later(self.interval_ms, self._look)
 
     async def stop(self) -> None:
         """Abort the compaction in progress at the next slice; a swap that fails with disk full is left to the next
@@ -177,7 +177,7 @@ class LogCleaner:
             busy, self._busy = self._busy, None
             busy.set_result(None)
             if not self._stopped:
-                self._timer = self._scheduler.call_later(self._interval_ms, self._look)
+                self._timer = self._scheduler.call_later(self.interval_ms, self._look)
 
     async def _dirtiest(self, later: set[Log]) -> Candidate | None:
         best: Candidate | None = None
@@ -290,7 +290,7 @@ class LogCleaner:
             work = run.finish(result, error)
         moved = run.bytes_read + run.bytes_written - moved
         self.counts = self.counts._replace(seconds=self.counts.seconds + seconds)
-        pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self._bytes_per_second - seconds)
+        pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self.bytes_per_second - seconds)
         if run.end is None:
             await self._pause(max(ROOM_WAIT_MS if run.waits_for_disk_space else PAUSE_MS_MIN, pause_s * 1000))
 

@@ -77,15 +77,22 @@ class LogScrubber:
         self._timers: list[Timer | None] = [None, None]
         self._pausing: tuple[Timer, Promise[None]] | None = None
         self._busy: Promise[None] | None = None
-        self._stopped = False
+        self._started = self._stopped = False
         self._part = 0
         self.counts = ScrubCounts()
 
     def start(self) -> None:
         """Start the rounds; the first one begins after `interval_ms`."""
+        self._started = True
         if self._bytes_per_second:
             self._timers[0] = self._scheduler.call_later(self._interval_ms, self._begin)
         self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
+
+    def use_bytes_per_second(self, bytes_per_second: int) -> None:
+        """Change the rate from the next slice on; 0 ends the round in progress."""
+        self._bytes_per_second = bytes_per_second
+        if bytes_per_second and self._started and self._timers[0] is None and self._busy is None:
+            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._begin)
 
     async def stop(self) -> None:
         """End the round in progress after its current slice."""
@@ -105,7 +112,8 @@ class LogScrubber:
         self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
 
     def _begin(self) -> None:
-        if not self._stopped and self._busy is None:
+        self._timers[0] = None
+        if not self._stopped and self._busy is None and self._bytes_per_second:
             self._scheduler.spawn(self.run(), name="scrub")
 
     async def run(self) -> None:
@@ -117,7 +125,7 @@ class LogScrubber:
         try:
             for partition in tuple(self._partitions):
                 for segment in partition.log.closed_segments_to_check():
-                    if self._stopped:
+                    if self._stopped or not self._bytes_per_second:
                         return
                     await self._scrub(partition, segment)
             self.counts = self.counts._replace(rounds=self.counts.rounds + 1)
@@ -132,7 +140,7 @@ class LogScrubber:
         finally:
             busy, self._busy = self._busy, None
             busy.set_result(None)
-            if not self._stopped:
+            if not self._stopped and self._bytes_per_second:
                 left_ms = self._interval_ms - (self._clock.monotonic() - began) * 1000
                 self._timers[0] = self._scheduler.call_later(max(left_ms, PAUSE_MS_MIN), self._begin)
 
@@ -146,7 +154,7 @@ class LogScrubber:
         file: DiskFile | None = None
         delimit = done = False
         try:
-            while not done and not self._stopped and is_current():
+            while not done and not self._stopped and (rate := self._bytes_per_second) and is_current():
                 task = log.scrub_task(segment, position, offset, with_index=delimit)
                 (file, result), took = await self._run_in_thread(
                     partial(self._slice, file, segment.path, task, delimit=delimit)
@@ -162,9 +170,7 @@ class LogScrubber:
                 delimit = bool(result.problem) and not delimit
                 done = result.done or (not result.ranges and not delimit)
                 position, offset = result.position, result.offset
-                pause_s = max(
-                    took * (1 / WORK_SHARE_MAX - 1), result.read_bytes / self._bytes_per_second - took
-                )
+                pause_s = max(took * (1 / WORK_SHARE_MAX - 1), result.read_bytes / rate - took)
                 await self._pause(max(PAUSE_MS_MIN, pause_s * 1000))
         except FileNotFoundError:
             if is_current():

@@ -264,6 +264,7 @@ class PartitionSet:
         self._opening = self._scheduler.promise()
         try:
             wanted = [one for one in wanted if one[1] not in self._opened.get(one[0].topic_id, {})]
+            broker_settings = self._settings
             topics = {topic.topic_id: topic for topic, _ in wanted}
             settings = {topic_id: self._settings_of(topic) for topic_id, topic in topics.items()}
             log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
@@ -277,6 +278,9 @@ class PartitionSet:
                         continue
                     opened = self._opened.setdefault(topic.topic_id, {})
                     opened[index] = self._partition(topic, index, *result, settings[topic.topic_id])
+            if broker_settings is not self._settings:  # changed meanwhile
+                for topic in topics.values():
+                    self._apply_settings(self.opened_partitions(topic), self._settings_of(topic))
             return failed
         finally:
             opening, self._opening = self._opening, None
@@ -285,16 +289,35 @@ class PartitionSet:
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): serve its partitions with the effective settings."""
         served = _IndexedTopic(topic, self.opened_partitions(topic))
-        settings = self._settings_of(topic)
-        rules, log_settings = _append_rules(settings), _log_settings(settings)
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
+            if isinstance(partition, Partition) and not self._clustered:
+                partition.replica.leader_epoch = state.leader_epoch
+        self._apply_settings(served.partitions, self._settings_of(topic))
+        self._put(served)
+
+    def _apply_settings(
+        self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
+    ) -> None:
+        rules, log_settings = _append_rules(settings), _log_settings(settings)
+        for partition in partitions:
             if isinstance(partition, Partition):
-                if not self._clustered:
-                    partition.replica.leader_epoch = state.leader_epoch
                 partition.settings = settings
                 partition.rules = rules
                 partition.log.update_settings(log_settings)
-        self._put(served)
+
+    def use_settings(self, settings: Settings) -> None:
+        """The settings of the broker in force: apply their defaults of topics to all that are served."""
+        before, self._settings = self._settings, settings
+        if before.topic_defaults == settings.topic_defaults:
+            return
+        known: dict[tuple[tuple[tuple[str, str], ...], int], TopicSettings] = {}
+        for served in self._by_id.values():
+            topic = served.topic
+            key = (tuple(sorted(topic.configs.items())), topic.replication_factor)
+            effective = known.get(key)
+            if effective is None:
+                effective = known[key] = self._settings_of(topic)
+            self._apply_settings(served.partitions, effective)
 
     def follow(self, change: TopicChange) -> None:
         """The metadata image changed: serve live topics and stop serving the others."""

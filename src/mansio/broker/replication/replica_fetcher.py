@@ -122,13 +122,23 @@ class _FetchedReplica:
 class ReplicationThrottle:
     """Bytes per second for replicas that are far behind, over all leaders."""
 
-    __slots__ = ("_bucket", "_clock", "_free_at_s")
+    __slots__ = ("_bucket", "_bytes_per_second", "_clock", "_free_at_s")
 
     def __init__(self, bytes_per_second: int, clock: Clock) -> None:
-        now = clock.monotonic()
         self._clock = clock
+        self._bytes_per_second = 0
+        self._bucket: TokenBucket | None = None
+        self._free_at_s = clock.monotonic()
+        self.change(bytes_per_second)
+
+    def change(self, bytes_per_second: int) -> None:
+        """Use another rate from now on; 0: unlimited."""
+        if bytes_per_second == self._bytes_per_second:
+            return
+        now = self._clock.monotonic()
+        self._bytes_per_second = bytes_per_second
         self._bucket = TokenBucket(bytes_per_second, CATCH_UP_BURST_MS, now) if bytes_per_second else None
-        self._free_at_s = now
+        self._free_at_s = min(self._free_at_s, now)
 
     def record(self, size_bytes: int) -> None:
         """Record replicated bytes."""
@@ -485,6 +495,10 @@ class ReplicaFetcherManager:
         )
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._stopped = False
+
+    def throttle(self, bytes_per_second: int) -> None:
+        """Change the rate of replicas that are far behind, over all leaders; 0: unlimited."""
+        self._context.throttle.change(bytes_per_second)
 
     def become_follower(self, partition: Partition) -> None:
         """The partition's role changed: replicate it from its current leader, or not at all."""

@@ -1,6 +1,6 @@
 """Config use case: describe, list and alter the settings of topics, groups and this broker.
 
-Settings of topics and groups can be changed; those of the broker are read at start and read-only. A group can have
+Settings of topics and groups can be changed, and those of brokers that can change while they run. A group can have
 settings before it exists, and keeps them when it is deleted.
 
 Invariants:
@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from mansio.config.config_def import Operation
-from mansio.config.config_entries import ConfigEntry, broker_entries
 from mansio.errors import InvalidRequest, MansioError
 from mansio.metadata.topic_plan import check_topic_name
 
@@ -24,8 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+    from mansio.broker.services.broker_configs import BrokerConfigManager
     from mansio.broker.services.topics import TopicService
     from mansio.config.config_def import Change
+    from mansio.config.config_entries import ConfigEntry
     from mansio.config.settings import Settings
 
 ENTRIES_MAX: Final = 250_000
@@ -76,11 +76,19 @@ class ConfigAlteration:
 class ConfigService:
     """All methods run on the broker's event loop."""
 
-    __slots__ = ("_groups", "_settings", "_topics")
+    __slots__ = ("_brokers", "_groups", "_settings", "_topics")
 
-    def __init__(self, *, topics: TopicService, groups: GroupConfigManager, settings: Settings) -> None:
+    def __init__(
+        self,
+        *,
+        topics: TopicService,
+        groups: GroupConfigManager,
+        brokers: BrokerConfigManager,
+        settings: Settings,
+    ) -> None:
         self._topics = topics
         self._groups = groups
+        self._brokers = brokers
         self._settings = settings
 
     def describe(self, queries: Iterable[ConfigQuery]) -> list[ResourceConfigs]:
@@ -117,12 +125,7 @@ class ConfigService:
             raise InvalidRequest(
                 f"resource type {kind}: only topics (2), brokers (4) and groups (32) have settings here"
             )
-        if name == "":  # Kafka's dynamic defaults of all brokers, which are not offered
-            return []
-        own = self._settings.node_id
-        if name != str(own):
-            raise InvalidRequest(f"broker {name!r} was requested, but this is broker {own}")
-        return broker_entries(self._settings)
+        return self._brokers.describe(name)
 
     def list_resources(self, kinds: Iterable[int] = ()) -> list[ConfigResource]:
         """The resources that have settings (KIP-1142), of these kinds, or of all."""
@@ -142,10 +145,11 @@ class ConfigService:
     async def alter(
         self, alterations: Sequence[ConfigAlteration], *, replace: bool = False, validate_only: bool = False
     ) -> list[MansioError | None]:
-        """Change settings of topics and groups (KIP-339); with `replace` the others are reset to their defaults
-        (KIP-133). Returns the error of each resource, or None: those of `TopicService.alter_configs` and
-        `GroupConfigManager.alter`, and `InvalidRequest` for a resource that occurs more than once or is no topic or
-        group. Durable and effective on this broker on return."""
+        """Change settings of topics, groups and brokers (KIP-339); with `replace` the others are reset to their
+        defaults (KIP-133). The broker with the empty name stands for all. Returns the error of each resource, or None:
+        those of `TopicService.alter_configs`, `GroupConfigManager.alter` and `BrokerConfigManager.alter`, and
+        `InvalidRequest` for a resource that occurs more than once or is of another type. Durable and effective on this
+        broker on return."""
         count = Counter(each.resource for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:
@@ -163,15 +167,13 @@ class ConfigService:
         kind, name = alteration.resource.kind, alteration.resource.name
         changes = alteration.changes
         if kind == ResourceType.BROKER:
-            if not replace and all(change.operation == Operation.DELETE for change in changes):
-                return  # no setting of a broker is set dynamically
-            raise InvalidRequest(
-                "the broker's settings are read at start: set them in its file or environment"
-            )
-        if kind == ResourceType.TOPIC:
+            await self._brokers.alter(name, changes, replace=replace, validate_only=validate_only)
+        elif kind == ResourceType.TOPIC:
             check_topic_name(name)
             await self._topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)
         elif kind == ResourceType.GROUP:
             await self._groups.alter(name, changes, replace=replace, validate_only=validate_only)
         else:
-            raise InvalidRequest(f"resource type {kind}: only topics (2) and groups (32) can be changed here")
+            raise InvalidRequest(
+                f"resource type {kind}: only topics (2), brokers (4) and groups (32) can be changed here"
+            )

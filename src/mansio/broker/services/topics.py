@@ -18,6 +18,7 @@ from uuid import UUID
 
 from mansio.broker.services.topic_lifecycle import TopicLifecycle, chunks
 from mansio.config import topic_config
+from mansio.config.broker_config import BrokerLayers
 from mansio.config.config_entries import topic_entries
 from mansio.errors import (
     ConcurrentChange,
@@ -94,6 +95,7 @@ class TopicService:
 
     __slots__ = (
         "_broker_epoch",
+        "_layers",
         "_missing_topics_logged",
         "_random",
         "_scheduler",
@@ -121,6 +123,7 @@ class TopicService:
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
+        self._layers = BrokerLayers(settings)
         self._settings = settings
         self._scheduler = scheduler
         self._random = random
@@ -136,6 +139,11 @@ class TopicService:
             close_partitions=close_partitions,
             broker_epoch=broker_epoch,
         )
+
+    def use_settings(self, layers: BrokerLayers, effective: Settings) -> None:
+        """The settings of the broker in force, and their sources."""
+        self._layers = layers
+        self._settings = effective
 
     # Read
 
@@ -159,7 +167,7 @@ class TopicService:
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
         """Every setting of a topic with its source."""
-        return topic_entries(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+        return topic_entries(topic.configs, self._layers, topic.replication_factor)
 
     # Change
 

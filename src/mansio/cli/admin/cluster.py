@@ -1,4 +1,4 @@
-"""`mansio cluster`: status, brokers, partitions, elect.
+"""`mansio cluster`: status, brokers, partitions, settings of running brokers, elect.
 
 Invariants:
 * All output comes from the brokers over the Kafka protocol at the time of the command.
@@ -18,6 +18,7 @@ from mansio.cli.support.common import (
     BootstrapServersOption,
     PartitionsOption,
     connect,
+    key_values,
     print_error,
     run,
     usage_error,
@@ -50,6 +51,7 @@ PARTITION_COLUMNS = (
     "min_in_sync",
     "state",
 )
+SETTING_COLUMNS = ("name", "value", "source", "changeable")
 ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
 
 
@@ -141,6 +143,59 @@ def partitions(
     show_rows(
         output, rows, PARTITION_COLUMNS, empty="no such partitions" if only or topic else "no partitions"
     )
+
+
+@app.command()
+def settings(
+    broker: Annotated[
+        int | None,
+        typer.Option(
+            "--broker", metavar="N", help="Node id of a broker. [default: the defaults of all brokers]"
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="NAME=VALUE",
+            help="A setting to change, by Kafka's name (log.retention.ms=3600000); repeatable.",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option("--unset", "-u", metavar="NAME", help="Remove a changed setting; repeatable."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Change settings of running brokers, or show them.
+
+    With --broker of one broker, else the defaults of all brokers. A broker's own value precedes the default, and both
+    precede its file and environment. Settings that are read at the start are refused.
+    """
+    changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
+    changes.update(dict.fromkeys(unset or (), None))
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(bootstrap_servers) as client:
+            if changes:
+                await client.admin.alter_broker_config(broker, changes)
+                return []
+            found = await client.admin.describe_config("" if broker is None else broker, kind="broker")
+        return [
+            {
+                "name": name,
+                "value": entry.value,
+                "source": entry.source,
+                "changeable": not entry.is_read_only,
+            }
+            for name, entry in sorted(found.items())
+        ]
+
+    rows = run(work())
+    if not changes:
+        show_rows(output, rows, SETTING_COLUMNS, empty="no defaults of all brokers are set")
 
 
 @app.command()

@@ -223,7 +223,8 @@ class Admin:
         kind: Literal["topic", "broker", "group"] = "topic",
         documentation: bool = False,
     ) -> dict[str, ConfigEntry]:
-        """All settings of a topic (by name), a broker (by node id) or a group (by id; it need not exist)."""
+        """All settings of a topic (by name), a broker (by node id; "" for the dynamic defaults of all brokers) or a
+        group (by id; it need not exist)."""
         resource = {
             "resource_type": _resource_type(kind),
             "resource_name": str(name),
@@ -233,7 +234,7 @@ class Admin:
         response = await self._cluster.request(
             ApiKey.DESCRIBE_CONFIGS,
             fields,
-            node_id=int(name) if kind == "broker" else None,
+            node_id=int(name) if kind == "broker" and name != "" else None,
             check=_check_each("results"),
             retry_unknown=False,
         )
@@ -255,6 +256,14 @@ class Admin:
     ) -> None:
         """Change settings of a topic atomically; None resets one to its default. Raises `InvalidConfig`."""
         await self._alter(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
+
+    async def alter_broker_config(
+        self, broker: int | None, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Change settings of a running broker atomically; with `broker` None the defaults of all brokers. None as a
+        value removes one. Raises `InvalidConfig`, also for a setting that is read at the start."""
+        name = "" if broker is None else str(broker)
+        await self._alter(BROKER_RESOURCE, name, changes, validate_only=validate_only)
 
     async def alter_group_config(
         self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False

@@ -132,6 +132,10 @@ class KafkaServer:
         for connection in tuple(self._connections):
             connection.abort()
 
+    def use_limits(self, limits: ServerLimits) -> None:
+        """Use other limits; open connections above them stay open."""
+        self.limits = limits
+
     @property
     def connection_count(self) -> int:
         return len(self._connections)

@@ -1,0 +1,163 @@
+"""Dynamic settings of brokers: stored in the metadata store, effective on every broker they concern (KIP-226).
+
+A change is made on any broker and reaches the others through `MetadataImage`. A broker that starts has the stored
+values from the beginning.
+
+Invariants:
+* A change is durable, and effective on this broker, when it is answered.
+* A change that contradicts the static settings of another broker is not applied there: it keeps the values it had.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.config.broker_config import BROKER_CONFIG, BrokerLayers
+from mansio.config.config_entries import broker_entries, default_broker_entries
+from mansio.errors import ConcurrentChange, ConfigError, InvalidConfig, InvalidRequest
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mansio.config.config_def import Change
+    from mansio.config.config_entries import ConfigEntry
+    from mansio.config.settings import Settings
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Random, Scheduler
+
+logger = logging.getLogger(__name__)
+
+ALL_BROKERS: Final = ""
+"""As a resource name: the default of all brokers."""
+
+CONFLICT_ATTEMPTS_MAX: Final = 5
+
+
+class BrokerConfigManager:
+    """Reads and alters the dynamic settings of brokers. All methods run on the broker's event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        random: Random,
+        settings: Settings,
+    ) -> None:
+        """`settings` are the static ones."""
+        self._store = store
+        self._state = state
+        self._scheduler = scheduler
+        self._random = random
+        self._node_id = settings.node_id
+        self._callbacks: list[Callable[[BrokerLayers, Settings], None]] = []
+        self.layers = BrokerLayers(settings)
+        """The sources of the values in force."""
+        self.effective = settings
+        """The settings in force."""
+        self._apply()
+        state.on_broker_config_change(self._apply)
+
+    def on_change(self, callback: Callable[[BrokerLayers, Settings], None]) -> None:
+        """Call `callback` with the settings of this broker, now and after each change."""
+        self._callbacks.append(callback)
+        callback(self.layers, self.effective)
+
+    def describe(self, name: str) -> list[ConfigEntry]:
+        """All settings of this broker, or the dynamic defaults of all brokers (`ALL_BROKERS`). Raises
+        `InvalidRequest`."""
+        if name == ALL_BROKERS:
+            return default_broker_entries(self._overrides(ALL_BROKERS))
+        if name != str(self._node_id):
+            raise InvalidRequest(f"broker {name!r} was requested, but this is broker {self._node_id}")
+        return broker_entries(self.layers)
+
+    async def alter(
+        self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
+    ) -> None:
+        """Change dynamic settings of a broker, or the defaults of all brokers; with `replace` the others are removed.
+
+        Raises `InvalidConfig` (unknown, read at the start, invalid, contradictory), `InvalidRequest` (no such broker),
+        `ConcurrentChange`, `StorageError`.
+        """
+        self._check_name(name)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            entry = self._state.broker_configs.get(name)
+            before = {} if entry is None else dict(entry.configs)
+            configs = BROKER_CONFIG.apply_changes({} if replace else before, changes)
+            self._check(name, configs)
+            if validate_only or configs == before:
+                return
+            if await self._write(name, 0 if entry is None else entry.mod_revision, configs):
+                shown = ",".join(f"{key}={value}" for key, value in sorted(configs.items())) or "none"
+                logger.info("broker_settings_changed", extra=fields(broker=name or "all", settings=shown))
+                self._warn_without_effect(name, before, configs)
+                return
+        raise ConcurrentChange(f"the settings of broker {name or 'defaults'} were changed concurrently")
+
+    def _check_name(self, name: str) -> None:
+        known = {self._node_id, *self._state.brokers, *self._state.registrations}
+        if name != ALL_BROKERS and name not in map(str, known):
+            raise InvalidRequest(f"there is no broker {name!r}")
+
+    def _check(self, name: str, configs: Mapping[str, str]) -> None:
+        """Check the values in force on this broker after the change; another broker checks its own."""
+        layers = self.layers
+        if name == ALL_BROKERS:
+            layers = layers._replace(default=configs)
+        elif name == str(self._node_id):
+            layers = layers._replace(own=configs)
+        else:
+            layers = layers._replace(own=configs, default=self._overrides(ALL_BROKERS))
+        try:
+            layers.effective()
+        except ConfigError as error:
+            raise InvalidConfig(str(error)) from error
+
+    def _overrides(self, name: str) -> Mapping[str, str]:
+        entry = self._state.broker_configs.get(name)
+        return {} if entry is None else entry.configs
+
+    def _apply(self) -> None:
+        layers = self.layers._replace(
+            own=self._overrides(str(self._node_id)), default=self._overrides(ALL_BROKERS)
+        )
+        if layers == self.layers:
+            return
+        try:
+            self.effective = layers.effective()
+        except ConfigError as error:
+            logger.error("broker_settings_not_applied", extra=fields(reason=error))
+            return
+        self.layers = layers
+        for callback in self._callbacks:
+            callback(layers, self.effective)
+
+    def _warn_without_effect(self, name: str, before: Mapping[str, str], configs: Mapping[str, str]) -> None:
+        reasons = "; ".join(
+            f"{key}: {BROKER_CONFIG.keys[key].no_effect}"
+            for key, value in sorted(configs.items())
+            if before.get(key) != value and key in BROKER_CONFIG.keys and BROKER_CONFIG.keys[key].no_effect
+        )
+        if reasons:
+            logger.warning(
+                "broker_settings_without_effect", extra=fields(broker=name or "all", settings=reasons)
+            )
+
+    async def _write(self, name: str, revision: int, configs: Mapping[str, str]) -> bool:
+        key = self._state.keys.broker_config(name)
+        guard = [Compare(key, mod_revision=revision)]
+        if configs:
+            writer = new_writer_id(self._random)
+            put = Put(key, metadata_store.encode({"configs": configs}, writer))
+            done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
+        else:
+            done = await self._store.transact(guard, [Delete(key)])
+        await self._state.wait_for_revision(done.revision, self._scheduler)
+        return done.succeeded
