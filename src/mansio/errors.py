@@ -192,6 +192,20 @@ class TransactionsNotOffered(RequestError):
     http_status = 501
 
 
+class LogDirNotFound(RequestError):
+    """The broker has no such data directory."""
+
+    kafka_code = 57
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class InvalidUpdateVersion(RequestError):
+    """The feature cannot have this version (KIP-584)."""
+
+    kafka_code = 95
+
+
 class OutOfOrderSequence(RequestError):
     """The producer's sequence number does not follow the last one."""
 

@@ -42,6 +42,7 @@ class ApiKey(IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
@@ -53,6 +54,8 @@ class ApiKey(IntEnum):
     DESCRIBE_CLIENT_QUOTAS = 48
     ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    DESCRIBE_QUORUM = 55
+    UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
@@ -201,6 +204,13 @@ _ROWS: Final = (
         note="Topics, groups and brokers, as IncrementalAlterConfigs. Settings not named are reset to their defaults, "
         "as in Kafka.",
     ),
+    Api(
+        ApiKey.ALTER_REPLICA_LOG_DIRS,
+        1,
+        2,
+        "log_dirs.alter_replica_log_dirs",
+        note="A broker has one log directory, where every replica already is; another one gets LOG_DIR_NOT_FOUND.",
+    ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="A broker has one log directory."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
@@ -251,6 +261,22 @@ _ROWS: Final = (
         0,
         "acls.describe_user_scram_credentials",
         note="Always empty; tools request it to show the quotas of users.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_QUORUM,
+        0,
+        2,
+        "cluster.describe_quorum",
+        note="The members of etcd have no broker ids: the active controller stands for them as leader and only voter, "
+        "with its term as epoch (the lower 31 bits of the revision of its election). Offsets are revisions of the "
+        "metadata that the broker has; it is an observer unless it is the controller.",
+    ),
+    Api(
+        ApiKey.UPDATE_FEATURES,
+        0,
+        2,
+        "cluster.update_features",
+        note="There are no finalized features, and no metadata version: each update gets INVALID_UPDATE_VERSION.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
@@ -394,8 +420,7 @@ SKIPPED: Final[dict[str, str]] = {
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
     "AlterUserScramCredentials (51)": _SECURITY,
     "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
-    "AlterReplicaLogDirs (34)": "a broker has one data directory",
-    "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
+    "UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
 }
@@ -426,6 +451,7 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.DELETE_ACLS: 2,
     ApiKey.DESCRIBE_CONFIGS: 4,
     ApiKey.ALTER_CONFIGS: 2,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: 2,
     ApiKey.DESCRIBE_LOG_DIRS: 2,
     ApiKey.CREATE_PARTITIONS: 2,
     ApiKey.DELETE_GROUPS: 2,
@@ -436,6 +462,8 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_CLIENT_QUOTAS: 1,
     ApiKey.ALTER_CLIENT_QUOTAS: 1,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.DESCRIBE_QUORUM: 0,
+    ApiKey.UPDATE_FEATURES: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
     ApiKey.DESCRIBE_PRODUCERS: 0,
     ApiKey.DESCRIBE_TRANSACTIONS: 0,

@@ -45,6 +45,7 @@ from kafka.admin import ConfigResource as KafkaPythonResource
 from kafka.admin import ResourceType as KafkaPythonResourceType
 from kafka.errors import (
     ElectionNotNeededError,
+    InvalidUpdateVersionError,
     SecurityDisabledError,
     TransactionalIdAuthorizationFailedError,
     UnknownTopicOrPartitionError,
@@ -68,6 +69,8 @@ UNKNOWN_TOPIC_OR_PARTITION = 3
 TRANSACTIONAL_ID_NOT_FOUND = 105
 INVALID_REPLICA_ASSIGNMENT = 39
 NO_REASSIGNMENT_IN_PROGRESS = 85
+LOG_DIR_NOT_FOUND = 57
+INVALID_UPDATE_VERSION = 95
 
 
 @pytest.fixture
@@ -473,3 +476,69 @@ def test_kafka_python_writes_at_its_quota(limited: str) -> None:
     items = [Item(None, b"x" * ITEM_BYTES)] * ITEMS
     kafka_python_write(limited, "t", items, client_id="python", batch_size=1)
     assert LEAST_S <= time.monotonic() - begun < scaled(5 * LEAST_S)
+
+
+# One directory, a metadata store instead of a quorum of brokers, no features
+
+
+def test_a_replica_is_in_the_only_directory_already(
+    kafka_python: KafkaAdminClient, raw: RawPeer, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic()
+    ((broker_id, directory),) = [
+        (one["broker"], each["log_dir"])
+        for one in kafka_python.describe_log_dirs()
+        for each in one["log_dirs"]
+    ]
+    moved = kafka_python.alter_replica_log_dirs({(topic, 0, broker_id): directory})
+    assert [error.errno for error in moved.values()] == [0]
+    moved = kafka_python.alter_replica_log_dirs({(topic, 0, broker_id): "/other"})
+    assert [error.errno for error in moved.values()] == [LOG_DIR_NOT_FOUND]
+    dirs = [{"path": directory, "topics": [{"name": f"{topic}-none", "partitions": [0, 1]}]}]
+    for version in (1, 2):
+        (found,) = raw.call(ApiKey.ALTER_REPLICA_LOG_DIRS, version, {"dirs": dirs}).results
+        assert [each.error_code for each in found.partitions] == [UNKNOWN_TOPIC_OR_PARTITION] * 2
+
+
+def test_the_metadata_of_a_single_broker_are_described_as_its_own(
+    kafka_python: KafkaAdminClient, raw: RawPeer, make_topic: Callable[..., str]
+) -> None:
+    """What `kafka-metadata-quorum describe` requests."""
+    (broker_id,) = (one["broker_id"] for one in kafka_python.describe_cluster()["brokers"])
+
+    def described() -> dict[str, Any]:
+        ((topic,),) = (kafka_python.describe_metadata_quorum()["topics"],)
+        (partition,) = topic["partitions"]
+        return dict(partition)
+
+    before = described()
+    assert before["error"] is None
+    assert before["leader_id"] == broker_id
+    assert [each["replica_id"] for each in before["current_voters"]] == [broker_id]
+    assert before["current_voters"][0]["log_end_offset"] == before["high_watermark"]
+    assert before["observers"] == []
+    make_topic()
+    assert described()["high_watermark"] > before["high_watermark"]
+    asked = [{"topic_name": "other", "partitions": [{"partition_index": 0}]}]
+    for version in (0, 1, 2):
+        (topic,) = raw.call(ApiKey.DESCRIBE_QUORUM, version, {"topics": asked}).topics
+        assert topic.partitions[0].error_code == UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_there_are_no_features_to_update(kafka_python: KafkaAdminClient, raw: RawPeer) -> None:
+    """What `kafka-features` requests."""
+    features = kafka_python.describe_features()
+    assert not any(features.values()), features
+    with pytest.raises(InvalidUpdateVersionError):
+        kafka_python.update_features({"metadata.version": 17})
+    update = {"feature": "metadata.version", "max_version_level": 17}
+    for version in (0, 1, 2):
+        answer = raw.call(ApiKey.UPDATE_FEATURES, version, {"feature_updates": [update], "timeout_ms": 1000})
+        if version < 2:
+            assert answer.error_code == 0
+            assert [each.error_code for each in answer.results] == [INVALID_UPDATE_VERSION]
+        else:
+            assert answer.error_code == INVALID_UPDATE_VERSION
+            assert "no finalized features" in str(answer.error_message)
+        nothing = raw.call(ApiKey.UPDATE_FEATURES, version, {"feature_updates": [], "timeout_ms": 1000})
+        assert nothing.error_code == 0

@@ -227,6 +227,25 @@ def test_describe_cluster_shows_fenced_brokers_to_who_asks(version: int) -> None
         assert [one.broker_id for one in without.brokers] == [1, 3]
 
 
+@each_version(ApiKey.DESCRIBE_QUORUM)
+def test_the_active_controller_stands_for_the_members_of_etcd(version: int) -> None:
+    world = World([partition(1)], alive=(1, 2))
+    topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+
+    def described() -> Any:
+        return world.ask(ApiKey.DESCRIBE_QUORUM, version, topics=topics).topics[0].partitions[0]
+
+    for absent in (None, ControllerState(3, 9)):
+        world.state.controller = absent
+        assert (described().error_code, described().leader_id) == (NO_LEADER_NOW, -1)
+    for controller, observers in ((1, []), (2, [1])):
+        world.state.controller = ControllerState(controller, (1 << 31) + 9)
+        found = described()
+        assert (found.error_code, found.leader_id, found.leader_epoch) == (OK, controller, 9)
+        assert [one.replica_id for one in found.current_voters] == [controller]
+        assert [one.replica_id for one in found.observers] == observers
+
+
 def test_a_broker_that_is_stopping_is_there_until_its_session_ends() -> None:
     world = World([partition(2)])
     world.state.registrations[2] = Registration(DRAINING, 5)

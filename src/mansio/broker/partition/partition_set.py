@@ -27,6 +27,7 @@ from mansio.broker.partition.storage_health import StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
     CorruptLog,
+    LogDirNotFound,
     MansioError,
     NotLeaderOrFollower,
     StorageError,
@@ -144,6 +145,13 @@ class PartitionSet:
             kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
             raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
         return partition
+
+    def check_directory(self, topic: str, index: int, directory: str) -> None:
+        """Check that a replica of this broker may be in a data directory: there is one only. Raises `LogDirNotFound`,
+        and as `find`."""
+        if directory.rstrip("/") != self._settings.data_dir.rstrip("/"):
+            raise LogDirNotFound(f"{directory}: the only data directory is {self._settings.data_dir}")
+        self.find(topic, None, index)
 
     def get(self, topic: str, index: int) -> Partition | None:
         """The partition; None if it is not available."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker.replication.log_repairer import RepairCounts
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import InvalidRequest, InvalidUpdateVersion, LeaderNotAvailable, MansioError
 from mansio.metadata.model import BrokerState
 from mansio.metadata.topic_plan import check_topic_name
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     """Topic and partition with which a page begins."""
 
 NO_CONTROLLER: Final = -1
+EPOCH_MASK: Final = (1 << 31) - 1
 PARTITIONS_PER_PAGE_MAX: Final = 2000
 """Kafka's max.request.partition.size.limit."""
 
@@ -93,6 +94,17 @@ class TopicsPage:
     next_cursor: Cursor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class QuorumDescription:
+    """State of the metadata as this broker knows it. `epoch` is the controller's term; `observer` is None on the
+    controller itself."""
+
+    leader_id: int
+    epoch: int
+    revision: int
+    observer: int | None
+
+
 class ClusterDescriptionService:
     """Describes the cluster as this broker knows it. All methods run on the broker's event loop."""
 
@@ -124,6 +136,28 @@ class ClusterDescriptionService:
         if controller is None or controller.node_id not in state.brokers:
             return NO_CONTROLLER
         return controller.node_id
+
+    def describe_quorum(self) -> QuorumDescription:
+        """The metadata in the form of a KRaft quorum (KIP-595). Raises `LeaderNotAvailable` while there is no
+        controller.
+
+        The members of etcd have no broker ids, so the active controller stands for them.
+        """
+        own, state = self._settings.node_id, self._topics.state
+        if not state.registrations:
+            return QuorumDescription(own, 0, state.revision, None)
+        controller = state.controller
+        if controller is None or controller.node_id not in state.brokers:
+            raise LeaderNotAvailable("there is no active controller now")
+        observer = None if controller.node_id == own else own
+        return QuorumDescription(controller.node_id, controller.epoch & EPOCH_MASK, state.revision, observer)
+
+    def update_feature(self, name: str, version: int) -> None:
+        """Raises `InvalidUpdateVersion`: there are no finalized features (KIP-584)."""
+        raise InvalidUpdateVersion(
+            f"feature {name!r} cannot have version {version}: this cluster has no finalized features and no "
+            "metadata version"
+        )
 
     def controller_request_target(self, described: ClusterDescription) -> int:
         """The broker to which clients send requests for the controller: this one, which can process them as any other

@@ -82,6 +82,8 @@ REMOVED_FIELDS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
     },
     (ApiKey.LEAVE_GROUP, REQUEST, ""): {"member_id": 2},
     (ApiKey.DELETE_TOPICS, REQUEST, ""): {"topic_names": 5},
+    (ApiKey.UPDATE_FEATURES, REQUEST, ".feature_updates"): {"allow_downgrade": 0},
+    (ApiKey.UPDATE_FEATURES, RESPONSE, ""): {"results": 1},
 }
 """(API, direction, path of the struct) -> fields that the newest schema lacks, with the last version that has them.
 The tests compare it with all of kio's schemas."""

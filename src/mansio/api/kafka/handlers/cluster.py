@@ -1,4 +1,4 @@
-"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions.
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeQuorum, UpdateFeatures.
 
 Behavior: without authorization every operation is allowed, which is returned to clients that request the authorized
 operations (KIP-430); others get Kafka's value for "omitted".
@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER
 from mansio.wire.api_versions import advertised_versions
@@ -36,6 +36,7 @@ BROKERS_ENDPOINT: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
 NO_PORT: Final = -1
+METADATA_PARTITION: Final = ("__cluster_metadata", 0)
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -112,6 +113,61 @@ async def describe_cluster(
         "brokers": described,
         "cluster_authorized_operations": ALL_OF_CLUSTER if asked else OPERATIONS_OMITTED,
     }
+
+
+async def describe_quorum(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """The metadata as a quorum of which the active controller is the leader and the only voter (KIP-595)."""
+    del context
+    topics = [
+        {
+            "topic_name": topic.topic_name,
+            "partitions": [
+                _quorum(service, topic.topic_name, partition.partition_index)
+                for partition in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return {"topics": topics}
+
+
+def _quorum(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
+    result: dict[str, Any] = {"partition_index": index, "leader_id": NO_LEADER}
+    try:
+        if (topic, index) != METADATA_PARTITION:
+            raise UnknownTopicOrPartition(f"{topic}-{index} is not {METADATA_PARTITION[0]}-0")
+        found = service.cluster_description.describe_quorum()
+    except MansioError as error:
+        return result | {"error_code": error.kafka_code, "error_message": error.message}
+    observers = [] if found.observer is None else [found.observer]
+    return result | {
+        "leader_id": found.leader_id,
+        "leader_epoch": found.epoch,
+        "high_watermark": found.revision,
+        "current_voters": [{"replica_id": found.leader_id, "log_end_offset": found.revision}],
+        "observers": [{"replica_id": each, "log_end_offset": found.revision} for each in observers],
+    }
+
+
+async def update_features(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """There are no finalized features: each update fails (KIP-584). Version 2 has one error for all."""
+    results = []
+    failed: MansioError | None = None
+    for update in request.feature_updates:
+        result: dict[str, Any] = {"feature": update.feature}
+        try:
+            service.cluster_description.update_feature(update.feature, update.max_version_level)
+        except MansioError as error:
+            failed = failed or error
+            result |= {"error_code": error.kafka_code, "error_message": error.message}
+        results.append(result)
+    if context.api_version < 2:
+        return {"results": results}
+    return {} if failed is None else {"error_code": failed.kafka_code, "error_message": failed.message}
 
 
 async def describe_topic_partitions(

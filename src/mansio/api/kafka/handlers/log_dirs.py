@@ -1,4 +1,4 @@
-"""DescribeLogDirs (KIP-113, KIP-827): size of each partition, and free disk space.
+"""DescribeLogDirs (KIP-113, KIP-827): size of each partition, and free disk space; AlterReplicaLogDirs.
 
 Behavior: a broker has one data directory, returned with the bytes of its file system; sizes are those of the segments.
 Topics and partitions that are not on this broker are omitted, as in Kafka.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import shutil
 from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,6 +48,27 @@ async def describe_log_dirs(
                 "usable_bytes": usable_bytes,
             }
         ]
+    }
+
+
+async def alter_replica_log_dirs(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Every replica is in the one directory already (KIP-113)."""
+    del context
+    results: dict[str, list[dict[str, int]]] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            partitions = results.setdefault(topic.name, [])
+            for index in topic.partitions:
+                error_code = 0
+                try:
+                    service.partitions.check_directory(topic.name, index, directory.path)
+                except MansioError as error:
+                    error_code = error.kafka_code
+                partitions.append({"partition_index": index, "error_code": error_code})
+    return {
+        "results": [{"topic_name": name, "partitions": partitions} for name, partitions in results.items()]
     }
 
 
