@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from component.services.services_fixtures import run
 from mansio.broker.services import configs
 from mansio.broker.services.configs import ConfigAlteration, ConfigQuery, ConfigResource, ResourceType
+from mansio.broker.services.topics import NewTopic
 from mansio.config.config_def import Change, Operation
 from mansio.config.config_entries import Source
-from mansio.errors import InvalidConfig, InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
+from mansio.errors import (
+    InvalidConfig,
+    InvalidGroupId,
+    InvalidRequest,
+    PolicyViolation,
+    UnknownTopicOrPartition,
+)
+from support.waiting import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from mansio.broker.services.broker_services import BrokerServices
 
@@ -132,3 +140,50 @@ def test_resources_with_settings_are_listed(tmp_path: Path) -> None:
         assert services.configs.list_resources([ResourceType.GROUP, 99]) == [GROUP]
 
     run(tmp_path, work)
+
+
+def test_dynamic_settings_of_the_broker_reach_what_uses_them(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        def changed(name: str, value: str | None) -> ConfigAlteration:
+            operation = Operation.DELETE if value is None else Operation.SET
+            return ConfigAlteration(BROKER, [Change(name, operation, value)])
+
+        async def alter(name: str, value: str | None) -> None:
+            assert await services.configs.alter([changed(name, value)]) == [None]
+
+        cleaner = services.log_cleaner
+        before = (cleaner.interval_ms, cleaner.bytes_per_second)
+        await alter("log.cleaner.backoff.ms", "1234")
+        await alter("log.cleaner.io.max.bytes.per.second", "5678")
+        assert (cleaner.interval_ms, cleaner.bytes_per_second) == (1234, 5678)
+        await alter("log.cleaner.backoff.ms", None)
+        await alter("log.cleaner.io.max.bytes.per.second", None)
+        assert (cleaner.interval_ms, cleaner.bytes_per_second) == before
+        await alter("mansio.partitions_max", "1")
+        with pytest.raises(PolicyViolation):
+            await services.topics.create(NewTopic("more", partitions=5))
+        await alter("mansio.partitions_max", None)
+        await services.topics.create(NewTopic("more", partitions=5))
+        (errors,) = await services.configs.alter([changed("listeners", "other:1")])
+        assert isinstance(errors, InvalidConfig)
+
+    run(tmp_path, work)
+
+
+def test_the_scrubber_is_started_and_stopped_by_its_rate(tmp_path: Path) -> None:
+    async def work(services: BrokerServices) -> None:
+        async def alter(rate: str) -> None:
+            change = Change("mansio.log_scrub_io_max_bytes_per_second", Operation.SET, rate)
+            assert await services.configs.alter([ConfigAlteration(BROKER, [change])]) == [None]
+
+        scrubber = services.log_scrubber
+        assert scrubber.counts.rounds == 0
+        await alter("1000000")
+        await eventually(lambda: scrubber.counts.rounds >= 2, 20)
+        await alter("0")
+        rounds = scrubber.counts.rounds
+        await scrubber.run()
+        await alter("1000000")
+        await eventually(lambda: scrubber.counts.rounds >= rounds + 2, 20)
+
+    run(tmp_path, work, log_scrub_interval_ms=10, log_scrub_io_max_bytes_per_second=0)

@@ -685,6 +685,25 @@ def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("rate", "low_ms", "high_ms"), [(0, 0, 3_500), (1_000_000, 0, 4_500), (50_000, 12_000, 30_000)]
+)
+def test_the_throttle_of_replicas_changes_while_they_catch_up(rate: int, low_ms: int, high_ms: int) -> None:
+    settings = ReplicaFetcherSettings(catch_up_bytes_per_second=100_000, partition_bytes_max=50_000)
+    cluster = running(configs={"min.insync.replicas": "1"}, follower_settings=settings)
+    cluster.kill(3)
+    cluster.end_session(3)
+    for _ in range(100):
+        committed(cluster, bytes(10_000))
+    cluster.restart(3)
+    began = cluster.simulation.now_ms
+    cluster.run_for(2000)
+    assert 3 not in cluster.state().isr
+    cluster[3].fetcher_manager.throttle(rate)
+    cluster.run_until(lambda: 3 in cluster.state().isr, 60_000)
+    assert low_ms <= cluster.simulation.now_ms - began < high_ms
+
+
 def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mansio.broker.replication.replica_fetcher.QUIET_ROUND_S", 0.01)
     cluster = running(partitions=8, follower_settings=ReplicaFetcherSettings(all_partitions_max=4))
