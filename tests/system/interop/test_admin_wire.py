@@ -161,8 +161,8 @@ def test_legacy_alter_configs_replaces_all_settings(
     assert code_of(confluent.alter_configs([bad])[bad]) == KafkaError.INVALID_CONFIG
     missing = ConfigResource(ResourceType.TOPIC, f"no {topic}".replace(" ", "-"), set_config={})
     assert code_of(confluent.alter_configs([missing])[missing]) == KafkaError.UNKNOWN_TOPIC_OR_PART
-    broker = ConfigResource(ResourceType.BROKER, "1", set_config={"num.partitions": "2"})
-    assert code_of(confluent.alter_configs([broker])[broker]) == KafkaError.INVALID_REQUEST
+    broker = ConfigResource(ResourceType.BROKER, "1", set_config={"node.id": "2"})
+    assert code_of(confluent.alter_configs([broker])[broker]) == KafkaError.INVALID_CONFIG
     assert in_force() == {"segment.bytes": "1000000"}
 
 

@@ -31,7 +31,7 @@ TOPIC, BROKER = 2, 4
 DEFAULT_SOURCE = 5
 DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, BUILT_IN = 2, 3, 4, 5
 SET, DELETE = 0, 1
-MESSAGE_TOO_LARGE = 10
+MESSAGE_TOO_LARGE, INVALID_REQUEST = 10, 42
 INT64_MAX = (1 << 63) - 1
 
 TUNED = {
@@ -401,7 +401,7 @@ def test_limits_and_topic_creation_change_while_the_broker_runs(tmp_path: Path) 
 
 
 def test_settings_that_are_read_at_the_start_are_refused_by_name(
-    admin: AdminClient, broker: ServedBroker
+    admin: AdminClient, raw: RawPeer, broker: ServedBroker
 ) -> None:
     (broker_id,) = map(str, admin.list_topics(timeout=scaled(15)).brokers)
     refused = {
@@ -422,7 +422,9 @@ def test_settings_that_are_read_at_the_start_are_refused_by_name(
         assert code == KafkaError.INVALID_CONFIG, said
         assert reason in said
         assert name.removeprefix("log.cleaner.") in said
-    code, said = refusal(lambda: alter(admin, ResourceType.BROKER, "99", {"num.partitions": "2"}))
+    unknown = {"resource_type": BROKER, "resource_name": "99", "configs": []}
+    (response,) = raw.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [unknown]}).responses
+    assert response.error_code == INVALID_REQUEST
     after = described(admin, ResourceType.BROKER, broker_id)
     assert {name: entry.value for name, entry in after.items()} == {
         name: entry.value for name, entry in before.items()
