@@ -38,6 +38,8 @@ METADATA_ROOM = (
     "tests/component/test_sqlite_store.py",
 )
 
+RECOMPRESSION = ("tests/unit/broker/test_recompression.py",)
+
 DEFECTS = (
     Defect(
         "ack before sync",
@@ -535,6 +537,41 @@ MORE = (
         "last = min(last, totals.revision - 1)",
         "last = totals.revision - 1",
         METADATA_ROOM,
+    ),
+    Defect(
+        "a batch passes one that is being recompressed",
+        "broker/partition/recompression.py",
+        "while queue and queue[0].target is None:",
+        "while queue:",
+        RECOMPRESSION,
+    ),
+    Defect(
+        "a batch waits in the memory of its frame",
+        "broker/partition/recompression.py",
+        "self._enqueue(partition, _QueuedAppend(bytes(records), target, urgent, on_appended))",
+        "self._enqueue(partition, _QueuedAppend(records, target, urgent, on_appended))",
+        RECOMPRESSION,
+    ),
+    Defect(
+        "the batches that wait are not bounded",
+        "broker/partition/recompression.py",
+        "self.queued_bytes -= len(entry.records)",
+        "self.queued_bytes = 0",
+        RECOMPRESSION,
+    ),
+    Defect(
+        "a recompressed batch loses its attributes",
+        "wire/batch/recompress.py",
+        "attributes = header.attributes & ~CODEC_MASK | target.codec",
+        "attributes = int(target.codec)",
+        ("tests/unit/wire/test_recompress.py",),
+    ),
+    Defect(
+        "the default of all brokers precedes the broker's own value",
+        "config/broker_config.py",
+        "for layer in (self.default, self.own):",
+        "for layer in (self.own, self.default):",
+        ("tests/unit/config/test_broker_config.py",),
     ),
     *MORE_REPLICATION_DEFECTS,
     *MORE_SHARE_DEFECTS,

@@ -218,6 +218,8 @@ def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds
         model = Model(seed)
         for _ in range(60):
             model.step()
+            waiting = [sent.batch for sent in model.sent if not sent.outcomes]
+            assert model.recompressor.queued_bytes == sum(map(len, waiting))
             queued = max(queued, model.recompressor.queued_bytes)
         model.check()
         appended += sum(len(partition.batches) for partition in model.partitions)
@@ -310,7 +312,7 @@ def test_the_batches_that_wait_are_bounded() -> None:
     one = One(bytes_max=8 << 20)
     batch = build_batch([(0, None, random.Random(1).randbytes(7 << 20), ())])
     count = 0
-    while not one.outcomes:
+    while not one.outcomes and count < 20:
         one.send(count, batch)
         count += 1
     assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
