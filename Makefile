@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve quick test full check lint format bench bench-peers bench-spark nightly clean \
-	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-pythons nightly-peers
+	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-suites nightly-pythons nightly-peers
 
 help:
 	@echo "make demo      a broker, 336,776 flights and a kill -9; poison, dead letters, a redrive; a lake table, with Spark"
@@ -27,7 +27,7 @@ help:
 	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -pythons, -peers"
+	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -suites, -pythons, -peers"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
 
@@ -136,7 +136,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 # Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
 # take about two hours on two cores. The soak runs alone, because it measures drift.
 NIGHT := $(PYTEST) --tier nightly --durations 30 --timeout 7200
-NIGHT_PARTS := tests simulated spark soak pythons peers
+NIGHT_PARTS := tests simulated spark soak suites pythons peers
 
 nightly: setup check
 	@rm -rf .nightly; failed=0; \
@@ -157,6 +157,10 @@ $(NIGHT_TESTS): setup
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
 	PYTHONPATH=tests $(BIN)/python -m support.nightly_counts; \
 	exit $$failed
+
+# Test suites of other projects, compared with what is expected of them; ARGS='--write sarama': one, and its results recorded.
+nightly-suites: setup
+	@mkdir -p .nightly; PYTHONPATH=tests $(BIN)/python -m nightly.suites $(ARGS)
 
 # Unit and component tests with each supported Python that is installed (PATH, pyenv, uv), without make, Java or etcd.
 nightly-pythons:

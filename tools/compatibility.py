@@ -1,13 +1,20 @@
-"""docs/COMPATIBILITY.md, generated from `mansio.wire.api_versions`: supported and unsupported APIs and versions."""
+"""docs/COMPATIBILITY.md, generated from `mansio.wire.api_versions`: supported and unsupported APIs and versions.
+
+The table of test suites is made from the results that `python -m nightly.suites --write` recorded.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from mansio.wire.api_versions import OFFERED, SKIPPED
 
 if TYPE_CHECKING:
     from mansio.wire.api_versions import Api
+
+_RESULTS: Final = Path(__file__).resolve().parent.parent / "tests/nightly/suites/results.json"
 
 _INTRODUCTION: Final = """\
 # Compatibility with Kafka
@@ -65,12 +72,57 @@ with client libraries, most of them also with Apache Kafka's command line tools.
 not been tested.
 """
 
+_SUITES: Final = """
+## Test suites of clients and tools
+
+Suites of other projects, run against Mansio. `make nightly-suites` runs those with a column "passed" and compares each
+test with the lists in `tests/nightly/suites/expected`, which give a reason for every failure and every skipped test: an
+unexpected failure, pass or skip is reported. `python -m nightly.suites --write` (with `tests` on PYTHONPATH) records
+the figures.
+
+| suite | set-up | commit | passed | failed, as expected | skipped |
+|---|---|---|---|---|---|
+"""
+
+_EARLIER_SUITES: Final = """
+Passed of the tests that apply, measured at commit 80df832:
+
+| suite | passed |
+|---|---|
+"""
+
 
 def render() -> str:
     """The document in Markdown."""
+    suites = suite_tables(json.loads(_RESULTS.read_text(encoding="utf-8")))
     offered = "".join(map(_row, OFFERED.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in SKIPPED.items())
-    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + _WEB_UI
+    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + suites + _WEB_UI
+
+
+def suite_tables(recorded: dict[str, Any]) -> str:
+    """The section on test suites, from what is recorded of them."""
+    rows = "".join(_suite_row(name, entry) for name, entry in recorded.items() if "passed" in entry)
+    earlier = "".join(
+        f"| {name} {entry['version']} | {entry['before']} |\n"
+        for name, entry in recorded.items()
+        if "before" in entry
+    )
+    return _SUITES + rows + _EARLIER_SUITES + earlier
+
+
+def _suite_row(name: str, entry: dict[str, Any]) -> str:
+    cells = [f"{name} {entry['version']}", entry["setup"], entry["commit"], str(entry["passed"])]
+    cells += [_by_reason(entry["failed"]), _by_reason(entry["skipped"])]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _by_reason(counts: dict[str, int]) -> str:
+    """ "3: two of one reason (2), another (1)", most frequent first."""
+    listed = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    return (
+        f"{sum(counts.values())}: " + "; ".join(f"{reason} ({n})" for reason, n in listed) if counts else "0"
+    )
 
 
 def _row(api: Api) -> str:

@@ -1,0 +1,37 @@
+"""The brokers a suite runs against: processes on loopback ports, their data and logs below the suite's `brokers`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from support.process import ServedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FOLDER = "brokers"
+
+
+@contextmanager
+def one_broker(
+    directory: Path, *, host: str = "127.0.0.1", data: str = "data", **settings: object
+) -> Iterator[ServedBroker]:
+    """A running broker that advertises `host`, with its files in the directory `data`; killed at the end."""
+    broker = ServedBroker(directory / FOLDER / data, http=False)
+    told = {"advertised_listeners": f"{host}:{broker.kafka_port}", **settings}
+    broker.arguments = [part for name, value in told.items() for part in ("--set", f"{name}={value}")]
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+
+
+def logs_with_exceptions(directory: Path) -> list[Path]:
+    """The brokers' logs in which there is a stack trace."""
+    return [
+        log
+        for log in sorted((directory / FOLDER).glob("*.log"))
+        if "Traceback" in log.read_text(errors="replace")
+    ]

@@ -1,0 +1,95 @@
+"""Test suites of Go modules: the module's tests, copied out of Go's module cache, run with `go test`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from nightly.suites.commands import TimeLimitExceeded, checked, copied, run
+from nightly.suites.suite import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from nightly.suites.suite import Outcomes
+
+DOWNLOAD_LIMIT_S = 600
+BUILD_LIMIT_S = 1200
+LOCAL_TOOLS = {"GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+
+
+def module_copy(module: str, version: str, into: Path) -> Path:
+    """The module's source as a directory that can be changed; downloaded where Go's cache does not have it."""
+    log = into / "go.log"
+    told = checked(
+        ["go", "mod", "download", "-json", f"{module}@{version}"],
+        log=log,
+        limit_s=DOWNLOAD_LIMIT_S,
+        environment=LOCAL_TOOLS,
+    )
+    source = json.loads(told[told.index("{") :])["Dir"]
+    copied(source, into / "module")
+    return into / "module"
+
+
+def tests_in(files: Iterable[Path]) -> list[str]:
+    """The names of the top-level tests in these source files."""
+    return sorted(
+        name
+        for file in files
+        for name in re.findall(r"^func (Test\w+)\(\w+ \*testing\.T\)", file.read_text(), re.MULTILINE)
+    )
+
+
+def go_test(
+    directory: Path,
+    names: Iterable[str],
+    *,
+    log: Path,
+    limit_s: float,
+    environment: Mapping[str, str],
+    flags: Iterable[str] = (),
+) -> Outcomes:
+    """The outcomes of these top-level tests of the package in `directory`.
+
+    When the process ends before its time or is killed, the tests without an outcome are run again, each alone; what
+    has no outcome then has failed.
+    """
+    wanted = sorted(names)
+    setting = {**LOCAL_TOOLS, **environment}
+    together = ["go", "test", "-json", "-count=1", "-timeout=0", *flags]
+    build = ["go", "test", "-run=^$", *flags, "."]
+    checked(build, log=log, limit_s=BUILD_LIMIT_S, directory=directory, environment=setting)
+    outcomes: Outcomes = {}
+    for candidates in [wanted, *([name] for name in wanted)]:
+        group = [name for name in candidates if name not in outcomes]
+        if not group:
+            continue
+        command = [*together, "-run", f"^({'|'.join(group)})$", "."]
+        limit = limit_s if group == wanted else limit_s / 4
+        try:
+            _, output = run(command, log=log, limit_s=limit, directory=directory, environment=setting)
+        except TimeLimitExceeded as exceeded:
+            output = exceeded.output
+        outcomes |= {name: each for name, each in parsed(output).items() if name in group}
+        if len(group) == 1:
+            outcomes.setdefault(group[0], Outcome.FAILED)
+    return outcomes
+
+
+def parsed(text: str) -> Outcomes:
+    """The last outcome of each top-level test in the output of `go test -json`."""
+    words = {"pass": Outcome.PASSED, "fail": Outcome.FAILED, "skip": Outcome.SKIPPED}
+    outcomes: Outcomes = {}
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            name, word = event.get("Test", ""), event.get("Action")
+            if name and "/" not in name and word in words:
+                outcomes[name] = words[word]
+    return outcomes

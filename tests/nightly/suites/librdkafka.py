@@ -1,0 +1,168 @@
+"""librdkafka's test suite, in quick mode, against one broker: the tests that are not local to the library.
+
+The source comes with the npm package of Confluent's JavaScript client. Tests run in processes of their own, two at a
+time, by their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from nightly.suites.brokers import one_broker
+from nightly.suites.commands import TimeLimitExceeded, checked
+from nightly.suites.commands import run as run_command
+from nightly.suites.suite import Outcome, Suite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from nightly.suites.expected import Expected
+    from nightly.suites.suite import Outcomes
+    from support.process import ServedBroker
+
+PACKAGE = "@confluentinc/kafka-javascript@1.10.1"
+SOURCE = "package/deps/librdkafka"
+VERSION = "2.15.1"
+"""Of librdkafka in that package."""
+KAFKA_VERSION = "4.2.0"
+"""Selects the tests that apply."""
+FETCH_LIMIT_S = 600
+BUILD_LIMIT_S = 1800
+TEST_LIMIT_S = 400
+AT_ONCE = 2
+TIMEOUT_MULTIPLIER = 3
+SETTINGS = {
+    "default": {"auto_create_topics_enable": True, "num_partitions": 4},
+    "noautocreate": {"num_partitions": 4},
+}
+"""Scenario of the suite -> settings of the broker."""
+ENTRY = re.compile(r"_TEST\((\d{4}\w+),\s*([^,)]+)(.*?)\),?\n(?=\s*(?:_TEST|#|\{|/\*))", re.DOTALL)
+"""A line of the suite's table: name, flags, what else is known of the test."""
+WORDS = {"PASSED": Outcome.PASSED, "FAILED": Outcome.FAILED, "SKIPPED": Outcome.SKIPPED}
+
+
+class BrokerTest(NamedTuple):
+    """A test of the suite's table that needs a broker."""
+
+    name: str
+    scenario: str
+
+    @property
+    def number(self) -> str:
+        return self.name[:4]
+
+
+def broker_tests(text: str) -> list[BrokerTest]:
+    """The tests of the table in `test.c` that need a broker of one of the scenarios."""
+    table = text[text.index("struct test tests[] = {") :]
+    found = []
+    for name, flags, rest in re.findall(
+        r"_TEST\((\d{4}\w+),\s*([^,)]+)(.*?)\),?\n(?=\s*(?:_TEST|#|\{|/\*))", table, re.DOTALL
+    ):
+        scenario = re.search(r'\.scenario = "(\w+)', rest)
+        one = BrokerTest(name, scenario[1] if scenario else "default")
+        if "LOCAL" not in flags and "MANUAL" not in flags and one.scenario in SETTINGS:
+            found.append(one)
+    return found
+
+
+def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Outcomes:
+    source = directory / SOURCE
+    if not (source / "tests" / "test-runner").exists():
+        _build(directory)
+    tests = [
+        test
+        for test in broker_tests((source / "tests" / "test.c").read_text())
+        if (test.name in only if only is not None else test.name not in expected.skipped)
+    ]
+    outcomes: Outcomes = {}
+    for scenario, settings in SETTINGS.items():
+        chosen = [test for test in tests if test.scenario == scenario]
+        if chosen:
+            with one_broker(directory, data=scenario, **settings) as broker:
+                outcomes |= _outcomes(directory, chosen, broker, scenario)
+    return outcomes
+
+
+def _build(directory: Path) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "build.log"
+    checked(["npm", "pack", "--silent", PACKAGE], log=log, limit_s=FETCH_LIMIT_S, directory=directory)
+    (packed,) = directory.glob("*.tgz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(
+            directory, [one for one in archive if one.name.startswith(f"{SOURCE}/")], filter="data"
+        )
+    source = directory / SOURCE
+    for command in (
+        ["./configure", "--disable-gssapi", "--disable-ssl", "--disable-curl"],
+        ["make", "-j2", "libs"],
+        ["make", "-j2", "-C", "tests", "build"],
+    ):
+        checked(command, log=log, limit_s=BUILD_LIMIT_S, directory=source)
+
+
+def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker, scenario: str) -> Outcomes:
+    by_number: dict[str, list[str]] = {}
+    for test in tests:
+        by_number.setdefault(test.number, []).append(test.name)
+    configuration = directory / f"{scenario}.conf"
+    configuration.write_text(
+        f"metadata.broker.list={broker.bootstrap_servers}\n"
+        f"test.timeout.multiplier={TIMEOUT_MULTIPLIER}\n"
+        "test.topic.random=true\n"
+    )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        done = pool.map(lambda number: _one(directory, number, configuration, scenario), by_number)
+        reported = dict(zip(by_number, done, strict=True))
+    return {
+        name: reported[number].get(name, Outcome.FAILED)
+        for number, names in by_number.items()
+        for name in names
+    }
+
+
+def _one(directory: Path, number: str, configuration: Path, scenario: str) -> Outcomes:
+    """The outcomes in the report of one process; empty where it ended without one."""
+    report = directory / f"report-{number}-{scenario}.json"
+    report.unlink(missing_ok=True)
+    tests = directory / SOURCE / "tests"
+    libraries = f"{directory / SOURCE / 'src'}{os.pathsep}{directory / SOURCE / 'src-cpp'}"
+    try:
+        run_command(
+            ["./test-runner", "-p1", "-L", "-Q", "-s", scenario],
+            log=directory / f"test-{number}-{scenario}.log",
+            limit_s=TEST_LIMIT_S,
+            directory=tests,
+            environment={
+                "TESTS": number,
+                "TEST_REPORT": str(report),
+                "TEST_KAFKA_VERSION": KAFKA_VERSION,
+                "RDKAFKA_TEST_CONF": str(configuration),
+                "LD_LIBRARY_PATH": libraries,
+            },
+        )
+    except TimeLimitExceeded:
+        return {}
+    return parsed(report.read_text()) if report.exists() else {}
+
+
+def parsed(report: str) -> Outcomes:
+    """The outcomes of the tests that ran or skipped themselves, from the suite's report."""
+    found = json.loads(report)["tests"].values()
+    return {one["name"]: WORDS[one["state"]] for one in found if one["state"] in WORDS}
+
+
+LIBRDKAFKA = Suite(
+    "librdkafka",
+    VERSION,
+    ("npm", "gcc", "g++", "make"),
+    run,
+    "one broker, `auto_create_topics_enable` except where a test wants it off; the suite's quick mode",
+)
