@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "-C", ROOT, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # brokers and commands end with it
     differs = False
     for name in arguments.names or SUITES:
         suite = SUITES[name]

@@ -1,4 +1,4 @@
-"""Test suites of Go modules: the module's tests, copied out of Go's module cache, run with `go test`."""
+"""Test suites of Go modules: the module's tests, copied out of the module cache, compiled, run with `go tool test2json`."""
 
 from __future__ import annotations
 
@@ -59,15 +59,16 @@ def go_test(
     """
     wanted = sorted(names)
     setting = {**LOCAL_TOOLS, **environment}
-    together = ["go", "test", "-json", "-count=1", "-timeout=0", *flags]
-    build = ["go", "test", "-run=^$", *flags, "."]
+    program = log.with_suffix(".program")
+    build = ["go", "test", "-c", "-o", program, *flags, "."]
     checked(build, log=log, limit_s=BUILD_LIMIT_S, directory=directory, environment=setting)
+    as_json = ["go", "tool", "test2json", program, "-test.v=test2json", "-test.timeout=0"]
     outcomes: Outcomes = {}
     for candidates in [wanted, *([name] for name in wanted)]:
         group = [name for name in candidates if name not in outcomes]
         if not group:
             continue
-        command = [*together, "-run", f"^({'|'.join(group)})$", "."]
+        command = [*as_json, "-test.run", f"^({'|'.join(group)})$"]
         limit = limit_s if group == wanted else limit_s / 4
         try:
             _, output = run(command, log=log, limit_s=limit, directory=directory, environment=setting)
@@ -80,7 +81,7 @@ def go_test(
 
 
 def parsed(text: str) -> Outcomes:
-    """The last outcome of each top-level test in the output of `go test -json`."""
+    """The last outcome of each top-level test in the output of `go tool test2json`."""
     words = {"pass": Outcome.PASSED, "fail": Outcome.FAILED, "skip": Outcome.SKIPPED}
     outcomes: Outcomes = {}
     for line in text.splitlines():

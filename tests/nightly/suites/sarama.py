@@ -24,7 +24,7 @@ from nightly.suites.commands import checked
 from nightly.suites.go_tests import BUILD_LIMIT_S, LOCAL_TOOLS, go_test, module_copy, tests_in
 from nightly.suites.suite import WORK, Suite
 from support.cluster import cluster
-from support.paths import free_port, mansio_command, required_tool
+from support.paths import free_port, mansio_command
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
         ]
         for node_id, port in ports.items()
     }
-    required_tool("etcd")
+    program = _build_toxiproxy(directory)
     with (
         cluster(
             directory / FOLDER,
@@ -76,7 +76,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
             offsets_topic_num_partitions=10,
             group_initial_rebalance_delay_ms=0,
         ) as brokers,
-        toxiproxy(directory) as proxies,
+        toxiproxy(program, directory) as proxies,
         compose(brokers) as programs,
     ):
         for node_id, port in ports.items():
@@ -107,21 +107,25 @@ def _use_ports(module: Path, ports: dict[int, int]) -> None:
     file.write_text(text.replace("29090+i", f"[]int{{0, {listed}}}[i]"))
 
 
-@contextmanager
-def toxiproxy(directory: Path) -> Iterator[str]:
-    """The URL of a running toxiproxy; killed at the end."""
-    program = WORK / f"toxiproxy-{TOXIPROXY_VERSION}"
-    if not (program / "server").exists():
+def _build_toxiproxy(directory: Path) -> Path:
+    folder = WORK / f"toxiproxy-{TOXIPROXY_VERSION}"
+    if not (folder / "server").exists():
         checked(
             ["go", "install", f"github.com/Shopify/toxiproxy/v2/cmd/server@v{TOXIPROXY_VERSION}"],
             log=directory / "go.log",
             limit_s=BUILD_LIMIT_S,
-            environment={**LOCAL_TOOLS, "GOBIN": str(program)},
+            environment={**LOCAL_TOOLS, "GOBIN": str(folder)},
         )
+    return folder / "server"
+
+
+@contextmanager
+def toxiproxy(program: Path, directory: Path) -> Iterator[str]:
+    """The URL of a running toxiproxy; killed at the end."""
     port = free_port()
     with (directory / "toxiproxy.log").open("ab") as log:
         process = subprocess.Popen(
-            [program / "server", "-host", "127.0.0.1", "-port", str(port)], stdout=log, stderr=log
+            [program, "-host", "127.0.0.1", "-port", str(port)], stdout=log, stderr=log
         )
     url = f"http://127.0.0.1:{port}"
     try:
