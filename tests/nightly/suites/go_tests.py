@@ -1,4 +1,4 @@
-"""Test suites of Go modules: the module's tests, copied out of the module cache, compiled, run with `go tool test2json`."""
+"""Test suites of Go modules: their tests, copied out of the module cache and compiled, run with `go tool test2json`."""
 
 from __future__ import annotations
 
