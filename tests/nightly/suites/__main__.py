@@ -32,6 +32,8 @@ SUITES = {suite.name: suite for suite in (FRANZ_GO, SARAMA, KAFKA_GO, LIBRDKAFKA
 def outcomes_of(suite: Suite, expected: Expected) -> Outcomes:
     """The outcomes; a test that failed unexpectedly is run once more, with those that failed beside it."""
     shutil.rmtree(suite.directory / FOLDER, ignore_errors=True)
+    for log in suite.directory.glob("*.log"):
+        log.unlink()
     outcomes = suite.run(suite.directory, expected, None)
     again = compare(outcomes, expected).failures
     if again and suite.once_more:
