@@ -53,7 +53,7 @@ def go_test(
     flags: Iterable[str] = (),
     skipped: Iterable[str] = (),
 ) -> Outcomes:
-    """The outcomes of these top-level tests of the package in `directory`, without the parts that are named in `skipped`.
+    """The outcomes of these top-level tests of the package in `directory`, without the parts that `skipped` names.
 
     When the process ends before its time or is killed, the tests without an outcome are run again, each alone; what
     has no outcome then has failed.
@@ -69,7 +69,7 @@ def go_test(
         group = [name for name in candidates if name not in outcomes]
         if not group:
             continue
-        command = [*as_json, "-test.run", f"^({'|'.join(group)})$", *_leave_out(skipped)]
+        command = [*as_json, "-test.run", f"^({'|'.join(group)})$", *leave_out(skipped)]
         limit = limit_s if group == wanted else limit_s / 4
         try:
             _, output = run(command, log=log, limit_s=limit, directory=directory, environment=setting)
@@ -81,7 +81,7 @@ def go_test(
     return outcomes
 
 
-def _leave_out(skipped: Iterable[str]) -> list[str]:
+def leave_out(skipped: Iterable[str]) -> list[str]:
     """The option for what is part of a test, Test/part."""
     patterns = [
         "/".join(f"^{re.escape(level)}$" for level in name.split("/")) for name in skipped if "/" in name

@@ -10,6 +10,7 @@ from tools.compatibility import suite_tables
 
 from nightly.suites.__main__ import SUITES
 from nightly.suites.expected import Expected, compare
+from nightly.suites.go_tests import leave_out
 from nightly.suites.go_tests import parsed as parsed_go
 from nightly.suites.java_tools import PROGRAMS, STEPS, program_of
 from nightly.suites.librdkafka import BrokerTest, broker_tests
@@ -77,6 +78,11 @@ def test_only_top_level_tests_of_go_count_and_their_last_outcome_holds() -> None
     ]
     lines = ["go: downloading", *map(json.dumps, events), '{"Action": "pa']
     assert parsed_go("\n".join(lines)) == {"TestA": PASSED, "TestB": SKIPPED}
+
+
+def test_parts_of_go_tests_that_are_listed_as_skipped_are_left_out_and_no_others() -> None:
+    assert leave_out(["TestA", "TestB"]) == []
+    assert leave_out(["TestA", "TestB/x.y", "TestC/d"]) == ["-test.skip", r"^TestB$/^x\.y$|^TestC$/^d$"]
 
 
 def test_librdkafkas_tests_without_a_broker_and_of_other_scenarios_are_left_out() -> None:
