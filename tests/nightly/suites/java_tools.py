@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FETCH_LIMIT_S = 600
 LIMIT_S = 120
+FETCH_JARS: Final = ROOT / "tools" / "java_tools.sh"
 POM: Final = ROOT / "tools" / "java_tools.pom.xml"
 JVM = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 TOOLS = "org.apache.kafka.tools"
@@ -198,6 +199,11 @@ STEPS: Final[dict[str, Step]] = {
 EXCEPTION = re.compile(r"^\s+at [\w.$]+\(|Exception in thread", re.MULTILINE)
 
 
+def java(program: str) -> list[str]:
+    """The command that runs a main class of the tools."""
+    return ["java", *JVM, "-cp", f"{ROOT}/.tools/java/*", program]
+
+
 def program_of(step: str) -> str:
     """The main class of the tool with which the step's name begins."""
     return PROGRAMS[re.split("[ ,]", step)[0]]
@@ -212,7 +218,7 @@ def version() -> str:
 
 def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Outcomes:
     log = directory / "tests.log"
-    checked([ROOT / "tools" / "java_tools.sh"], log=log, limit_s=FETCH_LIMIT_S)
+    checked([FETCH_JARS], log=log, limit_s=FETCH_LIMIT_S)
     folder = directory / "files"
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in FILES.items():
@@ -225,7 +231,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
             arguments = step.arguments.format(server=broker.bootstrap_servers, folder=folder).split()
             try:
                 code, output = run_command(
-                    ["java", *JVM, "-cp", f"{ROOT}/.tools/java/*", program_of(name), *arguments],
+                    [*java(program_of(name)), *arguments],
                     log=log,
                     limit_s=LIMIT_S,
                     stdin=step.stdin,

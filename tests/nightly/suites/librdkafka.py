@@ -1,7 +1,7 @@
 """librdkafka's test suite, in quick mode, against one broker: the tests that are not local to the library.
 
 The source comes with the npm package of Confluent's JavaScript client. Tests run in processes of their own, two at a
-time, by their numbers.
+time, by their numbers. Some create their topics with Kafka's `kafka-topics.sh`, which is made of the Java tools' jars.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nightly.suites.brokers import one_broker
 from nightly.suites.commands import TimeLimitExceeded, checked
 from nightly.suites.commands import run as run_command
+from nightly.suites.java_tools import FETCH_JARS, PROGRAMS, java
 from nightly.suites.suite import Outcome, Suite
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
     source = directory / SOURCE
     if not (source / "tests" / "test-runner").exists():
         _build(directory)
+    checked([FETCH_JARS], log=directory / "build.log", limit_s=FETCH_LIMIT_S)
+    _write_scripts(directory)
     tests = [
         test
         for test in broker_tests((source / "tests" / "test.c").read_text())
@@ -108,6 +112,15 @@ def _build(directory: Path) -> None:
         checked(command, log=log, limit_s=BUILD_LIMIT_S, directory=source)
 
 
+def _write_scripts(directory: Path) -> None:
+    """Kafka's scripts that the tests call, as `bin/NAME.sh`."""
+    (directory / "bin").mkdir(exist_ok=True)
+    for name in ("kafka-topics", "kafka-acls"):
+        script = directory / "bin" / f"{name}.sh"
+        script.write_text(f"""#!/bin/sh\nexec {shlex.join(java(PROGRAMS[name]))} "$@"\n""")
+        script.chmod(0o755)
+
+
 def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker, scenario: str) -> Outcomes:
     by_number: dict[str, list[str]] = {}
     for test in tests:
@@ -119,7 +132,7 @@ def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker
         "test.topic.random=true\n"
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = pool.map(lambda number: _one(directory, number, configuration, scenario), by_number)
+        done = pool.map(lambda number: _one(directory, number, broker, configuration, scenario), by_number)
         reported = dict(zip(by_number, done, strict=True))
     return {
         name: reported[number].get(name, Outcome.FAILED)
@@ -128,7 +141,7 @@ def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker
     }
 
 
-def _one(directory: Path, number: str, configuration: Path, scenario: str) -> Outcomes:
+def _one(directory: Path, number: str, broker: ServedBroker, configuration: Path, scenario: str) -> Outcomes:
     """The outcomes in the report of one process; empty where it ended without one."""
     report = directory / f"report-{number}-{scenario}.json"
     report.unlink(missing_ok=True)
@@ -146,6 +159,8 @@ def _one(directory: Path, number: str, configuration: Path, scenario: str) -> Ou
                 "TEST_KAFKA_VERSION": KAFKA_VERSION,
                 "RDKAFKA_TEST_CONF": str(configuration),
                 "LD_LIBRARY_PATH": libraries,
+                "KAFKA_PATH": str(directory),
+                "BROKERS": broker.bootstrap_servers,
             },
         )
     except TimeLimitExceeded:
@@ -162,7 +177,7 @@ def parsed(report: str) -> Outcomes:
 LIBRDKAFKA = Suite(
     "librdkafka",
     VERSION,
-    ("npm", "gcc", "g++", "make"),
+    ("npm", "gcc", "g++", "make", "java", "mvn"),
     run,
     "one broker, `auto_create_topics_enable` except where a test wants it off; the suite's quick mode",
 )
