@@ -1,4 +1,4 @@
-"""librdkafka's test suite, in quick mode, against one broker: the tests that are not local to the library.
+"""librdkafka's test suite, in quick mode: the tests that are not local to the library.
 
 The source comes with the npm package of Confluent's JavaScript client. Tests run in processes of their own, two at a
 time, by their numbers. Some create their topics with Kafka's `kafka-topics.sh`, which is made of the Java tools' jars.
@@ -12,21 +12,22 @@ import re
 import shlex
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from nightly.suites.brokers import one_broker
+from nightly.suites.brokers import FOLDER, one_broker
 from nightly.suites.commands import TimeLimitExceeded, checked
 from nightly.suites.commands import run as run_command
 from nightly.suites.java_tools import FETCH_JARS, PROGRAMS, java
 from nightly.suites.suite import Outcome, Suite
+from support.cluster import cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from nightly.suites.expected import Expected
     from nightly.suites.suite import Outcomes
-    from support.process import ServedBroker
 
 PACKAGE = "@confluentinc/kafka-javascript@1.10.1"
 SOURCE = "package/deps/librdkafka"
@@ -43,7 +44,9 @@ SETTINGS = {
     "default": {"auto_create_topics_enable": True, "num_partitions": 4},
     "noautocreate": {"num_partitions": 4},
 }
-"""Scenario of the suite -> settings of the broker."""
+"""Scenario of the suite -> settings of its brokers."""
+BROKERS = {"default": 1, "noautocreate": 3}
+"""Some tests of the second scenario ask for three replicas."""
 ENTRY = re.compile(r"_TEST\((\d{4}\w+),\s*([^,)]+)(.*?)\),?\n(?=\s*(?:_TEST|#|\{|/\*))", re.DOTALL)
 """A line of the suite's table: name, flags, what else is known of the test."""
 WORDS = {"PASSED": Outcome.PASSED, "FAILED": Outcome.FAILED, "SKIPPED": Outcome.SKIPPED}
@@ -86,12 +89,23 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
         if (test.name in only if only is not None else test.name not in expected.skipped)
     ]
     outcomes: Outcomes = {}
-    for scenario, settings in SETTINGS.items():
+    for scenario in SETTINGS:
         chosen = [test for test in tests if test.scenario == scenario]
         if chosen:
-            with one_broker(directory, data=scenario, **settings) as broker:
-                outcomes |= _outcomes(directory, chosen, broker, scenario)
+            with _brokers(directory, scenario) as bootstrap_servers:
+                outcomes |= _outcomes(directory, chosen, bootstrap_servers, scenario)
     return outcomes
+
+
+@contextmanager
+def _brokers(directory: Path, scenario: str) -> Iterator[str]:
+    """The addresses of running brokers."""
+    if BROKERS[scenario] == 1:
+        with one_broker(directory, data=scenario, **SETTINGS[scenario]) as broker:
+            yield broker.bootstrap_servers
+    else:
+        with cluster(directory / FOLDER, brokers=BROKERS[scenario], **SETTINGS[scenario]) as several:
+            yield several.bootstrap_servers
 
 
 def _build(directory: Path) -> None:
@@ -121,18 +135,22 @@ def _write_scripts(directory: Path) -> None:
         script.chmod(0o755)
 
 
-def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker, scenario: str) -> Outcomes:
+def _outcomes(
+    directory: Path, tests: Iterable[BrokerTest], bootstrap_servers: str, scenario: str
+) -> Outcomes:
     by_number: dict[str, list[str]] = {}
     for test in tests:
         by_number.setdefault(test.number, []).append(test.name)
     configuration = directory / f"{scenario}.conf"
     configuration.write_text(
-        f"metadata.broker.list={broker.bootstrap_servers}\n"
+        f"metadata.broker.list={bootstrap_servers}\n"
         f"test.timeout.multiplier={TIMEOUT_MULTIPLIER}\n"
         "test.topic.random=true\n"
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = pool.map(lambda number: _one(directory, number, broker, configuration, scenario), by_number)
+        done = pool.map(
+            lambda number: _one(directory, number, bootstrap_servers, configuration, scenario), by_number
+        )
         reported = dict(zip(by_number, done, strict=True))
     return {
         name: reported[number].get(name, Outcome.FAILED)
@@ -141,7 +159,9 @@ def _outcomes(directory: Path, tests: Iterable[BrokerTest], broker: ServedBroker
     }
 
 
-def _one(directory: Path, number: str, broker: ServedBroker, configuration: Path, scenario: str) -> Outcomes:
+def _one(
+    directory: Path, number: str, bootstrap_servers: str, configuration: Path, scenario: str
+) -> Outcomes:
     """The outcomes in the report of one process; empty where it ended without one."""
     report = directory / f"report-{number}-{scenario}.json"
     report.unlink(missing_ok=True)
@@ -160,7 +180,7 @@ def _one(directory: Path, number: str, broker: ServedBroker, configuration: Path
                 "RDKAFKA_TEST_CONF": str(configuration),
                 "LD_LIBRARY_PATH": libraries,
                 "KAFKA_PATH": str(directory),
-                "BROKERS": broker.bootstrap_servers,
+                "BROKERS": bootstrap_servers,
             },
         )
     except TimeLimitExceeded:
@@ -179,5 +199,5 @@ LIBRDKAFKA = Suite(
     VERSION,
     ("npm", "gcc", "g++", "make", "java", "mvn"),
     run,
-    "one broker, `auto_create_topics_enable` except where a test wants it off; the suite's quick mode",
+    "one broker, `auto_create_topics_enable`, or three without, as a test wants it; the suite's quick mode",
 )
