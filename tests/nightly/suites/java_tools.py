@@ -142,7 +142,7 @@ STEPS: Final[dict[str, Step]] = {
         f"{B} --group grouped {T} --reset-offsets --to-earliest --execute", r"suite +0 +0"
     ),
     "kafka-consumer-groups --delete-offsets": Step(f"{B} --group modern {T} --delete-offsets", "Successful"),
-    "kafka-consumer-groups --delete": Step(f"{B} --group grouped --delete", "were successful"),
+    "kafka-consumer-groups --delete": Step(f"{B} --group grouped --delete", "was successful"),
     "kafka-share-groups --list": Step(f"{B} --list", r"(?m)^shared$"),
     "kafka-share-groups --describe": Step(f"{B} --describe --group shared", r"shared +suite +\d"),
     "kafka-share-groups --describe --state": Step(f"{B} --describe --group shared --state", "Empty"),
@@ -150,7 +150,7 @@ STEPS: Final[dict[str, Step]] = {
         f"{B} --group shared {T} --reset-offsets --to-earliest --execute", r"suite +0 +0"
     ),
     "kafka-share-groups --delete-offsets": Step(f"{B} --group shared {T} --delete-offsets", "Successful"),
-    "kafka-share-groups --delete": Step(f"{B} --group shared --delete", "were successful"),
+    "kafka-share-groups --delete": Step(f"{B} --group shared --delete", "was successful"),
     "kafka-groups --list": Step(f"{B} --list", "modern"),
     "kafka-delete-records": Step(
         f"{B} --offset-json-file {{folder}}/offsets.json", r"partition: suite-0\s+low_watermark: 1"
