@@ -80,12 +80,12 @@ test with the lists in `tests/nightly/suites/expected`, which give a reason for 
 unexpected failure, pass or skip is reported. `python -m nightly.suites --write` (with `tests` on PYTHONPATH) records
 the figures.
 
-| suite | set-up | commit | passed | failed, as expected | skipped |
-|---|---|---|---|---|---|
+| suite | set-up | passed at 80df832 | commit | passed | failed, as expected | skipped |
+|---|---|---|---|---|---|---|
 """
 
 _EARLIER_SUITES: Final = """
-Passed of the tests that apply, measured at commit 80df832:
+Other suites, of which `make nightly-suites` runs none: passed of the tests that apply, measured at commit 80df832.
 
 | suite | passed |
 |---|---|
@@ -104,7 +104,7 @@ def suite_tables(recorded: dict[str, Any]) -> str:
     """The section on test suites, from what is recorded of them."""
     rows = "".join(_suite_row(name, entry) for name, entry in recorded.items() if "passed" in entry)
     earlier = "".join(
-        f"| {name} {entry['version']} | {entry['before']} |\n"
+        f"| {' '.join((name, entry['version'])).strip()} | {entry['before']} |\n"
         for name, entry in recorded.items()
         if "before" in entry
     )
@@ -112,7 +112,8 @@ def suite_tables(recorded: dict[str, Any]) -> str:
 
 
 def _suite_row(name: str, entry: dict[str, Any]) -> str:
-    cells = [f"{name} {entry['version']}", entry["setup"], entry["commit"], str(entry["passed"])]
+    cells = [f"{name} {entry['version']}", entry["setup"], entry.get("before", "not run")]
+    cells += [entry["commit"], str(entry["passed"])]
     cells += [_by_reason(entry["failed"]), _by_reason(entry["skipped"])]
     return f"| {' | '.join(cells)} |\n"
 

@@ -53,7 +53,10 @@ def main() -> None:
     if unknown:
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
     commit = subprocess.run(
-        ["git", "-C", ROOT, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "-C", ROOT, "log", "-1", "--format=%h", "--", "src/mansio"],
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout.strip()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # brokers and commands end with it
     differs = False

@@ -17,7 +17,10 @@ RESULTS: Final = Path(__file__).parent / "results.json"
 
 
 def summary(suite: Suite, outcomes: Outcomes, expected: Expected, commit: str) -> dict[str, Any]:
-    """The entry of one run. Failures and skips are counted by reason; one without a listed reason is `not expected`."""
+    """The entry of one run, of the broker's source at `commit`.
+
+    Failures and skips are counted by reason; one without a listed reason is `not expected`.
+    """
     reasons = {**expected.failed, **expected.unsteady}
     failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
     skipped = {name for name, outcome in outcomes.items() if outcome is Outcome.SKIPPED} | set(
