@@ -23,6 +23,8 @@ from mansio.wire.headers import read_request_header
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
+    from mansio.errors import MansioError
+
 PARTITIONS = 3
 LOCK_MS = 2000
 COMMIT_MS = 5.0
@@ -82,6 +84,8 @@ class MovingPartition:
 
     def trim(self, start_offset: int) -> None:
         self.start_offset = start_offset
+
+    def report_damage(self, offset: int, error: MansioError) -> None: ...
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
         return iter([each for each in self.stored if read_header(each).last_offset >= from_offset])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.errors import CorruptLog, CorruptMessage, InvalidRecord, RequestError
+from mansio.errors import CorruptLog, CorruptMessage, DamagedRange, InvalidRecord, RequestError
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.segment import read_exactly, walk
 from mansio.wire.batch.record_batch import check_stored_batch
@@ -146,7 +146,9 @@ def _check(file: DiskFile, position: int, header: BatchHeader) -> None:
     try:
         check_stored_batch(read_exactly(file, header.size, position))
     except RequestError as damage:
-        raise CorruptLog(f"{file.path} has an unreadable batch at {position}: {damage}") from damage
+        error = DamagedRange(f"{file.path} has an unreadable batch at {position}: {damage}")
+        error.first_offset, error.end_offset = header.base_offset, header.last_offset + 1
+        raise error from damage
 
 
 def _largest_record(

@@ -17,7 +17,7 @@ from mansio.wire.batch.record_batch import read_header
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator
 
-    from mansio.errors import StorageError
+    from mansio.errors import MansioError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +191,7 @@ class MemoryPartition:
         self.refuses: StorageError | None = None
         self.waits: list[tuple[int, Promise]] = []
         self.batches_read = 0
+        self.damaged: list[int] = []
 
     @property
     def log(self) -> MemoryPartition:
@@ -225,6 +226,9 @@ class MemoryPartition:
         for _, promise in self.waits:
             if not promise.done():
                 promise.set_exception(error)
+
+    def report_damage(self, offset: int, error: MansioError) -> None:
+        self.damaged.append(offset)
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
         for batch in self.stored:

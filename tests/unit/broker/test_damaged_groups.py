@@ -26,6 +26,7 @@ def test_one_flipped_bit_of_a_value_stops_the_load_of_its_partition() -> None:
     with pytest.raises(CoordinatorNotAvailable, match="CRC"):
         again.topic.check_loaded(0)
     assert again.view.values[0] == {}
+    assert set(again.partitions[0].damaged) == {0}
 
 
 def test_a_group_that_cannot_be_loaded_is_refused_and_the_others_are_served() -> None:

@@ -34,6 +34,8 @@ from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorPartit
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    CorruptLog,
+    CorruptMessage,
     MansioError,
     MessageTooLarge,
     NotCoordinator,
@@ -45,7 +47,7 @@ from mansio.wire.batch.record_batch import build_batch, check_stored_batch
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Clock, Promise, Scheduler
     from mansio.wire.batch.record_reader import Record
@@ -343,8 +345,7 @@ class CoordinatorRuntime:
         if position >= context.opened().end_offset:
             return
         since_yield = 0
-        for batch in context.opened().log.batches(position):
-            check_stored_batch(batch)  # a flipped bit must not change an offset
+        for batch in self._stored_batches(context.opened(), position):
             for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
                 since_yield += 1
                 if record.offset >= position:
@@ -355,6 +356,18 @@ class CoordinatorRuntime:
                 await self._yield_to_loop()
                 if context.has_ended:  # the log may have been truncated since
                     return
+
+    def _stored_batches(self, partition: CoordinatorPartition, position: int) -> Iterator[bytes]:
+        """The batches of a partition from `position` on. Damage is reported, so that it can be repaired."""
+        try:
+            for batch in partition.log.batches(position):
+                position = (
+                    check_stored_batch(batch).last_offset + 1
+                )  # a flipped bit must not change an offset
+                yield batch
+        except (CorruptLog, CorruptMessage) as error:
+            partition.report_damage(position, error)
+            raise
 
     def replay_start_offset(self, index: int) -> int | None:
         """Offset from which the next start reads, after a checkpoint in which keys that were deleted since are still

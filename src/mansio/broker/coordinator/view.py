@@ -45,6 +45,9 @@ class CoordinatorPartition(Protocol):
     def request_flush(self) -> None:
         """Flush appended records without delay."""
 
+    def report_damage(self, offset: int, error: MansioError) -> None:
+        """The batch at this offset, or the next one, is damaged on disk."""
+
     def trim(self, start_offset: int) -> None:
         """Delete the committed records below this offset."""
 

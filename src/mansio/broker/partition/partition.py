@@ -51,6 +51,7 @@ from mansio.config import topic_config
 from mansio.errors import (
     CorruptLog,
     CorruptMessage,
+    DamagedRange,
     DiskFull,
     FencedLeaderEpoch,
     LogFailed,
@@ -524,7 +525,7 @@ class Partition:
         try:
             return self.log.offset_for_time(timestamp_ms, limit_offset)
         except CorruptLog as error:
-            self.storage_health.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            self.report_damage(_damaged_offset(error), error)
             raise
 
     def max_timestamp_offset(self, limit_offset: int) -> tuple[int, int, int] | None:
@@ -532,7 +533,7 @@ class Partition:
         try:
             return self.log.max_timestamp(limit_offset)
         except CorruptLog as error:
-            self.storage_health.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            self.report_damage(_damaged_offset(error), error)
             raise
 
     def park(self, wake: Callable[[], None]) -> None:
@@ -551,6 +552,10 @@ class Partition:
         """More stored batches are verified: wake the readers that wait for it."""
         self._wake_readers()
         self._wake_followers()
+
+    def report_damage(self, offset: int, error: MansioError) -> None:
+        """The batch at this offset, or the next one, is damaged on disk; found by a reader of the log itself."""
+        self.storage_health.corrupt(self.topic, self.index, offset, error)
 
     def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
         error = damaged_error(segment.path, found)
@@ -1073,6 +1078,10 @@ class Partition:
         self._remove_after_append(self._wake_followers_after_append)
         self.on_isr_candidate = None
         self.storage_health.forget(self.topic, self.index)
+
+
+def _damaged_offset(error: CorruptLog) -> int:
+    return error.first_offset if isinstance(error, DamagedRange) else UNKNOWN_OFFSET
 
 
 class _SessionCheck:

@@ -19,7 +19,7 @@ from mansio.logs import fields
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.errors import StorageError
+    from mansio.errors import MansioError, StorageError
     from mansio.ports import Clock
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class StorageHealth:
 
     # Damage
 
-    def corrupt(self, topic: str, partition: int, offset: int, error: StorageError) -> None:
+    def corrupt(self, topic: str, partition: int, offset: int, error: MansioError) -> None:
         """A reader at `offset` found a damaged batch."""
         self.corrupt_batches += 1
         key = (topic, partition)

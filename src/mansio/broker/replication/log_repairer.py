@@ -137,6 +137,8 @@ class LogRepairer:
         partition = self._partitions.get(topic, index)
         if self._stopped or partition is None or (damage is None and len(self._damaged) >= PARTITIONS_MAX):
             return
+        if offset < 0 and not partition.log.damaged_segments():  # a scrub has to find it
+            return
         if damage is None:
             damage = self._damaged[key] = _Damage()
         if offset >= 0 and offset not in damage.offsets and len(damage.offsets) < OFFSETS_MAX:
