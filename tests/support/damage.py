@@ -46,7 +46,8 @@ class SegmentFile:
                 bit = chance.randrange(8 * len(data))
                 data[bit // 8] ^= 1 << bit % 8
             elif kind == "cut":
-                del data[chance.randrange(len(data)) :]
+                between = chance.choice(self.batches).position
+                del data[chance.choice((between, chance.randrange(len(data)))) :]
             else:
                 first, second = sorted(chance.sample(range(max(2, len(data) // BLOCK_BYTES)), 2))
                 size = min(BLOCK_BYTES, len(data) - second * BLOCK_BYTES)

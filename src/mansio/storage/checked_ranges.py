@@ -72,12 +72,13 @@ class CheckedRanges:
         """The damaged ranges."""
         return [each for each in self.ranges if each.damage]
 
-    def is_complete(self, size: int) -> bool:
-        """Whether all of a segment of `size` bytes is intact."""
+    def is_complete(self, size: int, end_offset: int) -> bool:
+        """Whether all of a segment of `size` bytes is intact, and no offset below its end is missing."""
         return (
             len(self.ranges) == 1
             and not self.ranges[0].position
             and self.ranges[0].end_position >= size
+            and self.ranges[0].end_offset >= end_offset
             and not self.ranges[0].damage
         )
 

@@ -85,6 +85,10 @@ CHECK_BYTES_MAX = 256 << 10
 """A read verifies about so many bytes itself, at most `CHECK_BATCHES_MAX` batches; the others are left to another
 thread."""
 
+CHECK_LARGE_BYTES_MAX = 1 << 20
+"""The same for batches of at least `CHECK_LARGE_BATCH_BYTES_MIN`: verifying them takes less time than a hand-over."""
+
+CHECK_LARGE_BATCH_BYTES_MIN = 64 << 10
 CHECK_BATCHES_MAX = 128
 LARGE_BATCH_BYTES_MIN = 1 << 20
 """A batch of this size is verified on another thread only."""
@@ -683,8 +687,6 @@ class Log:
                 raise VerificationPending(f"{segment.path}: offset {offset} is being repaired")
             raise damaged_error(segment.path, found)
         stop, next_offset = min(segment.size, found.end_position), min(segment.end_offset, found.end_offset)
-        if stop < segment.size and self.on_check_due is not None and checked.find(next_offset) is None:
-            self.on_check_due(segment, next_offset)
         known = self._read_positions.get(offset)
         if known is not None and known[0] is segment and found.position <= known[1] < stop:
             position = known[1]
@@ -710,6 +712,13 @@ class Log:
             stop, next_offset = self._segments.batch_boundary(
                 segment, file, position, stop, max_bytes, next_offset
             )
+        elif (
+            stop - position < max_bytes
+            and stop < segment.size
+            and self.on_check_due is not None
+            and checked.find(next_offset) is None
+        ):
+            self.on_check_due(segment, next_offset)  # it would have returned more
         positions = self._read_positions
         if next_offset not in positions and next_offset < segment.end_offset:
             if len(positions) >= READ_POSITIONS_MAX:
@@ -733,6 +742,8 @@ class Log:
                 size = read_header(read_exactly(file, HEADER_BYTES, task.position)).size
                 if size >= LARGE_BATCH_BYTES_MIN:
                     batches_max = 0
+                elif size >= CHECK_LARGE_BATCH_BYTES_MIN:
+                    bytes_max = min(max_bytes, CHECK_LARGE_BYTES_MAX)
             result = check_batches(file, task, bytes_max=bytes_max, batches_max=batches_max, delimit=inline)
             self.checks_done(segment, result)
             if inline and not result.ranges:
@@ -783,7 +794,7 @@ class Log:
             checked.add(found)
             if found.damage and self.on_damage is not None:
                 self.on_damage(segment, found)
-        if checked.is_complete(segment.size):
+        if checked.is_complete(segment.size, segment.end_offset):
             segment.checked = None
 
     def check_failed(self, segment: Segment, error: StorageError) -> None:

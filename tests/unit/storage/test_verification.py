@@ -60,7 +60,7 @@ def test_checked_ranges_answer_as_a_list_with_one_entry_per_offset(
                 found.offset * WIDTH,
                 found.end_offset * WIDTH,
             )
-        assert checked.is_complete(60 * WIDTH) == (set(model) == {"intact"})
+        assert checked.is_complete(60 * WIDTH, 60) == (set(model) == {"intact"})
 
 
 def test_only_a_bounded_number_of_ranges_is_kept_and_the_newest_is_among_them() -> None:
@@ -285,3 +285,27 @@ def test_search_by_timestamp_reports_a_damaged_timestamp_and_skips_no_record() -
         log.offset_for_time(wanted, log.end_offset)
     with pytest.raises(CorruptLog):
         log.offset_for_time(wanted + 500, log.end_offset)
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+def test_segment_that_was_cut_between_two_batches_is_not_complete_and_its_last_read_ends_at_the_cut(
+    kept: int,
+) -> None:
+    disk = DISK.crash(random.Random(0))
+    path = sorted(path for path in disk.files() if path.endswith(".log"))[1]
+    content = disk.files()[path]
+    size = 0
+    for _ in range(kept):
+        size += read_header(content, size).size
+    disk.truncate_file(path, size)
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    base, end = log.segments()[1].base_offset, log.segments()[1].end_offset
+    for _ in range(3):  # verified by the first of them
+        for offset in range(base, base + kept * RECORDS):
+            found = log.read(offset, 1 << 20, log.end_offset)
+            assert found is not None
+            assert found.next_offset == base + kept * RECORDS
+        for offset in range(base + kept * RECORDS, end):
+            with pytest.raises(DamagedRange) as caught:
+                log.read(offset, 1 << 20, log.end_offset)
+            assert (caught.value.first_offset, caught.value.end_offset) == (base + kept * RECORDS, end)

@@ -398,7 +398,7 @@ class RecoveryScan:
         if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
         for segment in kept[:-1]:
-            if segment.checked is not None and segment.checked.is_complete(segment.size):
+            if segment.checked is not None and segment.checked.is_complete(segment.size, segment.end_offset):
                 segment.checked = None
         active.checked = _verified_when_appended(active, size, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
