@@ -39,7 +39,8 @@ FOLLOWER_NOTIFY_DELAY_MS: Final = 50
 NO_REPLICA: Final = -1
 
 FLUSH_WAIT_MS: Final = 500
-"""Time that a fetch which wants no wait waits for the flush of records that were acknowledged before it (acks=1)."""
+"""Time that a fetch which wants no wait waits for the flush of records that were acknowledged before it (acks=1), or
+for the verification of what is on disk."""
 
 
 class PartitionFetch(Protocol):
@@ -95,7 +96,8 @@ class PartitionData(NamedTuple):
 class FetchResult(NamedTuple):
     """Result of one attempt. `is_urgent`: it contains an error, or news for a follower, and must be returned now.
 
-    `error` rejects the whole fetch. `group_commit` flushes the logs that a follower receives copies of.
+    `error` rejects the whole fetch. `group_commit` flushes the logs that a follower receives copies of. `is_pending`:
+    there are records that are verified or repaired first.
     """
 
     topics: list[TopicData]
@@ -104,6 +106,7 @@ class FetchResult(NamedTuple):
     error: MansioError | None = None
     by_replica: bool = False
     group_commit: GroupCommit | None = None
+    is_pending: bool = False
 
     @classmethod
     def refused(cls, request: FetchRequest, error: MansioError) -> FetchResult:
@@ -189,7 +192,9 @@ class FetchService:
         is_final = (
             result.size_bytes >= request.min_bytes
             or result.is_urgent
-            or (request.max_wait_ms <= 0 and not self._awaits_flush(request, result))
+            or (
+                request.max_wait_ms <= 0 and not result.is_pending and not self._awaits_flush(request, result)
+            )
             or not request.topics
         )
         return result, is_final
@@ -243,7 +248,7 @@ class FetchService:
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(client_id)) is not None:
             remaining = min(remaining, burst_bytes)
         total = 0
-        has_error = False
+        has_error = is_pending = False
         isolation_level = request.isolation_level
         find = self._partitions.find
         topics: list[TopicData] = []
@@ -259,7 +264,7 @@ class FetchService:
                             want.fetch_offset, min(remaining, want.max_bytes), isolation_level
                         )
                 except VerificationPending:  # woken when it is done
-                    records = None
+                    records, is_pending = None, True
                 except MansioError as error:
                     has_error = True
                     results.append(PartitionData(want.index, error))
@@ -281,7 +286,7 @@ class FetchService:
                 total += size
                 remaining -= size
             topics.append((name, topic_id, results))
-        return FetchResult(topics, total, has_error)
+        return FetchResult(topics, total, has_error, is_pending=is_pending and not total)
 
     def _read_for_replica(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
