@@ -32,6 +32,9 @@ from bench.servers import Server, create_topic, free_port
 TOPIC, OTHER = "read", "other"
 FETCH_BYTES = 1 << 20
 DEPTH = 16
+ROUNDS = 5
+"""Pairs of processes: two processes that do the same may differ by a factor of two, by the layout of their heaps."""
+
 COUNTED_FETCHES = 200
 
 SERVER = """
@@ -248,33 +251,36 @@ def run(case: Case, directory: Path, pairs: int, megabytes: float) -> None:
     used: dict[str, dict[bool, list[float]]] = {
         name: {True: [], False: []} for name in ("first read", "repeated read")
     }
-    servers = {True: server(first_data, verified=True), False: server(second_data, verified=False)}
-    try:
-        peers = {kind: Peer(one.port) for kind, one in servers.items()}
-        for kind in servers:
-            read_all(peers[kind], end_offset)
-        for pair in range(pairs):
-            for kind in (True, False) if pair % 2 else (False, True):
-                servers[kind].process.send_signal(signal.SIGUSR1)
-                time.sleep(0.05)
-                others = Others(servers[kind].port)
-                others.start()
-                before = servers[kind].cpu_precise_s()
-                firsts[kind].append(read_all(peers[kind], end_offset))
-                used["first read"][kind].append(servers[kind].cpu_precise_s() - before)
-                waits[kind] += others.end()
-        for one in servers.values():
-            one.wait_idle()  # what the other client produced is flushed
-        for pair in range(pairs):
-            for kind in (True, False) if pair % 2 else (False, True):
-                before = servers[kind].cpu_precise_s()
-                repeated[kind].append(read_all(peers[kind], end_offset))
-                used["repeated read"][kind].append(servers[kind].cpu_precise_s() - before)
-        calls = {kind: calls_of(one, peers[kind], end_offset) for kind, one in servers.items()}
-    finally:
-        for one in servers.values():
-            one.stop()
-    print(f"\n{case.name}, {end_offset // case.records} batches, {pairs} pairs")
+    calls: dict[bool, tuple[float, float | None]] = {}
+    for number in range(ROUNDS):
+        servers = {True: server(first_data, verified=True), False: server(second_data, verified=False)}
+        try:
+            peers = {kind: Peer(one.port) for kind, one in servers.items()}
+            for kind in servers:
+                read_all(peers[kind], end_offset)
+            for pair in range(-(-pairs // ROUNDS)):
+                for kind in (True, False) if pair % 2 else (False, True):
+                    servers[kind].process.send_signal(signal.SIGUSR1)
+                    time.sleep(0.05)
+                    others = Others(servers[kind].port)
+                    others.start()
+                    before = servers[kind].cpu_precise_s()
+                    firsts[kind].append(read_all(peers[kind], end_offset))
+                    used["first read"][kind].append(servers[kind].cpu_precise_s() - before)
+                    waits[kind] += others.end()
+            for one in servers.values():
+                one.wait_idle()  # what the other client produced is flushed
+            for pair in range(-(-pairs // ROUNDS)):
+                for kind in (True, False) if pair % 2 else (False, True):
+                    before = servers[kind].cpu_precise_s()
+                    repeated[kind].append(read_all(peers[kind], end_offset))
+                    used["repeated read"][kind].append(servers[kind].cpu_precise_s() - before)
+            if number == ROUNDS - 1:
+                calls = {kind: calls_of(one, peers[kind], end_offset) for kind, one in servers.items()}
+        finally:
+            for one in servers.values():
+                one.end()
+    print(f"\n{case.name}, {end_offset // case.records} batches, {len(repeated[True])} pairs")
     for name, rates in (("first read", firsts), ("repeated read", repeated)):
         ratios = [one / other for one, other in zip(rates[True], rates[False], strict=True)]
         print(
