@@ -43,7 +43,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.ports import Backoff
-from mansio.wire.batch.record_batch import build_batch, check_stored_batch
+from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
@@ -361,9 +361,8 @@ class CoordinatorRuntime:
         """The batches of a partition from `position` on. Damage is reported, so that it can be repaired."""
         try:
             for batch in partition.log.batches(position):
-                position = (
-                    check_stored_batch(batch).last_offset + 1
-                )  # a flipped bit must not change an offset
+                check_stored_batch(batch)  # a flipped bit must not change an offset
+                position = read_header(batch).last_offset + 1
                 yield batch
         except (CorruptLog, CorruptMessage) as error:
             partition.report_damage(position, error)
