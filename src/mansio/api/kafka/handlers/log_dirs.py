@@ -8,6 +8,7 @@ Not obvious: null requests all topics; an empty list requests the directory alon
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 STORAGE_ERROR: Final = 56
 UNKNOWN_BYTES: Final = -1
+USAGE_TIMEOUT_S: Final = 2.0
 
 
 async def describe_log_dirs(
@@ -33,8 +35,9 @@ async def describe_log_dirs(
     directory = service.settings.data_dir
     code, total_bytes, usable_bytes = 0, UNKNOWN_BYTES, UNKNOWN_BYTES
     try:
-        usage = shutil.disk_usage(directory)
-    except OSError:
+        async with asyncio.timeout(USAGE_TIMEOUT_S):  # on a thread: a file system that hangs must not stop the loop
+            usage = await asyncio.to_thread(shutil.disk_usage, directory)
+    except OSError:  # TimeoutError included
         code = STORAGE_ERROR
     else:
         total_bytes, usable_bytes = usage.total, usage.free
