@@ -35,7 +35,9 @@ async def describe_log_dirs(
     directory = service.settings.data_dir
     code, total_bytes, usable_bytes = 0, UNKNOWN_BYTES, UNKNOWN_BYTES
     try:
-        async with asyncio.timeout(USAGE_TIMEOUT_S):  # on a thread: a file system that hangs must not stop the loop
+        async with asyncio.timeout(
+            USAGE_TIMEOUT_S
+        ):  # on a thread: a file system that hangs must not stop the loop
             usage = await asyncio.to_thread(shutil.disk_usage, directory)
     except OSError:  # TimeoutError included
         code = STORAGE_ERROR
