@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.config import topic_config
 from mansio.config.config_def import INT64_MAX, ConfigDef, ConfigKey, ConfigType, integer, one_of
 from mansio.config.settings import SPECIFICATIONS, Settings, default_of
+from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,3 +137,29 @@ class BrokerLayers(NamedTuple):
         if throttle is not None:
             values[_REPLICA_THROTTLE] = max(int(throttle), 1) if int(throttle) <= _THROTTLE_MAX else 0
         return dataclasses.replace(self.static, topic_defaults=topics, **values)
+
+    def without_contradictions(self) -> tuple[BrokerLayers, dict[str, str]]:
+        """These sources without the dynamic values that contradict the others, and the reason for each of those.
+
+        Another broker accepts a default that contradicts the static values of this one. The other values apply
+        nevertheless, in this order: those of this broker, then the defaults, each by name.
+        """
+        try:
+            self.effective()
+        except ConfigError:
+            pass
+        else:
+            return self, {}
+        own: dict[str, str] = {}
+        default: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        accepted = self._replace(own=own, default=default)
+        for source, target in ((self.own, own), (self.default, default)):
+            for name in sorted(source):
+                target[name] = source[name]
+                try:
+                    accepted.effective()
+                except ConfigError as error:
+                    del target[name]
+                    refused[name] = str(error)
+        return accepted, refused

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mansio.cli.broker.dev_cluster.processes import LOG_FAILED
 from mansio.cli.broker.dev_cluster.restarts import (
     FORCED_EXIT_CODE,
     LONGEST_DELAY_MS,
@@ -17,6 +19,7 @@ from mansio.cli.broker.dev_cluster.restarts import (
     RestartPolicy,
     StayDown,
 )
+from mansio.logs import JsonFormatter, TextFormatter, fields
 
 
 @given(st.lists(st.floats(0, 30), max_size=60))
@@ -57,3 +60,14 @@ def test_broker_whose_log_failed_stays_down() -> None:
 
 def test_no_broker_is_restarted_when_restarts_are_off() -> None:
     assert RestartPolicy(enabled=False).on_exit(1, log_failed=False, now_s=0) == StayDown("--no-restart")
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
+def test_failed_log_is_recognised_in_both_formats_of_log_lines(formatter: logging.Formatter) -> None:
+    record = logging.makeLogRecord(
+        {"name": "mansio.storage.log", "msg": "log_failed", "levelno": logging.ERROR, "levelname": "ERROR"}
+    )
+    for name, value in fields(directory="d").items():
+        setattr(record, name, value)
+    line = formatter.format(record).encode()
+    assert any(text in line for text in LOG_FAILED), line

@@ -77,3 +77,15 @@ def test_settings_are_either_dynamic_or_refused_with_the_reason() -> None:
     for name in SPECIFICATIONS.keys() - set(DYNAMIC_SETTINGS) - {"topic_defaults"}:
         with pytest.raises(InvalidConfig, match="read at the start"):
             BROKER_CONFIG.key(shown_name(name))
+
+
+def test_a_contradictory_value_does_not_keep_the_others_from_being_applied() -> None:
+    static = Settings(topic_defaults={"max.compaction.lag.ms": "1000"})
+    default = {"max.connections.per.ip": "7", "log.cleaner.min.compaction.lag.ms": "5000"}
+    layers, refused = BrokerLayers(
+        static, own={"num.partitions": "9"}, default=default
+    ).without_contradictions()
+    assert list(refused) == ["log.cleaner.min.compaction.lag.ms"]
+    effective = layers.effective()
+    assert (effective.num_partitions, effective.max_connections_per_ip) == (9, 7)
+    assert effective.topic_defaults == static.topic_defaults

@@ -5,7 +5,7 @@ values from the beginning.
 
 Invariants:
 * A change is durable, and effective on this broker, when it is answered.
-* A change that contradicts the static settings of another broker is not applied there: it keeps the values it had.
+* A value that contradicts the static settings of another broker is not applied there; all other values are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.config.broker_config import BROKER_CONFIG, BrokerLayers
 from mansio.config.config_entries import broker_entries, default_broker_entries
-from mansio.errors import ConcurrentChange, ConfigError, InvalidConfig, InvalidRequest
+from mansio.errors import ConcurrentChange, InvalidConfig, InvalidRequest
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
@@ -57,7 +57,7 @@ class BrokerConfigManager:
         self._random = random
         self._node_id = settings.node_id
         self._callbacks: list[Callable[[BrokerLayers, Settings], None]] = []
-        self.layers = BrokerLayers(settings)
+        self._stored = self.layers = BrokerLayers(settings)
         """The sources of the values in force."""
         self.effective = settings
         """The settings in force."""
@@ -108,33 +108,34 @@ class BrokerConfigManager:
 
     def _check(self, name: str, configs: Mapping[str, str]) -> None:
         """Check the values in force on this broker after the change; another broker checks its own."""
-        layers = self.layers
+        layers = self._stored
         if name == ALL_BROKERS:
             layers = layers._replace(default=configs)
         elif name == str(self._node_id):
             layers = layers._replace(own=configs)
         else:
             layers = layers._replace(own=configs, default=self._overrides(ALL_BROKERS))
-        try:
-            layers.effective()
-        except ConfigError as error:
-            raise InvalidConfig(str(error)) from error
+        _, known = self._stored.without_contradictions()
+        _, refused = layers.without_contradictions()
+        for key, reason in refused.items():
+            if known.get(key) != reason:
+                raise InvalidConfig(reason)
 
     def _overrides(self, name: str) -> Mapping[str, str]:
         entry = self._state.broker_configs.get(name)
         return {} if entry is None else entry.configs
 
     def _apply(self) -> None:
-        layers = self.layers._replace(
+        stored = self._stored._replace(
             own=self._overrides(str(self._node_id)), default=self._overrides(ALL_BROKERS)
         )
-        if layers == self.layers:
+        if stored == self._stored:
             return
-        try:
-            self.effective = layers.effective()
-        except ConfigError as error:
-            logger.error("broker_settings_not_applied", extra=fields(reason=error))
-            return
+        self._stored = stored
+        layers, refused = stored.without_contradictions()
+        for name, reason in refused.items():
+            logger.error("broker_setting_not_applied", extra=fields(setting=name, reason=reason))
+        self.effective = layers.effective()
         self.layers = layers
         for callback in self._callbacks:
             callback(layers, self.effective)

@@ -4,7 +4,8 @@ Invariants:
 * A result is returned for each item, in the order of the call; one item's error does not affect the others.
 * A search by timestamp may decompress a large batch, so a call with many items yields the event loop every `SLICE_S`.
 * A call sees what was acknowledged before it, although acks=1 is answered before the flush: it starts the flush and
-  waits for it, `COMMIT_WAIT_MS_MAX` at most. With acks=all traffic only it does not wait.
+  waits for it, `COMMIT_WAIT_MS_MAX` at most, and `REPLICATION_WAIT_MS_MAX` where followers have to confirm. With
+  acks=all traffic only it does not wait.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ SLICE_S: Final = 0.01
 
 COMMIT_WAIT_MS_MAX: Final = 5_000
 """Maximum time for the commit of what was acknowledged before a call; afterwards it sees what is committed."""
+
+REPLICATION_WAIT_MS_MAX: Final = 500
+"""The same where followers have to confirm: one that is down counts as in sync for seconds. Kafka does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,11 +264,13 @@ class _CommitWait:
         self._promise: Promise[None] = scheduler.promise()
 
     async def wait(self) -> None:
-        """Return when all have, or can no longer, or after `COMMIT_WAIT_MS_MAX`."""
+        """Return when all have, or can no longer, or after the maximum time."""
         parked = {partition: partial(self._advanced, partition) for partition in self._behind}
         for partition, wake in parked.items():
             partition.park(wake)
-        timer = self._scheduler.call_later(COMMIT_WAIT_MS_MAX, _resume, self._promise)
+        is_replicated = any(partition.replica.waits_for_followers for partition in self._behind)
+        wait_ms = REPLICATION_WAIT_MS_MAX if is_replicated else COMMIT_WAIT_MS_MAX
+        timer = self._scheduler.call_later(wait_ms, _resume, self._promise)
         try:
             await self._promise
         finally:

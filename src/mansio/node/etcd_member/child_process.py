@@ -110,12 +110,12 @@ class ChildProcess:
         """The last lines of its output."""
         return self.output().splitlines()[-lines:]
 
-    def has_printed(self, text: bytes) -> bool:
-        """Whether its output since it was started contains `text`. Reads the log file; blocks."""
+    def has_printed(self, *texts: bytes) -> bool:
+        """Whether its output since it was started contains one of `texts`. Reads the log file; blocks."""
         try:
             with open(self.log_path, "rb") as file:
                 file.seek(min(self._log_start, file.seek(0, os.SEEK_END)))
-                return any(text in line for line in file)
+                return any(text in line for line in file for text in texts)
         except FileNotFoundError:
             return False
 

@@ -41,7 +41,8 @@ ETCD_STOP_S_MAX: Final = 2.0
 POLL_S: Final = 0.02
 IN_USE_POLL_S: Final = 0.5
 TAIL_LINES: Final = 15
-LOG_FAILED: Final = b" ERROR log_failed "
+LOG_FAILED: Final = (b" ERROR log_failed ", b'"event": "log_failed"')
+"""In log lines as text and as JSON."""
 READY: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
 
 
@@ -140,7 +141,7 @@ class DevCluster:
             print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
             if code:
                 print_status(_tail(broker, child))
-            log_failed = await asyncio.to_thread(child.has_printed, LOG_FAILED)
+            log_failed = await asyncio.to_thread(child.has_printed, *LOG_FAILED)
             decision = policy.on_exit(code, log_failed=log_failed, now_s=loop.time())
             if isinstance(decision, StayDown):
                 break
