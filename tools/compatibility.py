@@ -77,8 +77,8 @@ _SUITES: Final = """
 
 Test suites of other projects, run against Mansio. `make nightly-suites` compares each test with the lists in
 `tests/nightly/suites/expected`, which give a reason for every failure and every skipped test, and reports unexpected
-failures, passes and skips. `make nightly-suites ARGS=--write` records the figures. Tests of a suite that need no broker
-are not counted. The commit is the last one that changed the broker before the run.
+failures, passes and skips. `make nightly-suites ARGS=--write` records the figures. The commit is the last one that
+changed the broker before the run.
 
 | suite | set-up | passed at 80df832 | commit | passed | failed, as expected | skipped |
 |---|---|---|---|---|---|---|
