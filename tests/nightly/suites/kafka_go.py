@@ -50,5 +50,9 @@ def _use_port(module: Path, port: int) -> None:
 
 
 KAFKA_GO = Suite(
-    "kafka-go", VERSION, ("go",), run, "one broker, `auto_create_topics_enable`, no initial rebalance delay; also tests that need none"
+    "kafka-go",
+    VERSION,
+    ("go",),
+    run,
+    "one broker, `auto_create_topics_enable`, no initial rebalance delay; also tests without a broker",
 )
