@@ -41,7 +41,7 @@ TEST_LIMIT_S = 400
 AT_ONCE = 2
 TIMEOUT_MULTIPLIER = 3
 SETTINGS = {
-    "default": {"auto_create_topics_enable": True, "num_partitions": 4},
+    "default": {"auto_create_topics_enable": True, "num_partitions": 4, "log_cleaner_backoff_ms": 1000},
     "noautocreate": {"num_partitions": 4},
 }
 """Scenario of the suite -> settings of its brokers."""
