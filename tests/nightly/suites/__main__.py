@@ -14,7 +14,7 @@ import sys
 import time
 
 from nightly.suites.brokers import FOLDER, logs_with_exceptions
-from nightly.suites.commands import TimeLimitExceeded
+from nightly.suites.commands import TimeLimitExceeded, end_all
 from nightly.suites.expected import Expected, compare
 from nightly.suites.franz_go import FRANZ_GO
 from nightly.suites.java_tools import JAVA_TOOLS
@@ -44,6 +44,12 @@ def outcomes_of(suite: Suite, expected: Expected) -> Outcomes:
     return outcomes
 
 
+def _terminated(*_: object) -> None:
+    """Leave the brokers' contexts, so that they end."""
+    end_all()
+    sys.exit("terminated")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m nightly.suites", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SUITES)}; default: all")
@@ -58,7 +64,7 @@ def main() -> None:
         text=True,
         check=False,
     ).stdout.strip()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # brokers and commands end with it
+    signal.signal(signal.SIGTERM, _terminated)
     differs = False
     for name in arguments.names or SUITES:
         suite = SUITES[name]

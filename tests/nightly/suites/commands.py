@@ -7,13 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+
+_running: Final[set[subprocess.Popen[bytes]]] = set()
 
 
 class TimeLimitExceeded(Exception):
@@ -52,6 +55,7 @@ def run(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _running.add(process)
         allowed_s = scaled(limit_s)
         in_time = True
         try:
@@ -60,6 +64,7 @@ def run(
             in_time = False
         finally:
             _end(process)
+            _running.discard(process)
     with log.open("rb") as written:
         written.seek(begin)
         text = written.read().decode(errors="replace")
@@ -73,6 +78,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def end_all() -> None:
+    """Kill what runs in any thread, so that a suite that is interrupted ends at once."""
+    for process in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def checked(

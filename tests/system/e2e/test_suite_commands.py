@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 
-from nightly.suites.commands import TimeLimitExceeded, copied, run
+from nightly.suites.commands import TimeLimitExceeded, copied, end_all, run
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -44,6 +46,20 @@ def test_children_that_outlive_their_command_are_killed(tmp_path: Path) -> None:
     code, output = run([sys.executable, "-S", "-c", PARENT, "ends"], log=tmp_path / "log", limit_s=30)
     assert code == 0
     wait_until(lambda: _is_gone(int(output)), 10, "the child is gone")
+
+
+def test_commands_of_other_threads_end_when_a_suite_is_interrupted(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(run, [sys.executable, "-S", "-c", PARENT, "waits"], log=log, limit_s=300)
+        wait_until(
+            lambda: log.exists() and "".join(log.read_text().split()[-1:]).isdigit(),
+            30,
+            "the child has started",
+        )
+        end_all()
+        code, _ = done.result(30)
+    assert code == -signal.SIGKILL
 
 
 def test_a_copy_of_read_only_files_can_be_changed_and_replaced(tmp_path: Path) -> None:
