@@ -73,6 +73,7 @@ def run(directory: Path, expected: Expected, only: frozenset[str] | None) -> Out
             brokers=BROKERS,
             commands=commands,
             default_replication_factor=2,
+            topic_defaults=json.dumps({"min.insync.replicas": "1"}),
             offsets_topic_num_partitions=10,
             group_initial_rebalance_delay_ms=0,
         ) as brokers,
