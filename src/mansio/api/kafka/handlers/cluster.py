@@ -154,20 +154,13 @@ def _quorum(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
 async def update_features(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """There are no finalized features: each update fails (KIP-584). Version 2 has one error for all."""
-    results = []
-    failed: MansioError | None = None
+    """There are no finalized features: an update fails, and the whole request with it, as since Kafka 4.0 (KIP-584)."""
     for update in request.feature_updates:
-        result: dict[str, Any] = {"feature": update.feature}
         try:
             service.cluster_description.update_feature(update.feature, update.max_version_level)
         except MansioError as error:
-            failed = failed or error
-            result |= {"error_code": error.kafka_code, "error_message": error.message}
-        results.append(result)
-    if context.api_version < 2:
-        return {"results": results}
-    return {} if failed is None else {"error_code": failed.kafka_code, "error_message": failed.message}
+            return {"error_code": error.kafka_code, "error_message": error.message}
+    return {}
 
 
 async def describe_topic_partitions(
