@@ -786,13 +786,14 @@ class Log:
         return self._files.file(segment), task
 
     def checks_done(self, segment: Segment, result: CheckResult) -> None:
-        """Record what a check found; `on_damage` is called for each damaged range."""
+        """Record what a check found; `on_damage` is called for each damaged range that reaches above the start of the
+        log."""
         checked = segment.checked
         if checked is None:
             return
         for found in result.ranges:
             checked.add(found)
-            if found.damage and self.on_damage is not None:
+            if found.damage and found.end_offset > self.start_offset and self.on_damage is not None:
                 self.on_damage(segment, found)
         if checked.is_complete(segment.size, segment.end_offset):
             segment.checked = None
@@ -840,8 +841,8 @@ class Log:
     # Repair of closed segments (see `repair`)
 
     def damaged_segments(self, offsets: Iterable[int] = ()) -> list[Segment]:
-        """The segments that are known to be damaged, and those that contain `offsets`, without those that end at or
-        below the start of the log; in order."""
+        """The segments in which something at or above the start of the log is known to be damaged, and those that
+        contain `offsets` there; in order."""
         suspects = {
             self._segments.containing(offset)
             for offset in offsets
@@ -850,9 +851,22 @@ class Log:
         return [
             segment
             for segment in self._segments.segments
-            if (segment in suspects or (segment.checked is not None and segment.checked.damaged()))
-            and segment.end_offset > self.start_offset
+            if segment in suspects or self._damaged_ranges(segment)
         ]
+
+    def first_damaged(self, segment: Segment, offsets: Iterable[int]) -> int:
+        """The first offset that is known to be damaged in one of the `damaged_segments(offsets)`; if none is, the first
+        of `offsets` in it."""
+        known = [found.offset for found in self._damaged_ranges(segment)] or [
+            offset for offset in offsets if segment.base_offset <= offset < segment.end_offset
+        ]
+        return max(min(known, default=segment.base_offset), self.start_offset)
+
+    def _damaged_ranges(self, segment: Segment) -> list[CheckedRange]:
+        """What is known to be damaged of a segment, above the start of the log."""
+        if segment.checked is None:
+            return []
+        return [found for found in segment.checked.damaged() if found.end_offset > self.start_offset]
 
     def is_active(self, segment: Segment) -> bool:
         """Whether appends go to this segment."""

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 SLICE_BYTES: Final = 1 << 20
 SLICE_BATCHES: Final = 512
+SYNC_BYTES: Final = 4 << 20
+"""The copy is flushed in steps of this size, so that none of them holds up the thread."""
+
 SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
 """A repaired segment is at most so large: segments that were lost after it become part of it."""
 
@@ -44,6 +47,7 @@ class SegmentCopy:
         self._segment = segment
         self._path = segment.path + TEMPORARY_SUFFIX
         self._file: DiskFile | None = None
+        self._synced_size = 0
         self._checked_position = 0
         self._checked_offset = segment.base_offset
 
@@ -73,17 +77,22 @@ class SegmentCopy:
                 self._file = self._disk.open(self._path, create=True)
                 self._file.truncate(0)  # left over from an attempt before
             self._file.write_at([batches], self.size)
+            if self.size + len(batches) - self._synced_size >= SYNC_BYTES:
+                self._file.sync()
+                self._synced_size = self.size + len(batches)
         except OSError as error:
             raise StorageError(f"cannot write {self._path}: {error}") from error
         self.size += len(batches)
 
-    def verify(self, epochs: Sequence[tuple[int, int]]) -> bool:
-        """Verify the next slice of what was written; True when all of it is intact and complete. Raises
-        `StorageError`."""
+    def verify(self, epochs: Sequence[tuple[int, int]], start_offset: int) -> bool:
+        """Verify the next slice of what was written; True when all of it is intact and, from `start_offset` of the log
+        on, complete. Raises `StorageError`."""
         file, segment, begin = self._file, self._segment, self._checked_position
         if file is None:
             raise StorageError(f"{segment.path} has no batch to repair it with")
-        task = CheckTask(begin, self._checked_offset, self.size, segment.end_offset, self.size, 0, epochs)
+        task = CheckTask(
+            begin, self._checked_offset, self.size, segment.end_offset, self.size, start_offset, epochs
+        )
         result = check_batches(file, task, bytes_max=SLICE_BYTES, batches_max=SLICE_BATCHES, delimit=False)
         if result.problem:
             raise StorageError(f"{self._path}: {result.problem}")

@@ -37,6 +37,7 @@ class Broker:
         scheduler = self.scheduler = self.simulation.scheduler("broker")
         clock = SimulatedClock(self.simulation)
         thread = SimulatedBackground(scheduler, lambda: 1.0)
+        self.verification_thread = SimulatedBackground(scheduler, lambda: 1000.0)
         self.disk.make_directory("data")
         self.partitions = PartitionSet(
             settings=Settings(data_dir="data", node_id=NODE, etcd_endpoints="http://etcd:2379"),
@@ -47,7 +48,7 @@ class Broker:
             files=FileCache(self.disk),
             sync_thread=thread,
             file_thread=thread,
-            verification_thread=thread,
+            verification_thread=self.verification_thread,
             recompression_thread=thread,
         )
 
@@ -178,3 +179,19 @@ def test_deleted_topics_go_from_the_list_in_time() -> None:
     again.load([UUID(int=3)])
     assert len(disk.read_file(f"data/{FILE}")) * 10 == before
     assert again.has(UUID(int=3), 0)
+
+
+def test_deletion_of_a_topic_waits_for_a_repair_that_writes_into_its_directory() -> None:
+    broker, deleted = Broker(), topic(1, touched=False)
+    broker.start(deleted)
+    directory = topic_directory("data", deleted)
+
+    def write_copy() -> None:
+        assert broker.disk.exists(directory)
+        broker.disk.open(f"{directory}/0/{0:020d}.log.tmp", create=True)
+
+    broker.verification_thread.submit(write_copy, lambda _, error: errors.append(error))
+    errors: list[BaseException | None] = []
+    broker.do(broker.partitions.close_partitions(deleted))
+    assert errors == [None]
+    assert not broker.disk.exists(directory)

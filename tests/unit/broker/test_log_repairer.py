@@ -4,18 +4,27 @@ served, lost or mixed with other records meanwhile."""
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.errors import CorruptLog, VerificationPending
+from mansio.broker.replication.log_repairer import FREE_BYTES_MIN, RepairCounts
+from mansio.errors import CorruptLog, StorageError, VerificationPending
 from mansio.storage.log import LogSettings
+from mansio.storage.repair import SYNC_BYTES, SegmentCopy
+from mansio.storage.segment import Segment
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mansio.broker.partition.partition import Partition
+    from mansio.ports import Buffer
     from support.replicas import Node
 
 SEGMENT_BYTES = 1000
@@ -246,3 +255,230 @@ def test_failing_disk_call_in_a_repair_is_retried_and_the_log_stays_in_service()
             cluster.run_for(120_000)
         assert node.disk.files()[path] == before
     assert node.repairer.counts.ranges
+
+
+@contextmanager
+def copies_written() -> Iterator[list[int]]:
+    """Sizes of what repairs write into copies of segments."""
+    sizes: list[int] = []
+    add = SegmentCopy.add
+
+    def counted(self: SegmentCopy, batches: Buffer) -> None:
+        sizes.append(len(batches))
+        add(self, batches)
+
+    SegmentCopy.add = counted  # type: ignore[method-assign]  # until the end of the test
+    try:
+        yield sizes
+    finally:
+        SegmentCopy.add = add  # type: ignore[method-assign]  # as before
+
+
+def test_defect_in_the_repair_of_one_segment_neither_holds_up_readers_nor_other_repairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = written()
+    leader = cluster[1]
+    read, calls = leader.repairer.read, []
+
+    async def defective(*arguments: Any) -> tuple[int, bytes]:
+        calls.append(arguments)
+        if len(calls) <= 2:
+            raise ValueError("a defect")
+        return await read(*arguments)
+
+    monkeypatch.setattr(leader.repairer, "read", defective)
+    flip(leader, segments(leader)[1], 200)
+    found = values_read(leader.partition, within=cluster)
+    assert len(ALL.keys() - found.keys()) == 3
+    assert leader.repairer.counts.failures == 1
+    flip(leader, segments(leader)[2], 200)
+    cluster.run_for(10_000)
+    assert values_read(leader.partition, within=cluster) == ALL
+
+
+def test_reader_of_damage_that_is_found_during_a_repair_waits_for_the_next_one() -> None:
+    cluster = written()
+    leader = cluster[1]
+    bases = leader.log.segment_base_offsets()
+    for path in (segments(leader)[0], segments(leader)[2]):
+        flip(leader, path, 100)
+    with pytest.raises(VerificationPending):
+        leader.partition.read(bases[0], 1)
+    cluster.run_until(lambda: leader.storage_health.damaged)
+    for _ in range(3000):
+        try:
+            if leader.partition.read(bases[2], 1) is not None:
+                break
+        except VerificationPending:
+            cluster.run_for(1)
+    assert leader.repairer.counts.ranges == 2
+    assert values_read(leader.partition, within=cluster) == ALL
+
+
+@pytest.mark.parametrize("start_offset", [24, 28], ids=["between batches", "within the damaged batch"])
+def test_damage_below_the_start_of_the_log_does_not_keep_the_rest_of_the_segment_from_repair(
+    start_offset: int,
+) -> None:
+    cluster = written()
+    leader = cluster[1]
+    path = segments(leader)[1]
+    positions = [at for at, _ in iterate_batches(leader.disk.files()[path])]
+    leader.partition.delete_records(start_offset)
+    cluster.run_for(3000)
+    assert leader.log.durable_start_offset == start_offset
+    for number in (0, 3):  # offsets 18 to 20 and 27 to 29
+        flip(leader, path, positions[number] + 70)
+    leader.scrub()
+    cluster.run_for(5000)
+    wanted = {offset: kept for offset, kept in ALL.items() if offset >= 27}
+    assert wanted.items() <= values_read(leader.partition, within=cluster).items()
+    assert leader.repairer.counts.failures == 0
+    assert not leader.storage_health.damaged
+    leader.log.verify()
+    leader.log.close()
+    cluster.kill(1)
+    leader = cluster.restart(1)
+    leader.scrub()
+    cluster.elect(2)
+    cluster.tell()
+    cluster.run_until(lambda: len(cluster.state().isr) == 3)
+    cluster.elect(1)
+    cluster.tell()
+    cluster.run_for(2000)
+    assert leader.partition.start_offset == start_offset
+    assert wanted.items() <= values_read(leader.partition, within=cluster).items()
+
+
+def test_damage_below_the_start_of_the_log_alone_is_neither_reported_nor_repaired() -> None:
+    cluster = written()
+    leader = cluster[1]
+    path = segments(leader)[1]
+    leader.partition.delete_records(24)
+    cluster.run_for(3000)
+    flip(leader, path, 100)
+    leader.scrub()
+    cluster.run_for(5000)
+    assert not leader.storage_health.damaged
+    assert leader.repairer.counts == RepairCounts()
+
+
+def test_repair_without_another_replica_writes_nothing_and_begins_when_one_is_in_sync(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = written()
+    leader = cluster[1]
+    path = segments(leader)[1]
+    sources, leader.repairer._sources = leader.repairer._sources, lambda _: []
+    flip(leader, path, len(leader.disk.files()[path]) - 20)
+    with copies_written() as written_sizes:
+        leader.scrub()
+        cluster.run_for(300_000)
+        assert not written_sizes
+    assert leader.repairer.counts.failures == 1
+    assert [each.message for each in caplog.records].count("repair_failed") == 1
+    leader.repairer._sources = sources
+    cluster.run_for(61_000)
+    assert leader.repairer.counts.ranges == 1
+    assert values_read(leader.partition, within=cluster) == ALL
+
+
+def test_damage_that_every_replica_has_is_not_copied_again_and_again() -> None:
+    cluster = written()
+    leader = cluster[1]
+    path = segments(leader)[1]
+    at = len(leader.disk.files()[path]) - 20
+    for node_id in (1, 2, 3):
+        flip(cluster[node_id], path, at)
+    with copies_written() as written_sizes:
+        leader.scrub()
+        cluster.run_for(300_000)
+        assert not written_sizes
+    assert leader.repairer.counts.failures <= 4  # one for each reason
+    cluster[3].disk.flip_bit(path, 8 * at + 3)
+    cluster[3].log.forget_checks()
+    cluster.run_for(120_000)
+    assert leader.repairer.counts.ranges == 1
+
+
+def test_segment_that_was_compacted_is_not_repaired_again_and_again() -> None:
+    cluster = written()
+    leader = cluster[1]
+    leader.log._segments.sparse_end_offset = COUNT
+    flip(leader, segments(leader)[1], 200)
+    requests: list[bytes] = []
+    cluster.network.spy = lambda sender, _, request: (
+        requests.append(request) if sender == 1 and b"mansio-repair" in request else None
+    )
+    with copies_written() as written_sizes:
+        leader.scrub()
+        cluster.run_for(300_000)
+        assert not written_sizes
+    assert not requests
+    assert leader.repairer.counts.failures == 1
+
+
+def test_repair_whose_copy_cannot_be_used_is_retried_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = written()
+    leader = cluster[1]
+
+    def failing(*_: object) -> bool:
+        raise StorageError("not intact")
+
+    with monkeypatch.context() as patched, copies_written() as written_sizes:
+        patched.setattr(SegmentCopy, "verify", failing)
+        flip(leader, segments(leader)[1], 200)
+        leader.scrub()
+        cluster.run_for(600_000)
+        assert 1 < len(written_sizes) / 3 < 7
+    assert leader.repairer.counts.failures == 1
+    cluster.run_for(600_000)
+    assert leader.repairer.counts.ranges == 1
+
+
+def test_repair_waits_for_space_for_the_copy() -> None:
+    cluster = written()
+    leader = cluster[1]
+    flip(leader, segments(leader)[1], 200)
+    leader.disk.capacity_bytes = sum(map(len, leader.disk.files().values())) + 1000
+    with copies_written() as written_sizes:
+        leader.scrub()
+        cluster.run_for(200_000)
+        assert not written_sizes
+    assert leader.repairer.counts.failures == 1
+    leader.disk.capacity_bytes += FREE_BYTES_MIN
+    cluster.run_for(61_000)
+    assert leader.repairer.counts.ranges == 1
+
+
+def test_copy_is_flushed_in_steps_while_it_is_written() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("data")
+    segment = Segment("data", 0)
+    copy = SegmentCopy(disk, segment, index_interval_bytes=4096)
+    flushed = 0
+    disk.fail_when = lambda operation, _: sizes.append(copy.size) if operation == "sync" else None
+    sizes: list[int] = []
+    for _ in range(10):
+        copy.add(bytes(1 << 20))
+    for size in (*sizes, copy.size):
+        assert size - flushed <= SYNC_BYTES
+        flushed = size
+
+
+def test_repair_in_a_log_that_is_being_removed_leaves_its_directory_alone() -> None:
+    cluster = written()
+    leader = cluster[1]
+    flip(leader, segments(leader)[1], 200)
+    leader.scrub()
+    with copies_written() as written_sizes:
+        cluster.run_until(lambda: written_sizes)
+        leader.partition.close(save=False)
+        leader.log.close(save=False)
+        cluster.run_for(10)
+        calls: list[str] = []
+        leader.disk.fail_when = lambda operation, path: calls.append(path)
+        cluster.run_for(5000)
+        assert not calls

@@ -108,6 +108,7 @@ class PartitionSet:
         self._scheduler = scheduler
         self._group_commit = group_commit
         self._sync_thread = sync_thread
+        self._verification_thread = verification_thread
         self._file_thread = file_thread
         self.storage_health = StorageHealth(clock)
         self.holds = RetentionHolds()
@@ -400,8 +401,9 @@ class PartitionSet:
                 partition.close(save=False)
                 self._group_commit.forget(partition.log)
                 partition.log.close(save=False)
-        # After this, no flush or checkpoint of these logs is in progress.
-        await run_in_thread(self._scheduler, self._sync_thread, lambda: None)
+        # After this, no flush, checkpoint or repair of these logs is in progress.
+        for thread in (self._sync_thread, self._verification_thread):
+            await run_in_thread(self._scheduler, thread, lambda: None)
         await self._on_disk(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:

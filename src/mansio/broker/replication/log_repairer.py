@@ -7,12 +7,16 @@ repaired after a segment roll. A replica neither leaves the in-sync set nor is i
 everything else that it acknowledged.
 
 While the first attempt is pending, readers of the damaged range wait as they do for a verification. If it fails they
-get CORRUPT_MESSAGE, and the repair is retried for as long as the damage is known.
+get CORRUPT_MESSAGE, and the repair of the segment is retried for as long as the damage is known: when the in-sync set
+changes, and otherwise after a pause that grows, up to a minute if nothing was written, up to an hour if the attempt
+wrote a copy. A copy is written only if another replica has the first range that is missing, and if there is space.
 
 Invariants:
 * A batch is taken over only if its CRC matches, its offsets continue those before it, and its leader epoch is the one
   that this log has for its offset: a batch is determined by its offset and epoch.
 * Segments in which compaction may have left gaps are not repaired: see `mansio.storage.repair`.
+* Damaged records below the start of the log are left out of the copy: no replica has them any more.
+* A failure is logged and counted once for each reason, until the partition is repaired.
 * Memory is bounded: one response, and `PARTITIONS_MAX` partitions with `OFFSETS_MAX` offsets each. What is beyond is
   found again by the next reader or scrub.
 
@@ -22,6 +26,7 @@ Uses ports only: the simulator runs this code.
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -59,6 +64,15 @@ SOURCE_WAIT_MS_MAX: Final = 2_000
 """How long a source may verify what is asked of it. Two replicas may wait for each other."""
 
 RETRY_BACKOFF: Final = Backoff(1_000, 60_000, jitter=0)
+"""Of an attempt that wrote nothing: it cost one small read from another replica."""
+
+RETRY_BACKOFF_AFTER_COPY: Final = Backoff(30_000, 3_600_000, jitter=0)
+LOOK_AGAIN_MS: Final = 60_000
+"""How often it is looked whether the in-sync set has changed while repairs have failed."""
+
+REASONS_MAX: Final = 8
+FREE_BYTES_MIN: Final = 64 << 20
+"""Space that a repair leaves for appends."""
 
 
 class RepairCounts(NamedTuple):
@@ -69,17 +83,40 @@ class RepairCounts(NamedTuple):
     failures: int = 0
 
 
+class _Failure(NamedTuple):
+    """The last attempt to repair one segment failed.
+
+    `end_offset` of the segment; `offset` that could not be replaced; the attempts so far, when the next one is due, in
+    monotonic seconds, and the in-sync replicas at that time: with others the next one is due at once."""
+
+    end_offset: int
+    offset: int
+    attempts: int
+    due_s: float
+    sources: tuple[int, ...]
+
+
 class _Damage:
     """What is known to be damaged in one partition."""
 
-    __slots__ = ("attempts", "failed", "offsets", "retry")
+    __slots__ = ("failures", "offsets", "reasons", "retry")
 
     def __init__(self) -> None:
         self.offsets: dict[int, None] = {}
-        self.failed: list[tuple[int, int]] = []
-        """Offsets of the segments that could not be repaired in the last attempt."""
-        self.attempts = 0
+        self.failures: dict[int, _Failure] = {}
+        """Of the segments that are not repaired, by base offset."""
+        self.reasons: set[str] = set()
+        """Why repairs failed, as far as that was logged."""
         self.retry: Timer | None = None
+
+    def has_failed_at(self, offset: int) -> bool:
+        """Whether the segment that contains an offset could not be repaired."""
+        return any(base <= offset < failure.end_offset for base, failure in self.failures.items())
+
+    def is_due(self, base_offset: int, now_s: float, sources: tuple[int, ...]) -> bool:
+        """Whether a segment is to be repaired now."""
+        failure = self.failures.get(base_offset)
+        return failure is None or now_s >= failure.due_s or failure.sources != sources
 
 
 class LogRepairer:
@@ -143,7 +180,7 @@ class LogRepairer:
             damage = self._damaged[key] = _Damage()
         if offset >= 0 and offset not in damage.offsets and len(damage.offsets) < OFFSETS_MAX:
             damage.offsets[offset] = None
-            if damage.retry is not None and not any(first <= offset < end for first, end in damage.failed):
+            if damage.retry is not None and not damage.has_failed_at(offset):
                 damage.retry.cancel()
                 damage.retry = None
         if damage.retry is not None or key in self._due:
@@ -162,62 +199,117 @@ class LogRepairer:
         try:
             while self._due and not self._stopped:
                 key = next(iter(self._due))
-                await self._repair(key)
+                try:
+                    await self._repair(key)
+                except Exception:  # a defect costs one partition, not the repair of the others
+                    logger.exception("repair_defect", extra=fields(topic=key[0], partition=key[1]))
+                    self._forget(key)
         finally:
             busy, self._busy = self._busy, None
             assert busy is not None
             busy.set_result(None)
 
+    def _forget(self, key: tuple[str, int]) -> None:
+        """Forget what is known of a partition: the next reader finds its damage again."""
+        self._due.pop(key, None)
+        self._damaged.pop(key, None)
+        partition = self._partitions.get(*key)
+        if partition is not None:
+            partition.log.repair_pending = False
+
     async def _repair(self, key: tuple[str, int]) -> None:
         damage, partition = self._damaged[key], self._partitions.get(*key)
         offsets = tuple(damage.offsets)
-        failed: MansioError | None = None
-        damage.failed = []
-        for segment in [] if partition is None else partition.log.damaged_segments(offsets):
-            assert partition is not None
-            try:
-                await _SegmentRepair(self, partition, segment).run()
-            except MansioError as error:
-                failed = error
-                damage.failed.append((segment.base_offset, segment.end_offset))
+        if partition is not None:
+            await self._attempt(partition, damage, offsets)
         del self._due[key]
         if partition is None or partition.closed or self._stopped:
             del self._damaged[key]
             return
-        partition.log.repair_pending = False
-        if failed is not None:
-            self._failed(key, partition, damage, failed)
-        elif damage.offsets.keys() - offsets or partition.log.damaged_segments():  # found meanwhile
+        log, failed = partition.log, bool(damage.failures)
+        found = [each for each in damage.offsets if each not in offsets and not damage.has_failed_at(each)]
+        if not failed:
             for offset in offsets:
                 damage.offsets.pop(offset, None)
+        if found or (
+            not failed and log.damaged_segments()
+        ):  # meanwhile: its readers wait for the next attempt
+            log.repair_pending = bool(self._sources(partition))
             self._begin(key)
         else:
-            del self._damaged[key]
-            partition.storage_health.repaired(*key)
-        partition.on_verified()
+            log.repair_pending = False
+            if failed:
+                self._look_again(key, damage)
+            else:
+                del self._damaged[key]
+                partition.storage_health.repaired(*key)
+        self._scheduler.call_soon(partition.on_verified)
 
-    def _failed(
-        self, key: tuple[str, int], partition: Partition, damage: _Damage, error: MansioError
-    ) -> None:
+    async def _attempt(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
+        """Repair the damaged segments whose repair is due; the failures of all are in `damage` afterwards."""
+        log = partition.log
+        before, failures = damage.failures, {}
+        for segment in log.damaged_segments(offsets):
+            if self._stopped or partition.closed:
+                return
+            base, sources = segment.base_offset, tuple(self._sources(partition))
+            if not damage.is_due(base, self._clock.monotonic(), sources):
+                failures[base] = before[base]
+                continue
+            last = before.get(base)
+            first = log.first_damaged(segment, offsets)
+            if last is not None and log.start_offset <= last.offset < segment.end_offset:
+                first = last.offset
+            repair = _SegmentRepair(self, partition, segment, first)
+            attempts, pause_ms = 1 if last is None else last.attempts + 1, math.inf
+            error: Exception | None = None
+            try:
+                if log.is_sparse(segment):
+                    error = StorageError(f"{segment.path} was compacted; no other replica can repair it")
+                elif not sources:
+                    error = Unavailable(f"{partition.name}: no other replica is in sync")
+                else:
+                    await repair.run()
+            except Exception as failure:  # noqa: BLE001  # a defect costs this repair, not those of others
+                backoff = RETRY_BACKOFF_AFTER_COPY if repair.has_written else RETRY_BACKOFF
+                error, pause_ms = failure, backoff.delay_ms(attempts)
+            if error is not None:
+                due_s = self._clock.monotonic() + pause_ms / 1000
+                failures[base] = _Failure(segment.end_offset, repair.next_offset, attempts, due_s, sources)
+                if not self._stopped:
+                    self._failed(partition, damage, error)
+        damage.failures = failures
+
+    def _failed(self, partition: Partition, damage: _Damage, error: Exception) -> None:
+        """Log and count a failure, unless that was done."""
+        reason = error.message if isinstance(error, MansioError) else repr(error)
+        if reason in damage.reasons or len(damage.reasons) >= REASONS_MAX:
+            return
+        damage.reasons.add(reason)
         self.counts = self.counts._replace(failures=self.counts.failures + 1)
-        damage.attempts += 1
-        pause_ms = RETRY_BACKOFF.delay_ms(damage.attempts)
         logger.warning(
             "repair_failed",
-            extra=fields(
-                topic=partition.topic,
-                partition=partition.index,
-                reason=error.message,
-                again_in_ms=round(pause_ms),
-            ),
+            extra=fields(topic=partition.topic, partition=partition.index, reason=reason),
+            exc_info=None if isinstance(error, MansioError) else error,
         )
+
+    def _look_again(self, key: tuple[str, int], damage: _Damage) -> None:
+        due_s = min(failure.due_s for failure in damage.failures.values())
+        pause_ms = min(max((due_s - self._clock.monotonic()) * 1000, 0), LOOK_AGAIN_MS)
         damage.retry = self._scheduler.call_later(pause_ms, self._retry, key)
 
     def _retry(self, key: tuple[str, int]) -> None:
-        damage = self._damaged.get(key)
-        if damage is not None and not self._stopped:
-            damage.retry = None
+        damage, partition = self._damaged.get(key), self._partitions.get(*key)
+        if damage is None or self._stopped:
+            return
+        damage.retry = None
+        now_s, sources = self._clock.monotonic(), () if partition is None else tuple(self._sources(partition))
+        present = () if partition is None else partition.log.damaged_segments(tuple(damage.offsets))
+        bases = {segment.base_offset for segment in present}
+        if bases != damage.failures.keys() or any(damage.is_due(base, now_s, sources) for base in bases):
             self._begin(key)
+        else:
+            self._look_again(key, damage)
 
     # What the repair of a segment needs
 
@@ -246,19 +338,27 @@ class LogRepairer:
         interval = partition.log.settings.index_interval_bytes
         return SegmentCopy(self._disk, segment, index_interval_bytes=interval)
 
-    async def read(self, partition: Partition, offset: int) -> tuple[int, bytes]:
-        """(broker, its intact batches from `offset` on), from the first in-sync replica that has them. Raises the last
-        error."""
+    async def check_space(self, segment: Segment) -> None:
+        """Raise `StorageError` if there is no space for a copy of a segment."""
+        free_bytes = await self.in_thread(partial(self._disk.free_bytes, segment.directory))
+        if free_bytes < segment.size + FREE_BYTES_MIN:
+            raise StorageError(f"no space for a copy of {segment.path}: {segment.size} bytes")
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int = FETCH_BYTES_MAX
+    ) -> tuple[int, bytes]:
+        """(broker, its intact batches from `offset` on), at least one, from the first in-sync replica that has them.
+        Raises the last error."""
         failed: MansioError = Unavailable(f"{partition.name}: no other replica is in sync")
         for node_id in self._sources(partition):
             try:
-                return node_id, await self._read_from(node_id, partition, offset)
+                return node_id, await self._read_from(node_id, partition, offset, bytes_max)
             except MansioError as error:
                 failed = type(error)(f"broker {node_id}: {error.message}")
         raise failed
 
-    async def _read_from(self, node_id: int, partition: Partition, offset: int) -> bytes:
-        wanted = FetchPartition(partition.index, partition.leader_epoch, offset, -1, -1, FETCH_BYTES_MAX)
+    async def _read_from(self, node_id: int, partition: Partition, offset: int, bytes_max: int) -> bytes:
+        wanted = FetchPartition(partition.index, partition.leader_epoch, offset, -1, -1, bytes_max)
         request = encode_request(
             fetch.REPLICA_VERSION,
             0,
@@ -266,7 +366,7 @@ class LogRepairer:
             [(None, partition.topic_id.bytes, [wanted])],
             max_wait_ms=0,
             min_bytes=0,
-            max_bytes=FETCH_BYTES_MAX,
+            max_bytes=bytes_max,
             replica_id=self._node_id,
             replica_epoch=self._broker_epoch(),
             for_repair=True,
@@ -305,9 +405,12 @@ class LogRepairer:
 
 
 class _SegmentRepair:
-    """The repair of one segment."""
+    """The repair of one segment. `next_offset` is the one to be replaced next, at first `damaged_offset`."""
 
-    def __init__(self, repairer: LogRepairer, partition: Partition, segment: Segment) -> None:
+    def __init__(
+        self, repairer: LogRepairer, partition: Partition, segment: Segment, damaged_offset: int
+    ) -> None:
+        self.next_offset = damaged_offset
         self._repairer = repairer
         self._partition = partition
         self._segment = segment
@@ -316,28 +419,39 @@ class _SegmentRepair:
         self._ranges: list[tuple[int, int, int]] = []
         self._size_bytes = 0
 
+    @property
+    def has_written(self) -> bool:
+        """Whether something of the copy was written."""
+        return self._copy.size > 0
+
     async def run(self) -> None:
         """Raises `MansioError` if the segment is not repaired, and changes nothing then."""
-        partition, segment, log = self._partition, self._segment, self._partition.log
-        if log.is_sparse(segment):
-            raise StorageError(f"{segment.path} was compacted; it is not repaired from another replica")
+        repairer, partition, segment, log = (
+            self._repairer,
+            self._partition,
+            self._segment,
+            self._partition.log,
+        )
+        await repairer.read(partition, self.next_offset, 1)
+        await repairer.check_space(segment)
         if log.is_active(segment):
             partition.roll()
             partition.request_flush()
+        self._check_current()
         try:
             await self._write()
-            epochs = log.leader_epochs.entries()
-            while not await self._in_thread(partial(self._copy.verify, epochs)):
+            epochs, start_offset = log.leader_epochs.entries(), log.durable_start_offset
+            while not await self._in_thread(partial(self._copy.verify, epochs, start_offset)):
                 pass
             if not self._ranges and await self._in_thread(self._copy.is_name_missing):
                 self._ranges.append((segment.base_offset, segment.end_offset, partition.broker_id))
             if self._ranges:
                 await self._swap()
-        except MansioError:
+        except Exception:
             await self._abandon()
             raise
         if self._ranges:
-            self._repairer.replaced(partition, self._ranges, self._size_bytes)
+            repairer.replaced(partition, self._ranges, self._size_bytes)
             return
         await self._abandon()
         if segment.checked is not None:  # it is intact now: what was found is verified again
@@ -381,31 +495,36 @@ class _SegmentRepair:
             await self._replace(found.offset, found.end_offset)
         except CorruptMessage:
             # The batch that seemed to be the next intact one does not follow those of the other replica.
-            await self._replace(self._next_offset(found.offset), self._segment.end_offset)
+            await self._replace(self.next_offset, self._segment.end_offset)
             return False
         return True
 
-    def _next_offset(self, offset: int) -> int:
-        """The end of what was replaced from `offset` on."""
-        return self._ranges[-1][1] if self._ranges and self._ranges[-1][0] == offset else offset
-
     async def _replace(self, offset: int, end_offset: int) -> None:
-        """Write the batches of another replica from `offset` to `end_offset`. Raises `CorruptMessage` if they do not
-        end there."""
+        """Write the batches of another replica from `offset` to `end_offset`, without those below the start of the log.
+        Raises `CorruptMessage` if they do not end there."""
         partition, log = self._partition, self._partition.log
+        lowest = offset
+        if offset < (start_offset := log.start_offset):
+            if min(end_offset, start_offset) > log.durable_start_offset:
+                raise Unavailable(f"{partition.name}: its start, {start_offset}, is not on disk yet")
+            offset = start_offset
         while offset < end_offset:
+            self.next_offset = lowest
             source, records = await self._repairer.read(partition, offset)
             self._check_current()
             headers, _ = read_stored_batches(records)
             first, size = offset, 0
             for header in headers:
-                if header.base_offset != offset or header.last_offset >= end_offset:
+                base_offset = header.base_offset
+                if not lowest <= base_offset <= offset <= header.last_offset < end_offset:
                     break
-                if header.leader_epoch != (epoch := log.leader_epochs.epoch_at(offset)):
+                if header.leader_epoch != (epoch := log.leader_epochs.epoch_at(base_offset)):
                     raise StorageError(
                         f"broker {source} has leader epoch {header.leader_epoch} at {offset}, this log {epoch}"
                     )
-                offset, size = header.last_offset + 1, size + header.size
+                offset = lowest = header.last_offset + 1
+                size += header.size
+            self.next_offset = lowest
             if size:
                 await self._in_thread(partial(self._copy.add, records[:size]))
                 self._size_bytes += size
@@ -436,7 +555,10 @@ class _SegmentRepair:
             log.finish_repair(segment, copy.size, copy.index if done else None)
 
     async def _abandon(self) -> None:
-        """Remove what was not swapped in; if that fails, the next start does."""
+        """Remove what was not swapped in; if that fails, the next start does. A log that was closed meanwhile is
+        removed as a whole."""
+        if self._partition.log.closed:
+            return
         try:
             await self._repairer.finish_in_thread(self._copy.abandon)
         except MansioError as error:
