@@ -25,6 +25,13 @@ T = TypeVar("T")
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 """`OSError.errno` of a disk or a quota that is full."""
 
+UNREADABLE_ERRNOS: Final = frozenset(
+    code
+    for name in ("EIO", "EBADMSG", "EILSEQ", "ENODATA", "EUCLEAN")
+    if (code := getattr(errno, name, None)) is not None
+)
+"""`OSError.errno` of a read that the disk or its file system cannot do: a bad sector, a failed checksum."""
+
 
 @runtime_checkable
 class DiskFile(Protocol):

@@ -65,7 +65,7 @@ from mansio.storage.segment import (
 from mansio.storage.segment_list import LogSlice, SegmentInfo, SegmentList, segment_info
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
-from mansio.storage.verification import CheckTask, check_batches
+from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
 from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush.flush_state import MaintenanceJob
     from mansio.storage.recovery.recovery import Recovered
-    from mansio.storage.verification import CheckResult
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
@@ -739,12 +738,24 @@ class Log:
             file, task = self.check_task(segment, offset, with_index=inline)
             batches_max = POSITION_MAX if inline else CHECK_BATCHES_MAX
             if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
-                size = read_header(read_exactly(file, HEADER_BYTES, task.position)).size
+                size = self._size_at(file, task.position)
                 if size >= LARGE_BATCH_BYTES_MIN:
                     batches_max = 0
                 elif size >= CHECK_LARGE_BATCH_BYTES_MIN:
                     bytes_max = min(max_bytes, CHECK_LARGE_BYTES_MAX)
-            result = check_batches(file, task, bytes_max=bytes_max, batches_max=batches_max, delimit=inline)
+            try:
+                result = check_batches(
+                    file,
+                    task,
+                    bytes_max=bytes_max,
+                    batches_max=batches_max,
+                    delimit=inline,
+                    in_pieces=inline,
+                )
+            except StorageError as error:
+                if inline or not is_unreadable(error):
+                    raise
+                result = CheckResult([], task.position, task.offset, done=False)  # for the other thread
             self.checks_done(segment, result)
             if inline and not result.ranges:
                 raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
@@ -752,6 +763,16 @@ class Log:
                 self.on_check_due(segment, offset)  # type: ignore[misc]  # not inline: there is a listener
                 raise VerificationPending(f"{segment.path}: offset {offset} is being verified")
         return found
+
+    def _size_at(self, file: DiskFile, position: int) -> int:
+        """Size of the batch at `position` according to its header; `LARGE_BATCH_BYTES_MIN` if it cannot be read. Raises
+        `StorageError`."""
+        try:
+            return read_header(read_exactly(file, HEADER_BYTES, position)).size
+        except StorageError as error:
+            if not is_unreadable(error):
+                raise
+            return LARGE_BATCH_BYTES_MIN  # the other thread finds out how much is unreadable
 
     def check_task(self, segment: Segment, offset: int, *, with_index: bool) -> tuple[DiskFile, CheckTask]:
         """The file of a segment, and what to check of it for a reader at `offset`, which is not checked.
@@ -916,6 +937,14 @@ class Log:
         """Verify a segment, or everything, again on its next read."""
         for each in self._segments.segments if segment is None else (segment,):
             self._forget_checks(each)
+
+    def forget_checks_at(self, offset: int) -> None:
+        """Verify the segment that contains `offset` again on its next read, unless damage is known there."""
+        segment = self._segments.containing(offset)
+        known = segment.checked.find(offset) if segment.checked is not None else None
+        if known is None or not known.damage:
+            self._read_positions.clear()
+            self._forget_checks(segment)
 
     def _forget_checks(self, segment: Segment) -> None:
         if not segment.size:

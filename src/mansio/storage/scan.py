@@ -13,7 +13,7 @@ is bounded by `CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the fi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from crc32c import crc32c
 
@@ -37,6 +37,13 @@ _CHECKED_FROM = 21  # what the CRC covers begins here
 _CRC_POSITION = 17
 
 
+class ReadableFile(Protocol):
+    """What a scan needs of a file."""
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """As that of `DiskFile`."""
+
+
 class ScannedRange(NamedTuple):
     """`length` bytes of a segment from `position`: an intact batch (`header`), or a description of the `problem`."""
 
@@ -50,7 +57,7 @@ class _Window:
     """Buffered view of a file that moves forward."""
 
     def __init__(
-        self, file: DiskFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
+        self, file: ReadableFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
     ) -> None:
         self._file = file
         self._size = size
@@ -89,7 +96,7 @@ class _Window:
 
 
 def scan(
-    file: DiskFile,
+    file: ReadableFile,
     size: int,
     offset_min: int,
     offset_end: int,

@@ -6,6 +6,9 @@ the end of a range that was checked) and follows the batches from there. Length,
 and leader epochs must match, so the 17 bytes that the CRC does not cover are checked, too, except where compaction
 leaves gaps between offsets.
 
+A part that the disk cannot read (`UNREADABLE_ERRNOS`) is read again in pieces of `PIECE_BYTES`; a batch with an
+unreadable piece is damaged, those before and after it are not.
+
 Invariant: `check_batches` reads `size` bytes at most and keeps one chunk in memory, whatever lengths the file claims.
 It changes nothing and runs on any thread.
 """
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from crc32c import crc32c
 
 from mansio.errors import StorageError
+from mansio.ports import UNREADABLE_ERRNOS
 from mansio.storage.checked_ranges import CheckedRange
 from mansio.storage.scan import scan
 from mansio.storage.segment import BATCH_MAGIC, OFFSET_END_MAX, PREFIX_BYTES
@@ -35,6 +39,11 @@ CHUNK_BYTES: Final = 128 << 10
 SEARCH_BYTES_MIN: Final = 1 << 20
 SEARCH_WORK_PER_BYTE: Final = 16
 """Bound of a search for the next batch, in bytes examined per byte of the segment."""
+
+PIECE_BYTES: Final = 4 << 10
+UNREADABLE_PIECES_MAX: Final = 16
+"""So many failed reads of pieces in one check; after that a failed read is not repeated in pieces. A read that fails
+may take seconds."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _CRC_FROM: Final = 21  # what the CRC covers begins here
@@ -78,32 +87,105 @@ def check_batches(
     batches_max: int,
     delimit: bool,
     read_at: ReadAt | None = None,
+    in_pieces: bool = True,
 ) -> CheckResult:
     """Check batches from the anchor of `task` on, until more than `bytes_max` bytes or `batches_max` batches are
     checked; at least one.
 
     With `delimit` a damaged range is delimited by the next intact batch, and the check ends after it; otherwise before
-    it. `read_at(length, position)` replaces that of the file. Raises `StorageError`.
+    it. `read_at(length, position)` replaces that of the file. Without `in_pieces` a part that the disk cannot read is
+    an error (`is_unreadable`). Raises `StorageError`.
     """
+    reads = _Reads(file, read_at or file.read_at, in_pieces=in_pieces)
     try:
-        return _Check(read_at or file.read_at, task, bytes_max, batches_max).run(file, delimit=delimit)
+        return _Check(reads, task, bytes_max, batches_max).run(delimit=delimit)
     except OSError as error:
         raise StorageError(f"cannot read {file.path}: {error}") from error
+
+
+def is_unreadable(error: StorageError) -> bool:
+    """Whether the disk cannot read a part of a file: what is damaged there is found by `check_batches`."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in UNREADABLE_ERRNOS
+
+
+class _Reads:
+    """The reads of one check. Unreadable pieces are zeros; `problem` reports which batches have some."""
+
+    __slots__ = ("_file", "_in_pieces", "_pieces_left", "_read", "_reason", "_unreadable")
+
+    def __init__(self, file: DiskFile, read: ReadAt, *, in_pieces: bool) -> None:
+        self._file = file
+        self._read = read
+        self._in_pieces = in_pieces
+        self._pieces_left = UNREADABLE_PIECES_MAX
+        self._reason = ""
+        self._unreadable: list[tuple[int, int]] = []
+
+    def read(self, length: int, position: int) -> bytes:
+        """With the function that the caller of the check gave."""
+        return self._read_with(self._read, length, position)
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """As a `DiskFile` does."""
+        return self._read_with(self._file.read_at, length, position)
+
+    def size(self) -> int:
+        """Size of the file."""
+        return self._file.size()
+
+    def _read_with(self, read: ReadAt, length: int, position: int) -> bytes:
+        try:
+            return read(length, position)
+        except OSError as error:
+            if not self._in_pieces or error.errno not in UNREADABLE_ERRNOS:
+                raise
+            self._reason = str(error)
+        pieces: list[bytes] = []
+        end = position + length
+        while position < end:
+            following = min(end, (position // PIECE_BYTES + 1) * PIECE_BYTES) if self._pieces_left else end
+            piece = self._piece(read, position, following)
+            pieces.append(piece)
+            if len(piece) < following - position:
+                break
+            position = following
+        return b"".join(pieces)
+
+    def _piece(self, read: ReadAt, position: int, end: int) -> bytes:
+        if self._pieces_left:
+            try:
+                return read(end - position, position)
+            except OSError as error:
+                if error.errno not in UNREADABLE_ERRNOS:
+                    raise
+                self._pieces_left -= 1
+        adjacent = self._unreadable and self._unreadable[-1][1] == position
+        first = self._unreadable.pop()[0] if adjacent else position
+        self._unreadable.append((first, end))
+        return bytes(end - position)
+
+    def problem(self, position: int, end: int) -> str:
+        """That a part of the bytes [position, end) cannot be read; "" otherwise."""
+        for first, last in self._unreadable:
+            if first < end and position < last:
+                return f"the disk cannot read the batch at {position}: {self._reason}"
+        return ""
 
 
 class _Check:
     """One call of `check_batches`."""
 
-    __slots__ = ("_batches_max", "_bytes_max", "_read", "_read_bytes", "_task")
+    __slots__ = ("_batches_max", "_bytes_max", "_read_bytes", "_reads", "_task")
 
-    def __init__(self, read: ReadAt, task: CheckTask, bytes_max: int, batches_max: int) -> None:
-        self._read = read
+    def __init__(self, reads: _Reads, task: CheckTask, bytes_max: int, batches_max: int) -> None:
+        self._reads = reads
         self._task = task
         self._bytes_max = bytes_max
         self._batches_max = batches_max
         self._read_bytes = 0
 
-    def run(self, file: DiskFile, *, delimit: bool) -> CheckResult:
+    def run(self, *, delimit: bool) -> CheckResult:
         end_position = self._task.end_position
         ranges: list[CheckedRange] = []
         while True:
@@ -120,7 +202,7 @@ class _Check:
                     problem,
                     self._read_bytes,
                 )
-            following, following_offset = self._next_intact(file, position, offset, skip)
+            following, following_offset = self._next_intact(position, offset, skip)
             if following_offset > offset or following >= end_position:
                 break
             # Bytes that belong to no batch; no offset is missing.
@@ -133,7 +215,8 @@ class _Check:
     def _follow(self) -> tuple[int, int, str, int]:
         """(position, offset, problem, bytes to skip): the end of the intact batches; `skip` is the size of a batch
         there whose CRC matches and whose offsets do not."""
-        task, read = self._task, self._read
+        task, reads = self._task, self._reads
+        read = reads.read
         size, sparse_end = task.size, task.sparse_end_offset
         position, offset = task.position, task.offset
         epoch, epoch_end = self._epoch_at(offset)
@@ -151,6 +234,8 @@ class _Check:
                     return position, offset, f"the file ends at {chunk_end}, it should reach {size}", 0
                 if len(chunk) < HEADER_BYTES:
                     return position, offset, f"{len(chunk)} stray bytes at {position}", 0
+            if problem := reads.problem(position, position + HEADER_BYTES):
+                return position, offset, problem, 0
             at = position - start
             base, length, found_epoch, magic, crc, attributes, delta, *_, count = _HEADER.unpack_from(
                 chunk, at
@@ -170,6 +255,8 @@ class _Check:
                         return position, offset, f"the file ends at {start}, it should reach {size}", 0
                     chunk_end = start + len(chunk)
                     found = crc32c(chunk[: end - start], found)
+            if problem := reads.problem(position, end):
+                return position, offset, problem, 0
             if found != crc:
                 return position, offset, f"the CRC-32C of the batch at {position} does not match", 0
             if attributes & _CODEC_MASK >= _CODECS or not 0 <= count <= delta + 1:
@@ -209,14 +296,14 @@ class _Check:
             found = epoch
         return found, OFFSET_END_MAX
 
-    def _next_intact(self, file: DiskFile, position: int, offset: int, skip: int) -> tuple[int, int]:
+    def _next_intact(self, position: int, offset: int, skip: int) -> tuple[int, int]:
         """(position, offset) of the next intact batch after the damage at `position`; the end of what was to be checked
         if there is none before it."""
         task = self._task
-        end = min(task.end_position, file.size())
+        end = min(task.end_position, self._reads.size())
         at, work = position + skip, max(SEARCH_BYTES_MIN, SEARCH_WORK_PER_BYTE * (end - position))
         while at < end and work > 0:
-            found = self._first_intact(file, at, end, offset, work)
+            found = self._first_intact(at, end, offset, work)
             if found is None:
                 break
             at, base = found
@@ -225,18 +312,31 @@ class _Check:
             work -= end - at  # an intact batch that does not belong here
             at += 1
         for entry_offset, entry_position in task.entries:
-            if position < entry_position < end and offset < entry_offset < task.end_offset:
+            if (
+                position < entry_position < end
+                and offset < entry_offset < task.end_offset
+                and not self._reads.problem(entry_position, entry_position + HEADER_BYTES)
+            ):
                 return entry_position, entry_offset
         return task.end_position, task.end_offset
 
     def _first_intact(
-        self, file: DiskFile, position: int, end: int, offset: int, work_bytes_max: int
+        self, position: int, end: int, offset: int, work_bytes_max: int
     ) -> tuple[int, int] | None:
         """(position, offset) of the first batch with a valid CRC from `position` on."""
         for found in scan(
-            file, end, offset, self._task.end_offset, position=position, work_bytes_max=work_bytes_max
+            self._reads,
+            end,
+            offset,
+            self._task.end_offset,
+            position=position,
+            work_bytes_max=work_bytes_max,
         ):
-            if found.header is not None and found.header.base_offset >= offset:
+            if (
+                found.header is not None
+                and found.header.base_offset >= offset
+                and not self._reads.problem(found.position, found.position + found.length)
+            ):
                 return found.position, found.header.base_offset
         return None
 

@@ -3,6 +3,7 @@ served, lost or mixed with other records meanwhile."""
 
 from __future__ import annotations
 
+import errno
 import random
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.replication.log_repairer import FREE_BYTES_MIN, RepairCounts
-from mansio.errors import CorruptLog, StorageError, VerificationPending
+from mansio.errors import CorruptLog, DamagedRange, StorageError, VerificationPending
 from mansio.storage.log import LogSettings
 from mansio.storage.repair import SYNC_BYTES, SegmentCopy
 from mansio.storage.segment import Segment
-from mansio.testing.disk import SimulatedDisk
+from mansio.testing.disk import SimulatedDisk, SimulatedFile
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import Cluster
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 1000
 COUNT = 60
 DIRECTORY = "data/t-0"
+SECTOR_BYTES = 4096
 
 
 def value(offset: int) -> bytes:
@@ -482,3 +485,100 @@ def test_repair_in_a_log_that_is_being_removed_leaves_its_directory_alone() -> N
         leader.disk.fail_when = lambda operation, path: calls.append(path)
         cluster.run_for(5000)
         assert not calls
+
+
+@contextmanager
+def bad_sector(node: Node, path: str, position: int) -> Iterator[None]:
+    """Reads of the sector of this byte of the file that has this path now fail; the others succeed."""
+    inode = node.disk._inode(path)
+    read_at = SimulatedFile.read_at
+    first = position // SECTOR_BYTES * SECTOR_BYTES
+
+    def failing(self: SimulatedFile, length: int, at: int) -> bytes:
+        if self._inode is inode and at < first + SECTOR_BYTES and first < at + length:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_at(self, length, at)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SimulatedFile, "read_at", failing)
+        yield
+
+
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("finder", ["scrub", "reader", "load"])
+def test_part_that_the_disk_cannot_read_is_reported_and_repaired(finder: str, *, verified: bool) -> None:
+    cluster = written()
+    leader = cluster[1]
+    if verified:
+        assert values_read(leader.partition, within=cluster) == ALL
+    path = segments(leader)[1]
+    with bad_sector(leader, path, 500):
+        if finder == "scrub":
+            leader.scrub()
+        elif finder == "load":
+            coordinator_of(leader)
+        else:
+            with pytest.raises((StorageError, VerificationPending)):
+                leader.partition.read(25, 1)
+        cluster.run_until(lambda: leader.storage_health.damaged)
+        cluster.run_until(lambda: leader.repairer.counts.ranges)
+        cluster.run_for(5000)
+        assert not leader.storage_health.damaged
+        assert leader.repairer.counts.failures == 0
+        assert values_read(leader.partition, within=cluster) == ALL
+        cluster.check_same()
+
+
+def test_part_that_the_disk_cannot_read_is_an_error_where_no_replica_can_repair_it() -> None:
+    cluster = written()
+    leader = cluster[1]
+    leader.repairer._sources = lambda _: []
+    with bad_sector(leader, segments(leader)[1], 500):
+        found = values_read(leader.partition, within=cluster)
+        assert found == {offset: ALL[offset] for offset in ALL if not 18 <= offset < 33}  # one sector
+        with pytest.raises(DamagedRange, match="Input/output error"):
+            leader.partition.read(20, 1)
+        assert leader.storage_health.damaged
+
+
+def coordinator_of(node: Node) -> CoordinatorRuntime:
+    """A coordinator that loads the partition of a broker."""
+
+    class View:
+        def apply(self, *_: object) -> None: ...
+        def snapshot(self, _: int) -> Iterator[tuple[bytes, bytes]]:
+            return iter(())
+
+        def loaded(self, _: int) -> None: ...
+        def unload(self, _: int) -> None: ...
+
+    async def create() -> list[Any]:
+        return []
+
+    coordinator = CoordinatorRuntime(
+        "t", view=View(), create=create, scheduler=node.scheduler, clock=node.clock, checkpoints=None
+    )
+    node.scheduler.spawn(coordinator.start([node.partition]), name="load")
+    return coordinator
+
+
+@pytest.mark.parametrize("segment", [1, -1], ids=["closed", "active"])
+@pytest.mark.parametrize("position", [100, 9], ids=["content", "length"])
+def test_damage_that_the_load_of_a_coordinator_finds_is_reported_and_repaired(
+    segment: int, position: int
+) -> None:
+    cluster = written()
+    leader = cluster[1]
+    path = segments(leader)[segment]
+    assert leader.log.recovery.end_offset == COUNT
+    flip(leader, path, position)
+    coordinator = coordinator_of(leader)
+    cluster.run_until(lambda: leader.storage_health.damaged)
+    cluster.run_until(lambda: leader.repairer.counts.ranges)
+    cluster.run_for(60_000)
+    assert not leader.storage_health.damaged
+    if coordinator._contexts[0].failure is not None:  # a single node loads once
+        coordinator = coordinator_of(leader)
+        cluster.run_for(1000)
+    assert coordinator.is_loaded
+    assert values_read(leader.partition, within=cluster) == ALL

@@ -5,8 +5,10 @@ The model of a segment is the list of its batches; `CheckedRanges` is compared w
 
 from __future__ import annotations
 
+import errno
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given
@@ -15,8 +17,8 @@ from hypothesis import strategies as st
 from mansio.errors import CorruptLog, DamagedRange, StorageError, VerificationPending
 from mansio.storage.checked_ranges import RANGES_MAX, CheckedRange, CheckedRanges
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.verification import check_batches
-from mansio.testing.disk import SimulatedDisk
+from mansio.storage.verification import UNREADABLE_PIECES_MAX, CheckTask, check_batches
+from mansio.testing.disk import SimulatedDisk, SimulatedFile
 from mansio.wire.batch.record_batch import build_batch, read_header
 from support.logs import ManualClock, append, make_batch
 
@@ -309,3 +311,68 @@ def test_segment_that_was_cut_between_two_batches_is_not_complete_and_its_last_r
             with pytest.raises(DamagedRange) as caught:
                 log.read(offset, 1 << 20, log.end_offset)
             assert (caught.value.first_offset, caught.value.end_offset) == (base + kept * RECORDS, end)
+
+
+@pytest.mark.parametrize("bad", [[0], [5], [3, 9, 10], [24], list(range(4, 24)), list(range(25))])
+def test_batches_with_a_part_that_the_disk_cannot_read_are_damaged_and_no_others(
+    bad: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, sector = SimulatedDisk(), 4096
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings(segment_bytes=100_000))
+    stored = [append(log, make_batch([1000], 900, n))[1] for n in range(110)]
+    path = f"{DIRECTORY}/{0:020d}.log"
+    log.close()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings(segment_bytes=100_000))
+    segment = log._segments.segments[0]
+    assert segment.size == len(disk.files()[path]) > 24 * sector
+    read_at = SimulatedFile.read_at
+    failed = 0
+
+    def failing(self: SimulatedFile, length: int, position: int) -> bytes:
+        nonlocal failed
+        if self.path == path and any(
+            position < (at + 1) * sector and at * sector < position + length for at in bad
+        ):
+            failed += 1
+            raise OSError(errno.EIO, "Input/output error")
+        return read_at(self, length, position)
+
+    monkeypatch.setattr(SimulatedFile, "read_at", failing)
+    found, position, offset, delimit = [], 0, 0, False
+    while offset < segment.end_offset:
+        task = log.scrub_task(segment, position, offset, with_index=delimit)
+        result = check_batches(
+            log.file_of(segment), task, bytes_max=1 << 20, batches_max=512, delimit=delimit
+        )
+        found += result.ranges
+        position, offset = result.position, result.offset
+        delimit = bool(result.problem) and not delimit
+    damaged = {n for each in found if each.damage for n in range(each.offset, each.end_offset)}
+    ends = list(accumulate(len(batch) for batch in stored[: segment.end_offset]))
+    expected = {
+        n
+        for n, end in enumerate(ends)
+        if any(end - len(stored[n]) < (at + 1) * sector and at * sector < end for at in bad)
+    }
+    assert all("Input/output error" in each.damage for each in found if each.damage)
+    if len(bad) < UNREADABLE_PIECES_MAX:
+        assert damaged == expected
+    else:
+        assert damaged >= expected  # where too much is unreadable not every piece is tried
+    assert failed < 100
+
+
+def test_failed_read_that_does_not_come_from_the_medium_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, _ = built()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            SimulatedFile, "read_at", lambda *_: (_ for _ in ()).throw(OSError(errno.EACCES, "not allowed"))
+        )
+        with pytest.raises(StorageError):
+            check_batches(
+                disk.open(f"{DIRECTORY}/{0:020d}.log"),
+                CheckTask(0, 0, 1000, 10, 1000, 0, ()),
+                bytes_max=1 << 20,
+                batches_max=512,
+                delimit=False,
+            )

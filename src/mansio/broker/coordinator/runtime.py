@@ -34,7 +34,6 @@ from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorPartit
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    CorruptLog,
     CorruptMessage,
     MansioError,
     MessageTooLarge,
@@ -364,7 +363,7 @@ class CoordinatorRuntime:
                 check_stored_batch(batch)  # a flipped bit must not change an offset
                 position = read_header(batch).last_offset + 1
                 yield batch
-        except (CorruptLog, CorruptMessage) as error:
+        except (StorageError, CorruptMessage) as error:
             partition.report_damage(position, error)
             raise
 

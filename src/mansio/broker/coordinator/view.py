@@ -46,7 +46,7 @@ class CoordinatorPartition(Protocol):
         """Flush appended records without delay."""
 
     def report_damage(self, offset: int, error: MansioError) -> None:
-        """The batch at this offset, or the next one, is damaged on disk."""
+        """Report what a read of the log raised, if the batch at this offset, or the next one, is damaged on disk."""
 
     def trim(self, start_offset: int) -> None:
         """Delete the committed records below this offset."""

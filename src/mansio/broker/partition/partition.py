@@ -67,6 +67,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.checked_ranges import damaged_error
+from mansio.storage.verification import is_unreadable
 from mansio.wire.batch.record_batch import (
     BatchHeader,
     TimestampType,
@@ -505,8 +506,8 @@ class Partition:
             return None
         try:
             return self.log.read(offset, max_bytes, limit)
-        except CorruptLog as error:
-            self.storage_health.corrupt(self.topic, self.index, offset, error)
+        except StorageError as error:
+            self.report_damage(offset, error)
             raise
 
     def _raise_out_of_range(self, offset: int) -> NoReturn:
@@ -524,7 +525,7 @@ class Partition:
         """(offset, timestamp in ms, leader epoch) of the first record at or after a timestamp, below `limit_offset`."""
         try:
             return self.log.offset_for_time(timestamp_ms, limit_offset)
-        except CorruptLog as error:
+        except StorageError as error:
             self.report_damage(_damaged_offset(error), error)
             raise
 
@@ -532,7 +533,7 @@ class Partition:
         """Like `offset_at_timestamp`, for the first record with the largest timestamp (KIP-734)."""
         try:
             return self.log.max_timestamp(limit_offset)
-        except CorruptLog as error:
+        except StorageError as error:
             self.report_damage(_damaged_offset(error), error)
             raise
 
@@ -554,7 +555,14 @@ class Partition:
         self._wake_followers()
 
     def report_damage(self, offset: int, error: MansioError) -> None:
-        """The batch at this offset, or the next one, is damaged on disk; found by a reader of the log itself."""
+        """Report what a read of the log at this offset raised, if its batch, or the next one, is damaged on disk or
+        cannot be read by the disk; then the segment is verified again, which finds out how much of it is unreadable.
+        Offset -1: not known."""
+        if isinstance(error, StorageError) and not isinstance(error, CorruptLog):
+            if not is_unreadable(error):
+                return
+            if offset >= 0:
+                self.log.forget_checks_at(offset)
         self.storage_health.corrupt(self.topic, self.index, offset, error)
 
     def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
@@ -772,8 +780,8 @@ class Partition:
             return FollowerReadResult(urgent=is_start_new)
         try:
             found = log.read(offset, max_bytes, log.end_offset)
-        except CorruptLog as error:
-            self.storage_health.corrupt(self.topic, self.index, offset, error)
+        except StorageError as error:
+            self.report_damage(offset, error)
             raise
         records = found or self._empty_batch(offset)
         return FollowerReadResult(records, urgent=is_start_new)
@@ -1080,7 +1088,7 @@ class Partition:
         self.storage_health.forget(self.topic, self.index)
 
 
-def _damaged_offset(error: CorruptLog) -> int:
+def _damaged_offset(error: StorageError) -> int:
     return error.first_offset if isinstance(error, DamagedRange) else UNKNOWN_OFFSET
 
 
