@@ -179,3 +179,17 @@ TestCompactedLogAgainstList = CompactedLogAgainstList.TestCase
 TestCompactedLogAgainstList.settings = settings(
     max_examples=examples(20, 80), stateful_step_count=30, deadline=None
 )
+
+
+def test_segment_that_compaction_emptied_is_passed_over_after_the_checkpoint_is_lost() -> None:
+    state = CompactedLogAgainstList()
+    state.open(segment_bytes=300, interval=1)
+    state.write([(0, None, None)], Codec.NONE, headers=False)
+    state.reopen(lose_checkpoint=False)
+    state.write([(0, None, None), (0, None, None)], Codec.GZIP, headers=False)
+    state.write([(0, None, None), (0, None, bytes(4))], Codec.NONE, headers=False)
+    state.compact(pieces=0, part=0.0, trim=False, batch=[(0, None, None)])
+    state.roll()
+    state.compact(pieces=0, part=0.0, trim=False, batch=[(0, None, None)])
+    state.reopen(lose_checkpoint=True)
+    state.same_as_the_list()

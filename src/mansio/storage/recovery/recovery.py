@@ -343,7 +343,8 @@ class RecoveryScan:
             self.checked_bytes += header.batch_length + PREFIX_BYTES
             offset += header.last_offset_delta + 1
         self.checked.append((segment, began, position))
-        segment.checked = CheckedRanges([CheckedRange(began, position, began_offset, offset)])
+        found = CheckedRange(began, position, began_offset, offset)
+        segment.checked = CheckedRanges([found] if offset > began_offset else ())
         self.uncertain_lengths.append(segment)
         return position, offset, reason
 
