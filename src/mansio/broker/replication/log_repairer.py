@@ -228,12 +228,11 @@ class LogRepairer:
             return
         log, failed = partition.log, bool(damage.failures)
         found = [each for each in damage.offsets if each not in offsets and not damage.has_failed_at(each)]
-        if not failed:
-            for offset in offsets:
+        for offset in offsets:
+            if not damage.has_failed_at(offset):
                 damage.offsets.pop(offset, None)
-        if found or (
-            not failed and log.damaged_segments()
-        ):  # meanwhile: its readers wait for the next attempt
+        if found or (not failed and log.damaged_segments()):
+            # Found meanwhile: its readers wait for the next attempt.
             log.repair_pending = bool(self._sources(partition))
             self._begin(key)
         else:
