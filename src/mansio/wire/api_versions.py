@@ -310,7 +310,8 @@ _ROWS: Final = (
         ApiKey.SHARE_FETCH,
         1,
         2,
-        note="KIP-932, with acquire mode `record_limit` (KIP-1206), which splits batches.",
+        note="KIP-932, with the acquire modes of KIP-1206: `batch_optimized` returns whole batches, `record_limit`"
+        " splits them.",
     ),
     Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
     Api(
