@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from mansio.wire.apis import fetch
+from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches, read_header
 from support.machine import scaled
@@ -42,7 +42,7 @@ TYPES = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
-MESSAGE_TOO_LARGE, INVALID_RECORD, CORRUPT_MESSAGE = 10, 87, 2
+MESSAGE_TOO_LARGE, INVALID_RECORD, CORRUPT_MESSAGE, REQUEST_TIMED_OUT = 10, 87, 2, 7
 
 
 @pytest.fixture
@@ -258,3 +258,62 @@ def test_other_connections_are_answered_while_batches_are_recompressed(
         answered += 1
     assert answered > 20, "the slow batches were done before the others"
     assert producer.flush(scaled(60)) == 0
+
+
+def test_a_topic_waits_for_few_batches_of_another(tmp_path: Path) -> None:
+    """Partitions take turns, whatever waits for one of them."""
+    count = 60
+    slow = batch_of(random.Random(2).randbytes(200_000) + bytes(300_000))
+    with served(tmp_path / "data") as broker:
+        port = int(broker.bootstrap_servers.rpartition(":")[2])
+        with RawPeer(port) as first, RawPeer(port) as second:
+            for topic in ("a", "v"):
+                second.create_topic(topic, compression_type="zstd", compression_zstd_level="19")
+            first.send(produce_frame([("a", None, [(0, slow)] * count)], acks=1))
+            wait_until(lambda: second.end_offset("a") > 0, 30)
+            before = second.end_offset("a")
+            assert second.produce("v", batch_of(random.Random(1).randbytes(20_000)), acks=1).error_code == 0
+            passed = second.end_offset("a") - before
+            assert passed < count // 2, "the other topic waited for the first"
+            answer = first.frame()
+            assert answer is not None
+            results = produce.decode_response(9, answer).topics[0][2]
+            assert [one.error_code for one in results] == [0] * count
+            assert [one.base_offset for one in results] == list(range(count))
+
+
+def test_batches_that_are_large_decompressed_are_refused_at_once_and_never_appended(
+    raw: RawPeer, make_topic: Callable[..., str], bootstrap_servers: str
+) -> None:
+    """A request of a few kilobytes causes the work of 64 MiB at most, and other clients are served meanwhile."""
+    bombed = make_topic(compression_type="gzip", compression_gzip_level="1")
+    other = make_topic(compression_type="gzip")
+    bomb = batch_of(bytes(31 << 20), codec=Codec.ZSTD)
+    assert len(bomb) < 10_000
+    with RawPeer(int(bootstrap_servers.rpartition(":")[2])) as client:
+        client.send(produce_frame([(bombed, None, [(0, bomb)] * 200)], acks=1))
+        assert raw.produce(other, batch_of(random.Random(1).randbytes(20_000)), acks=1).error_code == 0
+        assert raw.end_offset(bombed) <= 2
+        answer = client.frame()
+    assert answer is not None
+    results = produce.decode_response(9, answer).topics[0][2]
+    assert [one.error_code for one in results] == [0, 0] + [REQUEST_TIMED_OUT] * 198
+    assert raw.produce(bombed, batch_of(b"last")).base_offset == 2
+    assert raw.end_offset(bombed) == 3
+
+
+def test_a_client_that_sends_faster_than_its_batches_are_recompressed_is_not_refused(
+    raw: RawPeer, make_topic: Callable[..., str], bootstrap_servers: str
+) -> None:
+    """Its next request waits instead: 40 requests take 640 MiB decompressed, ten times its share."""
+    topic = make_topic(compression_type="lz4", max_message_bytes="2000000")
+    batch = batch_of(bytes(16 << 20), codec=Codec.ZSTD)
+    count = 40
+    with RawPeer(int(bootstrap_servers.rpartition(":")[2])) as client:
+        for number in range(count):
+            client.send(produce_frame([(topic, None, [(0, batch)])], acks=1, correlation_id=number + 1))
+        for number in range(count):
+            answer = client.frame()
+            assert answer is not None
+            (result,) = produce.decode_response(9, answer).topics[0][2]
+            assert (result.error_code, result.base_offset) == (0, number)

@@ -1,17 +1,25 @@
-"""The recompressor against a model, over random interleavings of arrivals, finished jobs, changed settings and changes
-of the leader; and on a replicated partition."""
+"""The recompressor against a model, over random interleavings of arrivals, finished jobs, changed settings, changes of
+the leader and unexpected exceptions; and on a replicated partition."""
 
 from __future__ import annotations
 
+import functools
+import gzip
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, AppendRules
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.recompression import INLINE_BYTES_MAX, QUEUED_BYTES_MAX, Recompressor
+from mansio.broker.partition.recompression import (
+    CLIENT_BYTES_MAX,
+    ENTRY_BYTES,
+    INLINE_BYTES_MAX,
+    QUEUED_BYTES_MAX,
+    Recompressor,
+)
 from mansio.broker.services.produce import ACKS_ALL
 from mansio.errors import (
     CorruptMessage,
@@ -23,9 +31,16 @@ from mansio.errors import (
     RequestTimedOut,
 )
 from mansio.state.producers import ProducerTable
-from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.compression import Codec, compress
 from mansio.wire.batch.recompress import Compression
-from mansio.wire.batch.record_batch import TimestampType, build_batch, check_batch, read_header
+from mansio.wire.batch.record_batch import (
+    HEADER_BYTES,
+    TimestampType,
+    build_batch,
+    check_batch,
+    encode_batch,
+    read_header,
+)
 from mansio.wire.batch.record_reader import read_records
 from support.replicas import TOPIC, Cluster
 
@@ -46,6 +61,11 @@ class ManualThread:
 
     def submit(self, work: Callable[[], Any], done: Callable[..., None]) -> None:
         self.jobs.append((work, done))
+
+    @property
+    def waiting(self) -> list[bytes]:
+        """The batches of its jobs, oldest first."""
+        return [work.args[0] for work, _ in self.jobs]  # type: ignore[attr-defined]  # partials
 
     def run(self) -> None:
         work, done = self.jobs.pop(0)
@@ -77,6 +97,7 @@ class FakePartition:
     batches: list[bytes] = field(default_factory=list)
     table: ProducerTable = field(default_factory=lambda: ProducerTable(expiration_ms=1 << 40))
     end: int = 0
+    fails_unexpectedly: bool = False
 
     def ensure_leader(self) -> None:
         if not self.is_leader:
@@ -85,6 +106,8 @@ class FakePartition:
     def append(self, batch: Buffer, *, urgent: bool = True) -> AppendResult:
         del urgent
         self.ensure_leader()
+        if self.fails_unexpectedly:
+            raise ValueError(self.name)
         header = check_batch(batch)
         if len(batch) > self.rules.message_bytes_max:
             raise MessageTooLarge(self.name)
@@ -120,6 +143,12 @@ class Sent:
     target: Compression | None
     outcomes: list[AppendResult | MansioError] = field(default_factory=list)
     must_fail: type[MansioError] | None = None
+    raises: bool = False
+
+    def on_appended(self, outcome: AppendResult | MansioError) -> None:
+        self.outcomes.append(outcome)
+        if self.raises:
+            raise ValueError("a defect of the caller")
 
 
 class Model:
@@ -130,9 +159,11 @@ class Model:
         self.thread = ManualThread()
         self.recompressor = Recompressor(self.thread)
         self.partitions: list[Any] = [
-            FakePartition(f"t-{index}", rules(self.random.choice(COMPRESSIONS))) for index in range(3)
+            FakePartition(f"t-{index}", rules(self.random.choice(COMPRESSIONS))) for index in range(6)
         ]
         self.sent: list[Sent] = []
+        self.passed_by: dict[str, set[str]] = {}
+        """Partitions of which a batch was recompressed since this one waits for its turn."""
         self.sequences: dict[tuple[str, int], int] = {}
 
     def step(self) -> None:
@@ -142,11 +173,25 @@ class Model:
             self._arrive(partition)
         elif chosen < 0.9:
             if self.thread.jobs:
-                self.thread.run()
-        elif chosen < 0.96:
+                self._run()
+        elif chosen < 0.95:
             partition.rules = rules(self.random.choice(COMPRESSIONS))
-        else:
+        elif chosen < 0.98:
             partition.is_leader = not partition.is_leader
+        else:
+            partition.fails_unexpectedly = not partition.fails_unexpectedly
+
+    def _run(self) -> None:
+        waiting = [
+            sent.partition.name for batch in self.thread.waiting for sent in self.sent if sent.batch == batch
+        ]
+        assert len(waiting) == len(set(waiting)), "several batches of a partition are at the thread"
+        first = waiting[0]
+        self.passed_by = {name: self.passed_by.get(name, set()) for name in waiting[1:]}
+        for name, passed_by in self.passed_by.items():
+            assert first not in passed_by, f"{first} has two turns while {name} waits"
+            passed_by.add(first)
+        self.thread.run()
 
     def _arrive(self, partition: Any) -> None:
         count = self.random.choice((1, 2, 5))
@@ -164,6 +209,8 @@ class Model:
             rows, codec=codec, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
         )
         sent = Sent(partition, batch, partition.rules.compression)
+        # A caller's own exception reaches it if the outcome is immediate.
+        sent.raises = partition.is_recompressing and self.random.random() < 0.1
         if self.random.random() < 0.05:
             sent.batch = batch[:-1] + bytes((batch[-1] ^ 1,))
             sent.must_fail = CorruptMessage
@@ -172,14 +219,24 @@ class Model:
         self.sent.append(sent)
         lent = bytearray(sent.batch)  # the memory of a frame, which is reused after the call
         urgent = self.random.random() < 0.5
-        self.recompressor.append(partition, lent, urgent=urgent, on_appended=sent.outcomes.append)
+        try:
+            self.recompressor.append(
+                partition,
+                lent,
+                urgent=urgent,
+                on_appended=sent.on_appended,
+                client=self.random.choice("abc"),
+            )
+        except ValueError:
+            assert sent.raises
         lent[:] = b"\xff" * len(lent)
 
     def check(self) -> None:
         while self.thread.jobs:
-            self.thread.run()
+            self._run()
         assert self.recompressor.queued_bytes == 0
         assert not self.recompressor._queues
+        assert not self.recompressor._client_bytes
         assert not any(partition.is_recompressing for partition in self.partitions)
         recompressed = 0
         for partition in self.partitions:
@@ -189,7 +246,12 @@ class Model:
                     continue
                 (outcome,) = sent.outcomes
                 if isinstance(outcome, MansioError):
-                    assert isinstance(outcome, (NotLeaderOrFollower, OutOfOrderSequence, CorruptMessage))
+                    assert type(outcome) in (
+                        NotLeaderOrFollower,
+                        OutOfOrderSequence,
+                        CorruptMessage,
+                        MansioError,
+                    )
                 else:
                     assert sent.must_fail is None
                     accepted.append((sent, outcome))
@@ -219,7 +281,7 @@ def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds
         for _ in range(60):
             model.step()
             waiting = [sent.batch for sent in model.sent if not sent.outcomes]
-            assert model.recompressor.queued_bytes == sum(map(len, waiting))
+            assert model.recompressor.queued_bytes >= sum(len(batch) + ENTRY_BYTES for batch in waiting)
             queued = max(queued, model.recompressor.queued_bytes)
         model.check()
         appended += sum(len(partition.batches) for partition in model.partitions)
@@ -244,12 +306,12 @@ class One:
         self.partition: Any = FakePartition("t-0", rules(compression or Compression(Codec.ZSTD), bytes_max))
         self.outcomes: dict[int, AppendResult | MansioError] = {}
 
-    def send(self, number: int, batch: bytes) -> None:
+    def send(self, number: int, batch: bytes, client: object = None) -> None:
         def on_appended(outcome: AppendResult | MansioError) -> None:
             assert number not in self.outcomes
             self.outcomes[number] = outcome
 
-        self.recompressor.append(self.partition, batch, urgent=True, on_appended=on_appended)
+        self.recompressor.append(self.partition, batch, urgent=True, on_appended=on_appended, client=client)
 
 
 def test_a_small_batch_does_not_pass_one_that_is_being_recompressed() -> None:
@@ -298,6 +360,65 @@ def test_a_defect_of_the_thread_fails_one_batch(caplog: pytest.LogCaptureFixture
     assert "recompression_failed" in caplog.text
 
 
+def test_an_unexpected_exception_ends_its_own_batch_only(caplog: pytest.LogCaptureFixture) -> None:
+    """Each batch is answered with its own outcome, also if a callback before it raised, or the append."""
+    one = One()
+    as_it_is = [large(number, codec=Codec.ZSTD) for number in range(6)]
+    one.send(0, large(0))
+
+    def defective(outcome: AppendResult | MansioError) -> None:
+        one.outcomes[1] = outcome
+        raise ValueError("a defect of the caller")
+
+    one.recompressor.append(one.partition, as_it_is[1], urgent=True, on_appended=defective)
+    one.send(2, as_it_is[2])
+    one.send(3, large(3))
+    one.send(4, as_it_is[4])
+    one.thread.run()
+    assert list(one.outcomes) == [0, 1, 2]
+    one.partition.fails_unexpectedly = True
+    one.thread.run()
+    one.partition.fails_unexpectedly = False
+    one.send(5, as_it_is[5])
+    assert not one.thread.jobs
+    assert [values(batch)[0][:1] for batch in one.partition.batches] == [b"0", b"1", b"2", b"5"]  # type: ignore[index]
+    kinds = [type(one.outcomes[number]) for number in range(6)]
+    assert kinds == [AppendResult, AppendResult, AppendResult, MansioError, MansioError, AppendResult]
+    assert one.outcomes[3].kafka_code == -1  # type: ignore[union-attr]
+    assert caplog.text.count("recompression_failed") == 3
+    assert not one.partition.is_recompressing
+
+
+def test_a_partition_waits_for_one_batch_of_each_other_one() -> None:
+    one = One()
+    other: Any = FakePartition("u-0", rules(Compression(Codec.ZSTD)))
+    for number in range(20):
+        one.send(number, large(number))
+    outcomes: list[AppendResult | MansioError] = []
+    one.recompressor.append(other, large(7), urgent=True, on_appended=outcomes.append)
+    one.thread.run()
+    one.thread.run()
+    assert len(other.batches) == len(outcomes) == 1
+    assert len(one.partition.batches) == 1
+
+
+def test_a_closed_thread_fails_what_waits() -> None:
+    one = One()
+    for number in range(3):
+        one.send(number, large(number))
+
+    def submit(work: object, done: object) -> None:
+        raise RuntimeError("the background worker is closed")
+
+    one.thread.submit = submit  # type: ignore[method-assign]
+    one.thread.run()
+    one.send(3, large(3))
+    kinds = [type(one.outcomes[number]) for number in range(4)]
+    assert kinds == [AppendResult, RequestTimedOut, RequestTimedOut, RequestTimedOut]
+    assert one.recompressor.queued_bytes == 0
+    assert not one.partition.is_recompressing
+
+
 def test_sizes_as_sent_and_as_stored_are_limited_as_in_kafka() -> None:
     one = One(Compression(Codec.NONE), bytes_max=20_000)
     one.send(0, large(0))
@@ -313,14 +434,100 @@ def test_the_batches_that_wait_are_bounded() -> None:
     batch = build_batch([(0, None, random.Random(1).randbytes(7 << 20), ())])
     count = 0
     while not one.outcomes and count < 20:
-        one.send(count, batch)
+        one.send(count, batch, client=count % 3)
         count += 1
     assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
-    assert one.recompressor.is_congested
+    assert one.recompressor.is_congested("another")
     assert isinstance(one.outcomes[count - 1], RequestTimedOut), "a client tries again"
     one.thread.run()
-    one.send(count, batch)
-    assert len(one.thread.jobs) == count - 1
+    one.send(count, batch, client=count % 3)
+    assert count not in one.outcomes
+    while one.thread.jobs:
+        one.thread.run()
+    assert len(one.partition.batches) == count, "what was refused is not appended later"
+
+
+@functools.cache
+def decoded() -> bytes:
+    """A batch of 31 MiB without compression."""
+    return build_batch([(1, None, bytes(31 << 20), ())])
+
+
+def bomb(codec: Codec, records: bytes | None = None) -> bytes:
+    """The same batch, compressed to less than a hundredth."""
+    if records is None:
+        records = compress(codec, memoryview(decoded())[HEADER_BYTES:])
+    return encode_batch(read_header(decoded())._replace(attributes=int(codec)), records)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+def test_a_batch_counts_as_decompressed(codec: Codec) -> None:
+    """The work of recompression does not follow from the bytes that a client sends."""
+    one = One(Compression(Codec.NONE), bytes_max=4 << 20)
+    batch = bomb(codec)
+    for number in range(50):
+        one.send(number, batch, client="a")
+    assert len(one.outcomes) == 50 - CLIENT_BYTES_MAX // len(decoded()), "refused at once"
+    assert {type(outcome) for outcome in one.outcomes.values()} == {RequestTimedOut}
+    assert one.recompressor.queued_bytes >= (50 - len(one.outcomes)) * len(decoded())
+    assert one.recompressor.is_congested("a")
+    one.send(50, large(50, codec=codec), client="b")
+    assert 50 not in one.outcomes, "another client has a share of its own"
+
+
+def test_a_client_has_a_share_of_the_queue() -> None:
+    one = One(bytes_max=8 << 20)
+    batch = build_batch([(0, None, bytes(7 << 20), ())])
+    waiting = CLIENT_BYTES_MAX // len(batch)
+    for number in range(waiting):
+        one.send(number, batch, client="a")
+    one.send(waiting, batch, client="a")
+    assert isinstance(one.outcomes[waiting], RequestTimedOut)
+    one.send(waiting + 1, batch, client="b")
+    assert waiting + 1 not in one.outcomes
+
+
+def understated(size: int) -> bytes:
+    """gzip of two members: the length at the end of the stream is that of the second."""
+    return bomb(Codec.GZIP, gzip.compress(decoded()[HEADER_BYTES:-size]) + gzip.compress(decoded()[-size:]))
+
+
+def test_a_batch_that_is_longer_than_it_states_is_recompressed_if_there_is_room() -> None:
+    one = One(bytes_max=4 << 20)
+    batch = understated(100)
+    small = build_batch([(1, None, b"small", ())])
+    for number in range(6):
+        one.send(number, batch, client="a")
+    one.send(6, small, client="a")
+    assert one.recompressor.queued_bytes < 1 << 20
+    one.thread.run()
+    assert not one.outcomes
+    assert one.recompressor.queued_bytes >= DECODED_BYTES_MAX
+    while one.thread.jobs:
+        one.thread.run()
+    assert list(one.outcomes) == list(range(7))
+    assert all(isinstance(outcome, AppendResult) for outcome in one.outcomes.values())
+    assert values(one.partition.batches[0]) == values(decoded())
+
+
+def test_a_batch_that_is_longer_than_it_states_is_refused_if_there_is_no_room() -> None:
+    one = One(bytes_max=4 << 20)
+    others: Any = [FakePartition(f"u-{number}", rules(Compression(Codec.NONE))) for number in range(10)]
+    one.send(0, understated(100), client="a")
+    for other in others:
+        one.recompressor.append(
+            other, bomb(Codec.ZSTD), urgent=True, on_appended=lambda _: None, client=other
+        )
+    one.send(1, large(1), client="a")
+    one.thread.run()
+    assert isinstance(one.outcomes[0], RequestTimedOut)
+    assert one.recompressor.queued_bytes <= QUEUED_BYTES_MAX
+    while one.thread.jobs:
+        one.thread.run()
+    assert isinstance(one.outcomes[1], AppendResult)
+    assert len(one.partition.batches) == 1
+    assert not one.recompressor.queued_bytes
+    assert not one.recompressor._client_bytes
 
 
 def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> None:

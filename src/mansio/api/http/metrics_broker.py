@@ -41,7 +41,7 @@ def _records(broker: RunningBroker) -> Iterator[Measurement]:
     )
     yield _gauge(
         "recompression_queue_bytes",
-        "Bytes of batches that wait to be recompressed.",
+        "Bytes of batches that wait to be recompressed, decompressed.",
         recompressor.queued_bytes,
     )
     yield _counter("fetches", "Fetch requests answered.", fetch.counters.fetches)

@@ -3,15 +3,22 @@
 
 A small batch is recompressed on the event loop, a larger one on a thread. What arrives for the partition meanwhile
 waits behind it, recompressed or not, so that batches are appended in the order in which they arrived, and sequences are
-checked in that order. Every batch passes all checks of `Partition.append` in its final form; before, the checks of its
-size as sent, its CRC and its decompressed size.
+checked in that order. Partitions take turns: each has at most one batch at the thread. Every batch passes all checks of
+`Partition.append` in its final form; before, the checks of its size as sent, its CRC and its decompressed size.
+
+The queue is bounded by what its batches take when decompressed, which is the work they cause, as far as that is known
+without decompressing them (`decompressed_bytes`); for gzip the client states it. A job stops at this length. If the
+batch is longer, it is counted with the most that a batch may take and starts again, or is refused if there is no room.
 
 Only clients' batches on a leader are recompressed: followers, coordinators and compaction append what they are given.
 
 Invariants:
 * A batch of a partition is appended before every batch of it that arrived later.
 * Each append is answered exactly once, whatever happens to its client: a failure ends its own batch only.
-* The batches that wait take at most `QUEUED_BYTES_MAX`, and one batch at a time is decompressed.
+* A batch that is refused because too many wait is never appended.
+* Between two batches of one partition every other partition that waits gets its turn.
+* The batches that wait take at most `QUEUED_BYTES_MAX`, those of one client `CLIENT_BYTES_MAX`, and one batch at a time
+  is decompressed. A single batch may take more if nothing else waits.
 """
 
 from __future__ import annotations
@@ -24,11 +31,12 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, reject_batch
 from mansio.errors import InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
+from mansio.wire.batch.compression import decompressed_bytes
 from mansio.wire.batch.recompress import recompress
 from mansio.wire.batch.record_batch import ATTRIBUTES_END, CODEC_MASK, HEADER_BYTES, check_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
@@ -46,22 +54,57 @@ INLINE_BYTES_MAX: Final = 16 << 10
 INLINE_LEVEL_MAX: Final = 9
 """Higher levels take tens of milliseconds even for a small batch."""
 
-QUEUED_BYTES_MAX: Final = 64 << 20
+QUEUED_BYTES_MAX: Final = 128 << 20
+CLIENT_BYTES_MAX: Final = QUEUED_BYTES_MAX // 2
 CONGESTED_BYTES: Final = QUEUED_BYTES_MAX // 4
+CLIENT_CONGESTED_BYTES: Final = CLIENT_BYTES_MAX // 4
+
+ENTRY_BYTES: Final = 1 << 10
+"""What a batch that waits takes at least: its objects."""
 
 
 class _QueuedAppend:
-    """A batch that waits for its turn. `target` None: it is appended as it is."""
+    """A batch that waits for its turn."""
 
-    __slots__ = ("on_appended", "records", "target", "urgent")
+    __slots__ = (
+        "client",
+        "job_bytes_max",
+        "on_appended",
+        "output_bytes_max",
+        "queued_bytes",
+        "records",
+        "result",
+        "target",
+        "urgent",
+    )
 
     def __init__(
-        self, records: bytes, target: Compression | None, urgent: bool, on_appended: OnAppended
+        self,
+        records: Buffer,
+        target: Compression | None,
+        output_bytes_max: int,
+        *,
+        urgent: bool,
+        client: Hashable,
+        on_appended: OnAppended,
     ) -> None:
         self.records = records
         self.target = target
+        """The codec to store it with; None: as it is."""
+        self.output_bytes_max = output_bytes_max
+        """Limit of its decompressed records."""
+        self.job_bytes_max = 0
+        """What its decompressed records are expected to take at most."""
+        if target is not None:
+            content = memoryview(records)[HEADER_BYTES:]
+            self.job_bytes_max = decompressed_bytes(_codec(records), content, output_bytes_max)
+        self.queued_bytes = 0
+        """What it takes of the bounds of the queue."""
         self.urgent = urgent
+        self.client = client
         self.on_appended = on_appended
+        self.result: Buffer | MansioError | None = None
+        """The batch to append, or why it cannot be recompressed; None: not known yet."""
 
 
 class Recompressor:
@@ -70,20 +113,32 @@ class Recompressor:
     def __init__(self, background: Background) -> None:
         self._background = background
         self._queues: dict[Partition, deque[_QueuedAppend]] = {}
+        """Between calls the first batch of each queue is at the thread, and no other."""
+        self._client_bytes: dict[Hashable, int] = {}
         self.queued_bytes = 0
-        """Bytes of the batches that wait, as sent."""
+        """Bytes of the batches that wait, as sent or decompressed, whichever is more."""
         self.recompressed_batches = 0
         """Batches stored with another codec than they were sent with."""
 
-    @property
-    def is_congested(self) -> bool:
-        """Clients should send less: many batches wait."""
-        return self.queued_bytes > CONGESTED_BYTES
+    def is_congested(self, client: Hashable) -> bool:
+        """The client should send less: many batches wait, or many of its own."""
+        return (
+            self.queued_bytes > CONGESTED_BYTES or self._client_bytes.get(client, 0) > CLIENT_CONGESTED_BYTES
+        )
 
-    def append(self, partition: Partition, records: Buffer, *, urgent: bool, on_appended: OnAppended) -> None:
+    def append(
+        self,
+        partition: Partition,
+        records: Buffer,
+        *,
+        urgent: bool,
+        on_appended: OnAppended,
+        client: Hashable = None,
+    ) -> None:
         """Append one batch with the topic's codec. `on_appended` is called once, maybe immediately, with the result or
         the error: those of `Partition.append`, `InvalidRecord` if the records take too many bytes when decompressed,
-        and `RequestTimedOut` if too many batches wait."""
+        `RequestTimedOut` if too many batches wait, altogether or of this `client`, and a `MansioError` without a more
+        specific type after an unexpected exception."""
         try:
             partition.ensure_leader()
             rules = partition.rules
@@ -92,68 +147,119 @@ class Recompressor:
             target = rules.compression
             if target is not None and not _has_other_codec(records, target.codec):
                 target = None
-            queue = self._queues.get(partition)
-            if queue is None:
+            batch = None
+            if partition not in self._queues:
                 batch = records if target is None else _recompressed_inline(records, target)
-                if batch is not None:
-                    on_appended(self._append(partition, batch, urgent, recompressed=target is not None))
-                    return
-            if self.queued_bytes + len(records) > QUEUED_BYTES_MAX:
-                raise RequestTimedOut(
-                    f"{partition.name}: {self.queued_bytes} bytes wait to be recompressed; nothing was written"
+            if batch is None:
+                entry = _QueuedAppend(
+                    records,
+                    target,
+                    max(DECODED_BYTES_MAX, rules.message_bytes_max),
+                    urgent=urgent,
+                    client=client,
+                    on_appended=on_appended,
                 )
+                self._reserve(partition, entry, ENTRY_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
             on_appended(error)
             return
-        self._enqueue(partition, _QueuedAppend(bytes(records), target, urgent, on_appended))
-
-    def _enqueue(self, partition: Partition, entry: _QueuedAppend) -> None:
+        if batch is not None:
+            on_appended(self._append(partition, batch, urgent, recompressed=target is not None))
+            return
+        entry.records = bytes(records)
+        if target is None:
+            entry.result = entry.records
         queue = self._queues.get(partition)
-        if queue is None:
-            queue = self._queues[partition] = deque()
+        if queue is not None:
+            queue.append(entry)
+        elif self._submit(partition, entry):
+            self._queues[partition] = deque((entry,))
             partition.is_recompressing = True
-        queue.append(entry)
-        self.queued_bytes += len(entry.records)
-        if entry.target is not None:
-            work = partial(
-                recompress,
-                entry.records,
-                entry.target,
-                max_output_bytes=max(DECODED_BYTES_MAX, partition.rules.message_bytes_max),
+        else:
+            self._answer(partition, entry)
+
+    def _reserve(self, partition: Partition, entry: _QueuedAppend, size: int) -> None:
+        """Let the batch take `size` of the bounds. Raises `RequestTimedOut` if there is no room."""
+        queued = self.queued_bytes - entry.queued_bytes
+        own = self._client_bytes.get(entry.client, 0) - entry.queued_bytes
+        if (queued and queued + size > QUEUED_BYTES_MAX) or (own and own + size > CLIENT_BYTES_MAX):
+            raise RequestTimedOut(
+                f"{partition.name}: {queued} bytes wait to be recompressed, {own} of this client; the batch was not"
+                " written, and will not be"
             )
-            self._background.submit(work, partial(self._recompressed, partition))
+        self.queued_bytes = queued + size
+        self._client_bytes[entry.client] = own + size
+        entry.queued_bytes = size
 
-    def _recompressed(self, partition: Partition, batch: bytes | None, error: BaseException | None) -> None:
-        """The thread recompresses in the order of arrival, so this is the first batch of the partition's queue."""
-        queue = self._queues[partition]
-        entry = self._next(queue)
-        outcome: AppendResult | MansioError
+    def _release(self, entry: _QueuedAppend) -> None:
+        self.queued_bytes -= entry.queued_bytes
+        own = self._client_bytes.pop(entry.client) - entry.queued_bytes
+        if own:
+            self._client_bytes[entry.client] = own
+
+    def _submit(self, partition: Partition, entry: _QueuedAppend) -> bool:
+        """Pass the batch to the thread. False: it is closed, and the batch has its result."""
+        assert entry.target is not None
+        work = partial(recompress, entry.records, entry.target, max_output_bytes=entry.job_bytes_max)
         try:
-            if batch is not None:
-                outcome = self._append(partition, batch, entry.urgent, recompressed=True)
-            elif isinstance(error, MansioError):
-                outcome = error
-            else:
-                known = fields(topic=partition.topic, partition=partition.index)
-                logger.error("recompression_failed", extra=known, exc_info=error)
-                outcome = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
+            self._background.submit(work, partial(self._recompressed, partition, entry))
+        except RuntimeError:
+            entry.result = RequestTimedOut(
+                f"{partition.name}: the broker shuts down; the batch was not written"
+            )
+            return False
+        return True
+
+    def _recompressed(
+        self, partition: Partition, entry: _QueuedAppend, batch: bytes | None, error: BaseException | None
+    ) -> None:
+        if batch is not None:
+            entry.result = batch
+        elif isinstance(error, InvalidRecord) and entry.job_bytes_max < entry.output_bytes_max:
+            if self._repeat(partition, entry):
+                return
+        elif isinstance(error, MansioError):
+            entry.result = error
+        else:
+            _log_failure(partition, error)
+            entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
+        self._drain(partition)
+
+    def _repeat(self, partition: Partition, entry: _QueuedAppend) -> bool:
+        """Submit a batch again that is longer than expected. False: it has its result."""
+        try:
+            self._reserve(partition, entry, ENTRY_BYTES + entry.output_bytes_max)
+        except RequestTimedOut as refused:
+            entry.result = refused
+            return False
+        entry.job_bytes_max = entry.output_bytes_max
+        return self._submit(partition, entry)
+
+    def _drain(self, partition: Partition) -> None:
+        """Append the batches up to the next one that has to be recompressed, and submit that one."""
+        queue = self._queues[partition]
+        while queue:
+            entry = queue[0]
+            if entry.result is None and self._submit(partition, entry):
+                return
+            queue.popleft()
+            self._answer(partition, entry)
+        del self._queues[partition]
+        partition.is_recompressing = False
+
+    def _answer(self, partition: Partition, entry: _QueuedAppend) -> None:
+        """Append the batch and report it, or the error."""
+        self._release(entry)
+        result = entry.result
+        assert result is not None
+        if not isinstance(result, MansioError):
+            outcome = self._append(partition, result, entry.urgent, recompressed=entry.target is not None)
+        else:
+            outcome = result
+        try:
             entry.on_appended(outcome)
-        finally:
-            self._append_unchanged(partition, queue)
-
-    def _append_unchanged(self, partition: Partition, queue: deque[_QueuedAppend]) -> None:
-        """Append the batches up to the next one that is being recompressed."""
-        while queue and queue[0].target is None:
-            entry = self._next(queue)
-            entry.on_appended(self._append(partition, entry.records, entry.urgent, recompressed=False))
-        if not queue:
-            del self._queues[partition]
-            partition.is_recompressing = False
-
-    def _next(self, queue: deque[_QueuedAppend]) -> _QueuedAppend:
-        entry = queue.popleft()
-        self.queued_bytes -= len(entry.records)
-        return entry
+        except Exception as raised:  # noqa: BLE001  # the batches behind it are of other clients
+            _log_failure(partition, raised)
 
     def _append(
         self, partition: Partition, batch: Buffer, urgent: bool, *, recompressed: bool
@@ -162,13 +268,25 @@ class Recompressor:
             result = partition.append(batch, urgent=urgent)
         except MansioError as error:
             return error
+        except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
+            _log_failure(partition, error)
+            return MansioError(f"{partition.name}: the append failed unexpectedly; the batch may be written")
         self.recompressed_batches += recompressed and not result.duplicate
         return result
 
 
+def _log_failure(partition: Partition, error: BaseException | None) -> None:
+    known = fields(topic=partition.topic, partition=partition.index)
+    logger.error("recompression_failed", extra=known, exc_info=error)
+
+
+def _codec(records: Buffer) -> int:
+    return records[ATTRIBUTES_END - 1] & CODEC_MASK
+
+
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
     """False for what is too short to be a batch; `Partition.append` rejects it."""
-    return len(records) >= HEADER_BYTES and records[ATTRIBUTES_END - 1] & CODEC_MASK != codec
+    return len(records) >= HEADER_BYTES and _codec(records) != codec
 
 
 def _recompressed_inline(records: Buffer, target: Compression) -> bytes | None:

@@ -29,7 +29,7 @@ from mansio.errors import (
 from mansio.wire.batch.compression import Codec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.broker.partition.partition_hook import AppendResult
@@ -146,10 +146,17 @@ class ProduceService:
         counters.appended_bytes += len(records)
         return partition, appended
 
-    def begin(self, topics: Sequence[TopicBatches], *, acks: int, allow_zstd: bool = True) -> PendingProduce:
+    def begin(
+        self,
+        topics: Sequence[TopicBatches],
+        *,
+        acks: int,
+        allow_zstd: bool = True,
+        client: Hashable = None,
+    ) -> PendingProduce:
         """Append all batches. The result is complete unless a batch is being recompressed, or acks=all and it is not
         committed yet; then call `PendingProduce.wait`. `allow_zstd` False: the client's protocol version excludes zstd
-        (KIP-110)."""
+        (KIP-110). `client`: whose share of the recompression queue the batches take; None for the broker's own."""
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
@@ -164,7 +171,7 @@ class ProduceService:
                     continue
                 except RecompressionRequired as required:
                     results.append(BatchResult(index))
-                    self._append_recompressed(pending, required.partition, records or b"", acks)
+                    self._append_recompressed(pending, required.partition, records or b"", acks, client)
                     continue
                 base_offset, end_offset, append_time_ms, _ = appended
                 if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
@@ -175,7 +182,7 @@ class ProduceService:
         return pending
 
     def _append_recompressed(
-        self, pending: PendingProduce, partition: Partition, records: Buffer, acks: int
+        self, pending: PendingProduce, partition: Partition, records: Buffer, acks: int, client: Hashable
     ) -> None:
         """Append a batch, now or later; its result is the last one of `pending`."""
         pending.is_recompressed = True
@@ -193,7 +200,9 @@ class ProduceService:
             pending.appended(waiting, outcome, is_committed_awaited=acks == ACKS_ALL)
 
         urgent = acks == ACKS_ALL
-        self._partitions.recompressor.append(partition, records, urgent=urgent, on_appended=on_appended)
+        self._partitions.recompressor.append(
+            partition, records, urgent=urgent, on_appended=on_appended, client=client
+        )
 
     async def produce(
         self, topics: Sequence[TopicBatches], *, acks: int, timeout_ms: int

@@ -20,6 +20,7 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
+from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,7 @@ import cramjam
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from mansio.ports import Buffer
 
@@ -74,6 +75,9 @@ _ZSTD_LEVEL: Final = 3
 _ZSTD_LEVEL_MAX: Final = 19
 """Higher levels take a second and hundreds of megabytes for a batch of any size."""
 
+_ESTIMATED_BLOCKS_MAX: Final = 1000
+"""Bound on what `decompressed_bytes` looks at: less than a millisecond."""
+
 
 def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
     """Compressed `data`, in a framing that every Kafka client reads. `level` as in KIP-390: gzip 1 to 9, lz4 1 to 17
@@ -105,6 +109,32 @@ def decompress(codec: int, data: Buffer, max_output_bytes: int) -> bytes:
         raise CorruptMessage(
             f"the records cannot be decompressed ({Codec(codec).name.lower()}): {error}"
         ) from error
+
+
+def decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int:
+    """Length of the decompressed `data`, estimated in less than a millisecond, at most `bytes_max`.
+
+    `decompress` returns no more than this, but for gzip: the length that the stream states is that of its last member,
+    and may be wrong. For bytes that cannot be decompressed it is their own length.
+    """
+    view = memoryview(data)
+    stated: int | None = None
+    bound = len(view)
+    steps = repeat(None, _ESTIMATED_BLOCKS_MAX)
+    try:
+        if codec == Codec.GZIP:
+            (bound,) = _LITTLE_32.unpack(view[-4:])
+        elif codec == Codec.SNAPPY:
+            bound = _snappy_output_bytes(view, steps)
+        elif codec == Codec.LZ4:
+            stated, bound = _lz4_output_bytes(view, steps)
+        elif codec == Codec.ZSTD:
+            stated, bound = _zstd_output_bytes(view, steps)
+    except StopIteration:
+        return bytes_max
+    except (CorruptMessage, cramjam.DecompressionError, struct.error, IndexError):
+        return min(len(view), bytes_max)
+    return min(bound if stated is None else min(stated, bound), bytes_max)
 
 
 def _too_long(max_output_bytes: int) -> InvalidRecord:
@@ -168,13 +198,29 @@ def _decompress_snappy(data: Buffer, max_output_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def _snappy_output_bytes(view: memoryview, steps: Iterator[None]) -> int:
+    """Decompressed length; takes one of `steps` per block."""
+    if bytes(view[:8]) != _XERIAL_MAGIC:
+        return int(cramjam.snappy.decompress_raw_len(view))
+    total = 0
+    position = len(_XERIAL_HEADER)
+    while position < len(view):
+        next(steps)
+        (length,) = _BIG_32.unpack_from(view, position)
+        position += 4
+        # The length is at the beginning of the block, in at most five bytes.
+        total += cramjam.snappy.decompress_raw_len(view[position : position + min(length, 5)])
+        position += length
+    return total
+
+
 def _decompress_lz4(data: Buffer, max_output_bytes: int) -> bytes:
-    stated, bound = _lz4_output_bytes(memoryview(data))
+    stated, bound = _lz4_output_bytes(memoryview(data), repeat(None))
     return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, max_output_bytes)
 
 
 def _decompress_zstd(data: Buffer, max_output_bytes: int) -> bytes:
-    stated, bound = _zstd_output_bytes(memoryview(data))
+    stated, bound = _zstd_output_bytes(memoryview(data), repeat(None))
     return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, max_output_bytes)
 
 
@@ -198,8 +244,8 @@ def _decompress_into(
     return bytes(memoryview(out)[:length])
 
 
-def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
-    """(stated content size or None, upper bound) of the single LZ4 frame in `view`."""
+def _lz4_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | None, int]:
+    """(stated content size or None, upper bound) of the single LZ4 frame in `view`; takes one of `steps` per block."""
     if bytes(view[:4]) != _LZ4_MAGIC:
         raise CorruptMessage("the records do not begin with an LZ4 frame")
     flags, descriptor = view[4], view[5]
@@ -216,6 +262,7 @@ def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
     checksum_bytes = 4 if flags & 0x10 else 0
     bound = 0
     while True:
+        next(steps)
         (word,) = _LITTLE_32.unpack_from(view, position)
         position += 4
         if word == 0:
@@ -229,12 +276,14 @@ def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
     return stated, bound
 
 
-def _zstd_output_bytes(view: memoryview) -> tuple[int | None, int]:
-    """(stated content size or None, upper bound) of the zstd frames in `view`."""
+def _zstd_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | None, int]:
+    """(stated content size or None, upper bound) of the zstd frames in `view`; takes one of `steps` per frame and
+    block."""
     position = 0
     stated: int | None = 0
     bound = 0
     while position < len(view):
+        next(steps)
         (magic,) = _LITTLE_32.unpack_from(view, position)
         position += 4
         if magic & 0xFFFF_FFF0 == _ZSTD_SKIPPABLE_MAGIC:
@@ -244,7 +293,7 @@ def _zstd_output_bytes(view: memoryview) -> tuple[int | None, int]:
         if magic != _ZSTD_MAGIC:
             raise CorruptMessage("the records do not begin with a zstd frame")
         frame_stated, position, has_checksum = _zstd_frame_header(view, position)
-        frame_bound, position = _zstd_blocks(view, position)
+        frame_bound, position = _zstd_blocks(view, position, steps)
         position += 4 if has_checksum else 0
         stated = None if stated is None or frame_stated is None else stated + frame_stated
         bound += frame_bound
@@ -271,10 +320,11 @@ def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int
     return int(_LITTLE_64.unpack_from(view, position)[0]), position + 8, has_checksum
 
 
-def _zstd_blocks(view: memoryview, position: int) -> tuple[int, int]:
+def _zstd_blocks(view: memoryview, position: int, steps: Iterator[None]) -> tuple[int, int]:
     """(upper bound of the content of one frame's blocks, position after the last block)."""
     bound = 0
     while True:
+        next(steps)
         header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
         kind, length = header >> 1 & 3, header >> 3
         position += 3

@@ -47,9 +47,6 @@ CORRELATION_ID = Struct(">i")
 LEARN_EVERY = 8
 """For a producer whose requests all differ, a template is derived from only one request in so many."""
 
-CONGESTION_PAUSE_MS = 50
-"""A connection is not read for this long while many batches wait to be recompressed."""
-
 UNBOUNDED_MS = (1 << 31) - 1
 
 NO_RESPONSE: tuple[bytes, ...] = ()
@@ -68,7 +65,9 @@ def produce(
         if connection.template_misses % LEARN_EVERY == 0:
             connection.template = wire.learn_template(header, frame, request)
         connection.template_misses += 1
-        pending = service.produce.begin(request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN)
+        pending = service.produce.begin(
+            request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection
+        )
         results = pending.results
     else:
         results = [
@@ -88,9 +87,7 @@ def produce(
         return NO_RESPONSE
     if pending is None or pending.is_complete:
         return (_encode(service, version, header.correlation_id, throttle_ms, results),)
-    if pending.is_recompressed:
-        _slow_down(service, connection)
-    connection.queue(pending)
+    _queue(service, connection, pending)
     pending.wait(
         request.timeout_ms,
         partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
@@ -98,17 +95,18 @@ def produce(
     return None
 
 
-def _slow_down(service: BrokerServices, connection: Connection) -> None:
-    """Read less from a client while many batches wait to be recompressed."""
-    if service.partitions.recompressor.is_congested:
-        connection.pause_reading_ms(CONGESTION_PAUSE_MS)
+def _queue(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+    """While many batches wait to be recompressed, the client's next request starts after this one, as in Kafka."""
+    if pending.is_recompressed and service.partitions.recompressor.is_congested(connection):
+        connection.queue_alone(pending)
+    else:
+        connection.queue(pending)
 
 
 def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
     """With acks=0, wait for the append, so that the requests in progress are bounded and a failure closes the
     connection."""
-    _slow_down(service, connection)
-    connection.queue(pending)
+    _queue(service, connection, pending)
     pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
 
 
@@ -170,7 +168,10 @@ def _recompressed(
     """The rest of `produce_by_template` for a topic whose batches are recompressed."""
     topics = [(template.topic, template.topic_id, [(index, records)])]
     pending = service.produce.begin(
-        topics, acks=template.acks, allow_zstd=template.version >= ZSTD_VERSION_MIN
+        topics,
+        acks=template.acks,
+        allow_zstd=template.version >= ZSTD_VERSION_MIN,
+        client=connection,
     )
     if template.acks == ACKS_NONE:
         _raise_error(service, pending.results)
@@ -180,8 +181,7 @@ def _recompressed(
         return None
     if pending.is_complete:
         return (_encode(service, template.version, correlation_id, 0, pending.results),)
-    _slow_down(service, connection)
-    connection.queue(pending)
+    _queue(service, connection, pending)
     respond = partial(_respond, service, connection, template.version, correlation_id, 0)
     pending.wait(template.timeout_ms, respond)
     return None

@@ -2,8 +2,8 @@
 
 Kafka processes the requests of one connection one at a time. So does this class, with one exception that no client can
 observe: consecutive produce requests all start at once, and only their responses wait (for the flush). Any other
-request that cannot be answered immediately holds back the frames behind it; they are copied out of the receive buffer
-into the backlog.
+request that cannot be answered immediately, and a produce request while too many batches wait to be recompressed, holds
+back the frames behind it; they are copied out of the receive buffer into the backlog.
 
 Owns the frame reader, the backlog, the response queue and the socket writer. The number of requests in progress, the
 backlog, unsent responses and the share of the request memory pool are bounded; reading pauses at a bound.
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog: deque[bytes] = deque()
         self.backlog_bytes = 0
         self._pending_responses: deque[QueuedResponse] = deque()
-        self._blocked_by: PendingResponse | None = None
+        self._blocked_by: QueuedResponse | None = None
         self._out: list[ResponsePart] = []
         self._flush_due = False
         self._drain_due = False
@@ -255,6 +255,11 @@ class Connection(asyncio.BufferedProtocol):
     def queue(self, response: QueuedResponse) -> None:
         """The current request is answered later; those behind it continue meanwhile."""
         self._pending_responses.append(response)
+
+    def queue_alone(self, response: QueuedResponse) -> None:
+        """Like `queue`, but those behind it wait until it is answered."""
+        self._pending_responses.append(response)
+        self._blocked_by = response
 
     def answered(self, pending_response: QueuedResponse) -> None:
         """A queued response is complete: send what is now in order, and continue with what it held back."""
