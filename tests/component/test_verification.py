@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -119,3 +122,36 @@ def test_share_group_passes_over_more_damaged_ranges_than_it_reads_at_once(tmp_p
         with client.receive(TOPIC, group="g") as receiver:
             wait_until(received)
         assert found == set(range(COUNT)) - bad
+
+
+@pytest.mark.parametrize("size", [400, 100_000], ids=["small", "large"])
+def test_part_that_the_disk_cannot_read_when_it_is_sent_is_reported_and_verified_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    failing: list[int] = []
+
+    def once(true: Any) -> Any:
+        def call(descriptor: int, *arguments: Any) -> Any:
+            callers = [frame.name for frame in traceback.extract_stack(limit=8)] if failing else ()
+            if "_pump" in callers or "_enqueue" in callers:
+                failing.pop()
+                raise OSError(errno.EIO, "Input/output error")
+            return true(descriptor, *arguments)
+
+        return call
+
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic(TOPIC, partitions=1)
+        client.publish(TOPIC, b"x" * size, partition=0)
+        for name in ("pread", "preadv"):
+            monkeypatch.setattr(os, name, once(getattr(os, name)))
+        where = mansio.TopicPartition(TOPIC, 0)
+        health = broker.broker.service.partitions.storage_health
+        failing.append(1)
+        with contextlib.suppress(mansio.MansioError):
+            list(client.consume([where], from_=0, max_records=1))
+        wait_until(lambda: not failing and health.damaged)
+        assert health.damaged[TOPIC, 0].offset == 0
+        assert "Input/output error" in health.damaged[TOPIC, 0].reason
+        (found,) = client.consume([where], from_=0, max_records=1)
+        assert found.value == b"x" * size

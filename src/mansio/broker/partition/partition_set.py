@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
     from mansio.storage.file_cache import FileCache
     from mansio.storage.flush.group_commit import GroupCommit
-    from mansio.storage.log import Log
+    from mansio.storage.log import Log, LogSlice
 
 logger = logging.getLogger(__name__)
 
@@ -391,6 +391,16 @@ class PartitionSet:
 
     def _settings_of(self, topic: Topic) -> TopicSettings:
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+
+    def report_unreadable(self, part: LogSlice, error: OSError) -> None:
+        """Report that the disk cannot read a part of a log, which was to be sent."""
+        directory, _, _ = part.file.path.rpartition("/")
+        failed = StorageError(f"cannot read {part.file.path} from {part.position} on: {error}")
+        failed.__cause__ = error
+        for partition in self:
+            if partition.log.directory == directory:
+                last = min(part.next_offset, partition.log.end_offset) - 1
+                partition.report_damage(max(last, partition.log.start_offset), failed)
 
     # Close
 

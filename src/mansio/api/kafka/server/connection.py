@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.server.pending_response import PendingResponse
-from mansio.api.kafka.server.socket_writer import SocketWriter
+from mansio.api.kafka.server.socket_writer import SocketWriter, UnreadableSlice
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_authenticator import BrokerChallenge
     from mansio.state.broker_handshake import BrokerIdentity
+    from mansio.storage.log import LogSlice
     from mansio.wire.apis.produce import ProduceTemplate
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class ConnectionOwner(Protocol):
     def is_reading_paused(self, connection: Connection) -> bool: ...
 
     def set_unsent_bytes(self, connection: Connection, held_bytes: int) -> None: ...
+
+    def report_unreadable(self, part: LogSlice, error: OSError) -> None: ...
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -345,6 +348,8 @@ class Connection(asyncio.BufferedProtocol):
     def _send_failed(self, error: Exception) -> None:
         logger.warning("connection_send_failed", extra=fields(peer=self.client_host, error=str(error)))
         self._server.counters.closed("send_failed")
+        if isinstance(error, UnreadableSlice):
+            self._server.report_unreadable(error.part, error)
         self.abort()
 
     # Flow control

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Clock, Timer
+    from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
 
 logger = logging.getLogger(__name__)
@@ -243,6 +244,10 @@ class KafkaServer:
     def is_reading_paused(self, connection: Connection) -> bool:
         """The broker is stopping, or the connection waits for memory."""
         return self._draining or self.memory.is_waiting(connection)
+
+    def report_unreadable(self, part: LogSlice, error: OSError) -> None:
+        """The disk cannot read batches that were to be sent."""
+        self.service.partitions.report_unreadable(part, error)
 
     def set_unsent_bytes(self, connection: Connection, held_bytes: int) -> None:
         """Set the bytes of responses in memory that the peer of `connection` has not accepted."""

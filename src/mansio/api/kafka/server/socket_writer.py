@@ -10,7 +10,7 @@ Invariants:
 * Bytes leave in the order of `send`.
 * `waiting_bytes` is what the peer has not accepted yet, `held_bytes` the part of it that is in memory. A waiting file
   range holds no memory, only its position in the file.
-* A disk that fails while a range is read ends the connection.
+* A disk that fails while a range is read ends the connection; `UnreadableSlice` names the range.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import os
 import socket
 from collections import deque
 from typing import TYPE_CHECKING
+
+from mansio.errors import StorageError
+from mansio.ports import UNREADABLE_ERRNOS
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,6 +50,14 @@ BUFFERS_MAX = 64
 """Maximum number of parts per call."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
+
+
+class UnreadableSlice(OSError):
+    """The disk cannot read a part of `part`, which was to be sent."""
+
+    def __init__(self, part: LogSlice, error: OSError) -> None:
+        super().__init__(error.errno, error.strerror, part.file.path)
+        self.part = part
 
 
 class SocketWriter:
@@ -142,7 +153,7 @@ class SocketWriter:
             elif (
                 part.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
             ) or part.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
-                data = part.read()  # type: ignore[union-attr]  # not bytes, as above
+                data = _read(part)  # type: ignore[arg-type]  # not bytes, as above
             else:
                 self._flush_small(small, small_bytes)
                 small, small_bytes = [], 0
@@ -211,7 +222,12 @@ class SocketWriter:
             buffer = scratch[filled : filled + part.length - done]
             if not buffer:
                 break
-            count = os.preadv(part.file.fileno(), [buffer], part.position + done)
+            try:
+                count = os.preadv(part.file.fileno(), [buffer], part.position + done)
+            except OSError as error:
+                if error.errno in UNREADABLE_ERRNOS:
+                    raise UnreadableSlice(part, error) from error
+                raise
             if not count:
                 raise _ended_early(part)
             buffers.append(buffer[:count])
@@ -227,9 +243,14 @@ class SocketWriter:
     def _send_file(self, part: LogSlice) -> None:
         assert self._socket is not None
         done = self._slice_sent
-        sent = os.sendfile(
-            self._socket.fileno(), part.file.fileno(), part.position + done, part.length - done
-        )
+        try:
+            sent = os.sendfile(
+                self._socket.fileno(), part.file.fileno(), part.position + done, part.length - done
+            )
+        except OSError as error:
+            if error.errno in UNREADABLE_ERRNOS:
+                raise UnreadableSlice(part, error) from error
+            raise
         if not sent:
             raise _ended_early(part)
         self._sent(sent)
@@ -264,3 +285,13 @@ class SocketWriter:
 
 def _ended_early(part: LogSlice) -> OSError:
     return OSError(f"{part.file.path} ends before byte {part.position + part.length}")
+
+
+def _read(part: LogSlice) -> bytes:
+    try:
+        return part.read()
+    except StorageError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in UNREADABLE_ERRNOS:
+            raise UnreadableSlice(part, cause) from error
+        raise
