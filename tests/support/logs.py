@@ -41,21 +41,11 @@ class ManualScheduler:
 
     def __init__(self) -> None:
         self.timers: list[tuple[float, ManualTimer]] = []
-        self.soon: list[Callable[[], object]] = []
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
         timer = ManualTimer(lambda: callback(*args))
         self.timers.append((delay_ms, timer))
         return timer
-
-    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self.soon.append(lambda: callback(*args))
-
-    def run_iteration(self) -> None:
-        """Run what `call_soon` scheduled so far."""
-        soon, self.soon = self.soon, []
-        for callback in soon:
-            callback()
 
     def fire(self, up_to_ms: float = 1e9) -> None:
         due = [timer for delay, timer in self.timers if delay <= up_to_ms]
@@ -92,19 +82,6 @@ class ManualBackground:
 
     def close(self) -> None:
         self.run_all()
-
-
-class IteratingBackground(ManualBackground):
-    """The same, after the iterations of the event loop that are due: flushes on the loop happen there."""
-
-    def __init__(self, scheduler: ManualScheduler) -> None:
-        super().__init__()
-        self._scheduler = scheduler
-
-    def run_one(self) -> bool:
-        while self._scheduler.soon:
-            self._scheduler.run_iteration()
-        return super().run_one()
 
 
 def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0) -> bytes:

@@ -234,12 +234,6 @@ class Settings:
         maximum=MINUTE_MS,
         kafka=True,
     )
-    log_flush_thread: str = _setting(
-        "auto",
-        "Where logs are flushed: `always` on a thread of their own, or `auto`: small flushes on the event loop as long "
-        "as the disk is quick. A cluster's broker and an embedded one always use the thread.",
-        choices=("auto", "always"),
-    )
     log_flush_offset_checkpoint_interval_ms: int = _ms(
         SECOND_MS,
         "Interval of the recovery-point checkpoint of a log that is written to; recovery starts there.",

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.node.cluster_member import ClusterMember
     from mansio.ports import Background
-    from mansio.storage.flush.group_commit import GroupCommit
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,6 @@ class Broker:
         self._cluster_member: ClusterMember | None = None
         self._service: BrokerServices | None = None
         self._server: KafkaServer | None = None
-        self._group_commit: GroupCommit | None = None
         self.is_ready = False
         """True from the time when every port accepts connections until the broker starts to stop."""
 
@@ -73,10 +71,6 @@ class Broker:
         """The Kafka listener. Available after `start`."""
         assert self._server is not None, "the broker has not been started"
         return self._server
-
-    def flush_wait_s(self) -> float:
-        """Seconds for which the event loop has been waiting for a flush, 0 if it does not. From any thread."""
-        return 0.0 if self._group_commit is None else self._group_commit.loop_wait_s()
 
     async def start(self) -> None:
         """Return when clients can connect. Raises the reason why the broker could not start."""
@@ -134,7 +128,6 @@ class Broker:
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         runtime = BrokerRuntime(settings, host_ports, store, state, self._cluster_member)
-        self._group_commit = runtime.group_commit
         self._service = runtime.service
         await runtime.open(stack, scheduler.close)
         if self._cluster_member is not None:

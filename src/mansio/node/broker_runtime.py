@@ -58,7 +58,6 @@ from mansio.logs import fields
 from mansio.state.share_partition.state_records import TOPIC as SHARE_STATE_TOPIC
 from mansio.storage.file_cache import FileCache
 from mansio.storage.flush.group_commit import GroupCommit
-from mansio.storage.flush.loop_flush import LoopFlushPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -117,9 +116,6 @@ class BrokerRuntime:
             log_flush_offset_checkpoint_interval_ms=settings.log_flush_offset_checkpoint_interval_ms,
             clock=host_ports.clock,
             observe_s=self.statistics.sync.observe,
-            loop_flushes=LoopFlushPolicy(host_ports.clock)
-            if settings.log_flush_thread == "auto" and cluster_member is None
-            else None,
         )
         self.partitions = PartitionSet(
             settings=settings,

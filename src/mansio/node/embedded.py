@@ -39,13 +39,7 @@ class EmbeddedBroker:
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
         self.settings = Settings(
-            **{
-                "listeners": "127.0.0.1:0",
-                "http_listener": "",
-                "log_flush_thread": "always",
-                "data_dir": str(directory),
-                **settings,
-            }
+            **{"listeners": "127.0.0.1:0", "http_listener": "", "data_dir": str(directory), **settings}
         )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

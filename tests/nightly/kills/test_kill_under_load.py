@@ -20,5 +20,4 @@ NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_KILLS", "500")) // KILLS)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("life", range(NIGHTLY_LIVES))
 def test_hundreds_of_kills_leave_everything_acknowledged_in_place(tmp_path: Path, life: int) -> None:
-    mode = "always" if life % 3 == 0 else "auto"
-    kill_and_judge(tmp_path / f"data-{life}", chosen_seed(), noted=True, log_flush_thread=mode)
+    kill_and_judge(tmp_path / f"data-{life}", chosen_seed(), noted=True)

@@ -15,12 +15,11 @@ import pytest
 from mansio.errors import MansioError, StorageError
 from mansio.storage.checkpoint import load_checkpoint
 from mansio.storage.flush.group_commit import GroupCommit
-from mansio.storage.flush.loop_flush import LoopFlushPolicy
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
-    IteratingBackground,
+    ManualBackground,
     ManualClock,
     ManualScheduler,
     append,
@@ -42,9 +41,6 @@ STATES = 20_000
 STEPS = 24
 
 
-FLUSHES = pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
-
-
 class Workload:
     """Random appends, syncs, maintenance, trims, truncations, new leaders and recoveries of one log.
 
@@ -52,10 +48,9 @@ class Workload:
     running truncation removes: until it returns, both states are correct.
     """
 
-    def __init__(self, disk: SimulatedDisk, chance: random.Random, *, on_loop: bool = False) -> None:
+    def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
         self.disk = disk
         self.chance = chance
-        self.on_loop = on_loop
         self.clock = ManualClock()
         self.promised = 0
         self.written: list[bytes] = []
@@ -67,16 +62,14 @@ class Workload:
         self.settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
 
     def open(self) -> None:
+        self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.background = IteratingBackground(self.scheduler)
         self.group_commit = GroupCommit(
             self.disk,
             self.background,
             ROOT,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # the methods that GroupCommit uses
             sync_all_files_min=self.chance.choice([1, 3, 99]),
-            clock=self.clock,
-            loop_flushes=LoopFlushPolicy(self.clock) if self.on_loop else None,
         )
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         self.promised = self.log.durable_end_offset
@@ -211,15 +204,14 @@ def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) 
     return 2 + len(again[:2])
 
 
-@FLUSHES
-def test_durable_records_survive_a_crash_after_any_change_of_the_disk(on_loop: bool) -> None:
-    states = loop_syncs = 0
+def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
+    states = 0
     seed = 0
-    while states < (STATES // 4 if on_loop else STATES):
+    while states < STATES:
         seed += 1
         chance = random.Random(seed)
         disk = SimulatedDisk(can_sync_all=seed % 4 != 0)
-        workload = Workload(disk, chance, on_loop=on_loop)
+        workload = Workload(disk, chance)
         seen = 0
 
         def crash_here(disk: SimulatedDisk = disk, workload: Workload = workload, seed: int = seed) -> None:
@@ -234,9 +226,7 @@ def test_durable_records_survive_a_crash_after_any_change_of_the_disk(on_loop: b
                 workload.step()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
-        loop_syncs += workload.group_commit.loop_syncs
-    assert (loop_syncs > 0) == on_loop
-    leave("crash states", **{"flushed_on_the_loop" if on_loop else "of_one_log": states})
+    leave("crash states", of_one_log=states)
 
 
 def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> None:
@@ -285,12 +275,12 @@ def test_durable_records_survive_a_crash_of_an_intermittently_full_disk() -> Non
     assert retry_sync > 20
 
 
-def run_with_failing_call(number: int, code: int, seed: int, *, on_loop: bool) -> int:
+def run_with_failing_call(number: int, code: int, seed: int) -> int:
     """Run the same workload with one failing call; returns the number of calls."""
     chance = random.Random(seed)
     disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
     disk.fail_call(number, code)
-    workload = Workload(disk, chance, on_loop=on_loop)
+    workload = Workload(disk, chance)
     try:
         workload.open()
         for _ in range(STEPS):
@@ -308,16 +298,13 @@ def run_with_failing_call(number: int, code: int, seed: int, *, on_loop: bool) -
     return calls
 
 
-@FLUSHES
 @pytest.mark.parametrize("code", [5, 28], ids=["EIO", "ENOSPC"])
-def test_any_single_failing_call_loses_nothing_durable_and_is_a_storage_error(
-    code: int, on_loop: bool
-) -> None:
+def test_any_single_failing_call_loses_nothing_durable_and_is_a_storage_error(code: int) -> None:
     points = 0
     for seed in range(1, 6):
-        calls = run_with_failing_call(1 << 30, code, seed, on_loop=on_loop)
+        calls = run_with_failing_call(1 << 30, code, seed)
         for number in range(1, calls + 1):
-            run_with_failing_call(number, code, seed, on_loop=on_loop)
+            run_with_failing_call(number, code, seed)
         points += calls
     assert points > 250
 

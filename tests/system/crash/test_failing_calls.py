@@ -14,11 +14,10 @@ import pytest
 
 from mansio.errors import MansioError, StorageError
 from mansio.storage.flush.group_commit import GroupCommit
-from mansio.storage.flush.loop_flush import LoopFlushPolicy
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
-    IteratingBackground,
+    ManualBackground,
     ManualClock,
     ManualScheduler,
     append,
@@ -39,9 +38,8 @@ PAIR_DISTANCE_MAX = 12
 class Bench:
     """One log with a `GroupCommit`, and the results that it reported."""
 
-    def __init__(self, disk: SimulatedDisk, *, on_loop: bool = False) -> None:
+    def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
-        self.on_loop = on_loop
         self.clock = ManualClock()
         self.stored: list[bytes] = []
         self.promised = 0
@@ -49,16 +47,8 @@ class Bench:
         self.log: Log | None = None
 
     def open(self) -> None:
-        self.scheduler = ManualScheduler()
-        self.background = IteratingBackground(self.scheduler)
-        self.group_commit = GroupCommit(
-            self.disk,
-            self.background,
-            "/data",
-            scheduler=self.scheduler,  # type: ignore[arg-type]  # what a syncer needs
-            clock=self.clock,
-            loop_flushes=LoopFlushPolicy(self.clock) if self.on_loop else None,
-        )
+        self.background, self.scheduler = ManualBackground(), ManualScheduler()
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
         self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
         self.promised = max(self.promised, self.log.durable_end_offset)
         self.log.on_durable = self.told
@@ -152,14 +142,12 @@ WORKLOADS: dict[str, Callable[[Bench], None]] = {
 }
 
 
-def run(
-    workload: Callable[[Bench], None], failing: dict[int, int], seed: int, *, on_loop: bool = False
-) -> int:
+def run(workload: Callable[[Bench], None], failing: dict[int, int], seed: int) -> int:
     """Run it with those calls failing, then check; returns the number of calls."""
     disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
     for number, code in failing.items():
         disk.fail_call(number, code)
-    bench = Bench(disk, on_loop=on_loop)
+    bench = Bench(disk)
     deleted = False
     try:
         workload(bench)
@@ -180,16 +168,15 @@ def run(
     return calls
 
 
-@pytest.mark.parametrize("on_loop", [False, True], ids=["thread", "loop"])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name: str, on_loop: bool) -> None:
+def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name: str) -> None:
     points = 0
     for seed in (0, 1):
-        calls = run(WORKLOADS[name], {}, seed, on_loop=on_loop)
+        calls = run(WORKLOADS[name], {}, seed)
         for number in range(1, calls + 1):
             for code in CODES[: 1 + seed]:
                 try:
-                    run(WORKLOADS[name], {number: code}, seed, on_loop=on_loop)
+                    run(WORKLOADS[name], {number: code}, seed)
                 except (AssertionError, MansioError, OSError) as error:
                     raise AssertionError(
                         f"seed {seed}, call {number}, {errno.errorcode[code]}: {error}"

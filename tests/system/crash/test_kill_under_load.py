@@ -95,15 +95,12 @@ def note(verdict: Verdict, kills: int) -> None:
     )
 
 
-def kill_and_judge(
-    data: Path, seed: int, *, kills: int = KILLS, noted: bool = False, log_flush_thread: str = "auto"
-) -> None:
+def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, noted: bool = False) -> None:
     """One life of a broker: `kills` kills at random moments under load, then the verdict over all of it."""
     chance = random.Random(seed)
     kills_while_starting = min(KILLS_WHILE_STARTING, kills // 2)
     early = 0
-    arguments = [*SETTINGS, "--set", f"log_flush_thread={log_flush_thread}"]
-    with served(data, arguments=arguments, http=False) as broker:
+    with served(data, arguments=SETTINGS, http=False) as broker:
         load = Load(broker.bootstrap_servers, "killed")
         load.create_topic(segment_bytes="200000")
         load.start(idempotent=2, plain=1)
@@ -142,18 +139,11 @@ def kill_and_judge(
 
 @pytest.mark.row("L4", "L5", "P3", "G4")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("kills", "log_flush_thread"),
-    [
-        (FEW_KILLS, "auto"),
-        pytest.param(KILLS, "auto", marks=pytest.mark.full),
-        pytest.param(KILLS // 2, "always", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.full)])
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(
-    tmp_path: Path, kills: int, log_flush_thread: str
+    tmp_path: Path, kills: int
 ) -> None:
-    kill_and_judge(tmp_path / "data", chosen_seed(), kills=kills, log_flush_thread=log_flush_thread)
+    kill_and_judge(tmp_path / "data", chosen_seed(), kills=kills)
 
 
 @pytest.mark.full

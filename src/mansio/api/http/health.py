@@ -1,7 +1,7 @@
 """Health checks.
 
-`/health/live`: 200 whenever the event loop can respond, or waits for a flush (`stall_responder`), where a restart would
-not help. `/health/ready`: 200 if the broker should receive traffic; otherwise 503 with every reason as JSON:
+`/health/live`: 200 whenever the event loop can respond; a restart helps only if it cannot. `/health/ready`: 200 if the
+broker should receive traffic; otherwise 503 with every reason as JSON:
 
     {"ready": false, "degraded": true,
      "reasons": [{"reason": "log_failed", "detail": "flights-3: ...", "topic": "flights", "partition": 3}],

@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING, Any, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mansio.api.http.stall_responder import StallResponder
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 CONNECTIONS_MAX = 128
 KEEP_ALIVE_S = 30
@@ -89,44 +87,30 @@ class _HttpConnection(H11Protocol):
 class HttpServer:
     """One listening socket and its server. Every method runs on the event loop."""
 
-    def __init__(
-        self, app: Any, host: str, port: int, *, flush_wait_s: Callable[[], float] | None = None
-    ) -> None:
-        """`app` is any ASGI 3 application; port 0 selects a free port. `flush_wait_s`: see `StallResponder`."""
+    def __init__(self, app: Any, host: str, port: int) -> None:
+        """`app` is any ASGI 3 application; port 0 selects a free port."""
         self._host = host
         self._port = port
         self._server = _Uvicorn(_config(app))
         self._task: asyncio.Task[None] | None = None
-        self._flush_wait_s = flush_wait_s
-        self._stall_responder: StallResponder | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listen. Returns the bound (host, port). Raises `OSError` if the address is not available."""
         listener = await _listen(self._host, self._port)
         address = listener.getsockname()
-        own_listener = listener.dup()  # the server closes the other one
         self._task = asyncio.get_running_loop().create_task(
             self._server.serve(sockets=[listener]), name="mansio-http"
         )
         while not self._server.started:
             if self._task.done():
                 listener.close()
-                own_listener.close()
                 self._task.result()
                 raise RuntimeError("the HTTP server ended before it started")
             await asyncio.sleep(0)
-        if self._flush_wait_s is not None:
-            self._stall_responder = StallResponder(own_listener, self._flush_wait_s)
-            self._stall_responder.start()
-        else:
-            own_listener.close()
         return address[0], address[1]
 
     async def stop(self) -> None:
         """Stop listening, let responses in progress finish for at most `DRAIN_S_MAX` seconds, close everything."""
-        if self._stall_responder is not None:
-            self._stall_responder.stop()
-            self._stall_responder = None
         if self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -38,7 +38,7 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Coroutine, Mapping
     from typing import Any
 
     from mansio.api.http.server import HttpServer
@@ -124,7 +124,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
     http = member = None
     if settings.http_address is not None:
-        http = _http_server(settings, view, settings.http_address, broker.flush_wait_s)
+        http = _http_server(settings, view, settings.http_address)
         try:
             http_address = await http.start()
         except OSError as error:
@@ -197,9 +197,7 @@ async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None
         await asyncio.sleep(min(HELD_LINES_INTERVAL_S, manager.heartbeat_interval_s))
 
 
-def _http_server(
-    settings: Settings, view: ServiceStats, address: Address, flush_wait_s: Callable[[], float]
-) -> HttpServer:
+def _http_server(settings: Settings, view: ServiceStats, address: Address) -> HttpServer:
     import asyncio
 
     from mansio.api.http.app import assemble, disk_monitor
@@ -209,7 +207,7 @@ def _http_server(
     from mansio.host.clock import HostClock
 
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
-    return HttpServer(assemble(view, watch, disk_monitor(settings)), *address, flush_wait_s=flush_wait_s)
+    return HttpServer(assemble(view, watch, disk_monitor(settings)), *address)
 
 
 def _tune_garbage_collector() -> None:

@@ -73,8 +73,6 @@ class FlushJob(NamedTuple):
     position: int
     end_offset: int
     closing_count: int
-    size_bytes: int
-    """Bytes of the active segment that are not durable."""
 
     @property
     def file_count(self) -> int:
@@ -320,7 +318,6 @@ class FlushState:
             position=active.size,
             end_offset=active.end_offset,
             closing_count=len(self._closed),
-            size_bytes=active.size - self.position if active is self.segment else active.size,
         )
         self._directory_dirty = self.epochs_dirty = False
         return job

@@ -10,10 +10,6 @@ Invariants:
   failed. Work that found the disk full before anything could be lost (`LogDiskFull`) is repeated at the next
   maintenance interval.
 * An exception in one log's listener never keeps the other logs of a job from being finished.
-* A sync never completes within the request for it.
-
-With a `LoopFlushPolicy` small flushes run on the event loop instead of on the thread, at the end of the iteration in
-which they were requested, as long as the disk is quick; maintenance and everything else stays on the thread.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mansio.ports import Background, Clock, Disk, Scheduler, Timer
-    from mansio.storage.flush.loop_flush import LoopFlushPolicy
     from mansio.storage.log import Log
 
 LOG_FLUSH_INTERVAL_MS = 100
@@ -76,7 +71,6 @@ class GroupCommit:
         sync_all_files_min: int = SYNC_ALL_FILES_MIN,
         clock: Clock | None = None,
         observe_s: Callable[[float], None] | None = None,
-        loop_flushes: LoopFlushPolicy | None = None,
     ) -> None:
         self._disk = disk
         self._clock = clock
@@ -95,17 +89,12 @@ class GroupCommit:
         self._retry: dict[Log, None] = {}
         self._start_offset_waits: dict[Log, list[tuple[int, Callable[[StorageError | None], None]]]] = {}
         self._running = False
-        self._loop_flushes = loop_flushes
-        self._iteration_end_due = False
         self._flush_timer: Timer | None = None
         self._maintenance_timer: Timer | None = None
         self._syncs_before_maintenance = 0
         self._sync_all_trusted = True
         self.syncs = 0
         self.file_system_syncs = 0
-        self.loop_syncs = 0
-        """Those that ran on the event loop."""
-        self._loop_sync_began_s: float | None = None
 
     def register(self, log: Log) -> None:
         """Perform the log's maintenance from now on."""
@@ -145,7 +134,7 @@ class GroupCommit:
             self._dirty[log] = None
             self._delayed.pop(log, None)
             if not self._running:
-                self._start_soon()
+                self._start()
         elif log not in self._dirty:
             self._delayed[log] = None
             if self._flush_timer is None:
@@ -160,7 +149,7 @@ class GroupCommit:
             self._dirty[log] = None
             self._delayed.pop(log, None)
         if self._dirty and not self._running:
-            self._start_soon()
+            self._start()
 
     def request_with_followers(self, log: Log) -> None:
         """A request waits until the log is durable here and on followers: sync it when followers are sent its records
@@ -181,11 +170,6 @@ class GroupCommit:
         """Whether nothing runs and nothing is requested, except what waits for space on the disk."""
         return not (self._running or self._dirty or self._delayed)
 
-    def loop_wait_s(self) -> float:
-        """Seconds for which the event loop has been waiting for a sync, 0 if it does not. From any thread."""
-        began_s = self._loop_sync_began_s
-        return 0.0 if began_s is None or self._clock is None else self._clock.monotonic() - began_s
-
     def close(self) -> None:
         """Cancel the timers and start the last sync. Close the background worker next, then the logs."""
         for timer in (self._flush_timer, self._maintenance_timer):
@@ -205,27 +189,10 @@ class GroupCommit:
         self._dirty.update(self._delayed)
         self._delayed.clear()
         if not self._running:
-            self._start_soon()
-
-    def _start_soon(self) -> None:
-        """Start a sync: at the end of this iteration of the loop if it may run there, otherwise at once."""
-        policy = self._loop_flushes
-        if policy is None or self._scheduler is None or self._maintenance_now or policy.is_paused():
             self._start()
-        elif not self._iteration_end_due:
-            self._iteration_end_due = True
-            self._scheduler.call_soon(self._iteration_ends)
 
-    def _iteration_ends(self) -> None:
-        self._iteration_end_due = False
-        if (
-            not self._running and self._scheduler is not None
-        ):  # otherwise closed, or a job covers the requests
-            self._start(on_loop=not self._maintenance_now)
-
-    def _start(self, *, on_loop: bool = False) -> None:
-        """Begin the next job: a sync if any log is dirty, else maintenance if that is due. It is passed to the thread,
-        or, `on_loop`, executed here if the policy allows it.
+    def _start(self) -> None:
+        """Pass the next job to the thread: a sync if any log is dirty, else maintenance if that is due.
 
         Maintenance comes first when a request waits for it, or when enough syncs have preceded it.
         """
@@ -244,31 +211,12 @@ class GroupCommit:
         if jobs:
             self._running = True
             self._syncs_before_maintenance += bool(self._maintenance_now)
-            policy = self._loop_flushes
-            if on_loop and policy is not None and policy.may_flush([job for _, job in jobs]):
-                self._sync_on_loop(jobs, policy)
-                return
             self._background.submit(
                 lambda: self._timed_sync(jobs), lambda done, error: self._synced(jobs, done, error)
             )
             return
         if self._maintenance_now or (self._scheduler is None and self._maintenance_later):
             self._start_maintenance()
-
-    def _sync_on_loop(self, jobs: Sequence[tuple[Log, FlushJob]], policy: LoopFlushPolicy) -> None:
-        assert self._clock is not None, "a policy needs a clock"
-        self.loop_syncs += 1
-        began_s = self._loop_sync_began_s = self._clock.monotonic()
-        outcomes: Sequence[Outcome] | None = None
-        failed: BaseException | None = None
-        try:
-            outcomes = self._timed_sync(jobs)
-        except Exception as error:  # noqa: BLE001 - as the thread does: a defect fails these logs
-            failed = error
-        finally:
-            self._loop_sync_began_s = None
-        policy.flushed(self._clock.monotonic() - began_s)
-        self._synced(jobs, outcomes, failed)
 
     def _start_maintenance(self) -> bool:
         """Pass the maintenance that is due to the thread, of a bounded number of logs, so that syncs requested
@@ -418,9 +366,7 @@ class GroupCommit:
                 disk_full = isinstance(failed, LogDiskFull)
                 self._plan_maintenance(log, disk_full=disk_full, synced=isinstance(work, FlushJob))
         self._running = False
-        if self._dirty and not self._maintenance_now:
-            self._start_soon()
-        elif self._dirty or self._maintenance_now or (syncs and self._scheduler is None):
+        if self._dirty or self._maintenance_now or (syncs and self._scheduler is None):
             self._start()
         if defect is not None:
             raise defect
