@@ -117,7 +117,7 @@ def _topic_entry(
     if row.name in configs:
         synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
     if not synonyms:
-        value = topic_config.in_force(row.name, {}, {}, replication_factor)
+        value = topic_config.effective_value(row.name, {}, {}, replication_factor)
         return ConfigEntry(row.name, value, Source.DEFAULT, row.kind, False, (), documentation(row))
     return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
 
@@ -131,14 +131,14 @@ def _default_synonyms(row: ConfigKey, layers: BrokerLayers, replication_factor: 
     """The broker's values. None for a setting that Kafka's brokers do not have, unless `topic_defaults` sets it."""
     synonyms: tuple[Synonym, ...] = ()
     if row.broker_name:
-        built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
+        built_in = topic_config.effective_value(row.name, {}, {}, replication_factor)
         synonyms = (Synonym(row.broker_name, built_in, Source.DEFAULT),)
     defaults = layers.static.topic_defaults
     if row.name in defaults:
-        value = topic_config.in_force(row.name, {}, defaults, replication_factor)
+        value = topic_config.effective_value(row.name, {}, defaults, replication_factor)
         synonyms = (Synonym(row.broker_name or row.name, value, Source.STATIC_BROKER), *synonyms)
     for dynamic in reversed(_dynamic_synonyms(row.broker_name, layers)):
-        value = topic_config.in_force(row.name, {}, {row.name: dynamic.value}, replication_factor)
+        value = topic_config.effective_value(row.name, {}, {row.name: dynamic.value}, replication_factor)
         synonyms = (dynamic._replace(value=value), *synonyms)
     return synonyms
 

@@ -183,9 +183,9 @@ KEYS: Final = (
 KEYS_BY_NAME: Final = {row.name: row for row in KEYS}
 
 
-def in_force(name: str, configs: Mapping[str, str]) -> Any:
-    """The effective value of a setting without a broker setting: the override, otherwise the default. An override that
-    this version cannot parse is ignored."""
+def effective_value(name: str, configs: Mapping[str, str]) -> Any:
+    """The effective value of a setting that brokers have no default of: the group's own value, otherwise the built-in
+    default. A value that this version cannot parse is ignored."""
     row = KEYS_BY_NAME[name]
     try:
         return row.parse(configs[name])

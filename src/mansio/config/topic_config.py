@@ -350,7 +350,7 @@ def check_combination(
             f" {replication_factor}: acks=all could never be acknowledged"
         )
     least, most = (
-        int(in_force(name, overrides, defaults or {}, replication_factor))
+        int(effective_value(name, overrides, defaults or {}, replication_factor))
         for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
     )
     if least > most:
@@ -373,7 +373,7 @@ def _default_text(row: ConfigKey, defaults: Mapping[str, str], replication_facto
     return row.default if row.name != "min.insync.replicas" else str(replication_factor // 2 + 1)
 
 
-def in_force(
+def effective_value(
     name: str, overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> str:
     """The text in force: the topic's own, else the broker's topic default, else the built-in default.
@@ -397,7 +397,7 @@ def resolve(
     value: dict[str, Any] = {}
     for name, row in SETTINGS.items():
         try:
-            value[name] = row.parse(in_force(name, overrides, defaults, replication_factor))
+            value[name] = row.parse(effective_value(name, overrides, defaults, replication_factor))
         except ValueError:
             value[name] = row.parse(_default_text(row, {}, replication_factor))
     return TopicSettings(

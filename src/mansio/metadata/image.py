@@ -166,7 +166,7 @@ class MetadataImage:
         return 0 if broker is None else broker.epoch
 
     def may_lead(self, node_id: int) -> bool:
-        """Whether a broker has a session and is neither draining nor fenced."""
+        """Whether a broker has a session, and its registration is active: neither draining nor fenced."""
         registration = self.registrations.get(node_id)
         return node_id in self.brokers and registration is not None and registration.state == ACTIVE
 

@@ -52,7 +52,7 @@ from mansio.broker.services.share import ShareService
 from mansio.broker.services.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
-from mansio.config.share_group_config import LOCK_DURATION, in_force
+from mansio.config.share_group_config import LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import TOPIC as SHARE_STATE_TOPIC
@@ -281,7 +281,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             create_topic=partial(self._create_internal_topic, SHARE_STATE_TOPIC, partitions),
-            lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
+            lock_ms=lambda group: int(effective_value(LOCK_DURATION, overrides(group))),
             boot_id_file=boot_id_file,
             lookup=None
             if cluster_member is None

@@ -1,8 +1,8 @@
 """Replication progress of one partition: what the leader knows of its followers, what a follower knows of its leader.
 
-Pure. Both compute the high watermark: the smallest flushed (fdatasync) end offset over the in-sync set, so that no
-record becomes readable that a power failure or the loss of a broker could remove. A single replica is the smallest case
-of the same rule.
+Pure. The leader computes the high watermark: the smallest flushed (fdatasync) end offset of all in-sync replicas, so
+that no record becomes readable that a power failure or the loss of a broker could remove. A follower uses the leader's
+value, but never more than it has flushed itself. A single replica is the smallest case of the same rule.
 
     committed in-sync set     the set in the metadata store
     pending in-sync set       proposed by this leader to the store, outcome not known yet
@@ -10,7 +10,7 @@ of the same rule.
                               shrink when it is committed
 
 Invariants:
-* `high_watermark` never decreases and never passes the leader's own flushed end.
+* `high_watermark` never passes the flushed end of its replica; it decreases only when a follower truncates its log.
 * The high watermark does not move while a member of either set has not reported its end in this leader epoch, while the
   committed set has fewer than `min_insync_replicas` members, and while `is_session_valid` returns False.
 

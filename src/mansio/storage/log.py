@@ -1133,7 +1133,8 @@ class Log:
 
     @property
     def needs_maintenance(self) -> bool:
-        """Whether files on disk have to follow what is durable by now."""
+        """Whether the checkpoint, indexes or timestamps on disk are older than the durable end of the log, or files of
+        deleted segments are to be removed."""
         return (
             self.failure is None
             and not self.closed

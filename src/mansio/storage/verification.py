@@ -48,7 +48,7 @@ may take seconds."""
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _CRC_FROM: Final = 21  # what the CRC covers begins here
 _CODEC_MASK: Final = 0x07
-_CODECS: Final = 5
+_CODEC_COUNT: Final = 5
 
 
 class CheckTask(NamedTuple):
@@ -259,7 +259,7 @@ class _Check:
                 return position, offset, problem, 0
             if found != crc:
                 return position, offset, f"the CRC-32C of the batch at {position} does not match", 0
-            if attributes & _CODEC_MASK >= _CODECS or not 0 <= count <= delta + 1:
+            if attributes & _CODEC_MASK >= _CODEC_COUNT or not 0 <= count <= delta + 1:
                 return position, offset, f"the batch at {position} is invalid", 0
             if base != offset and not offset < base <= sparse_end:
                 return position, offset, f"offset {base} at {position} instead of {offset}", end - position

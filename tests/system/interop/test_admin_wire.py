@@ -147,23 +147,23 @@ def test_legacy_alter_configs_replaces_all_settings(
 ) -> None:
     topic = make_topic(retention_ms="1000000", max_message_bytes="5000")
 
-    def in_force() -> dict[str, str]:
+    def effective_value() -> dict[str, str]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
         entries = confluent.describe_configs([resource])[resource].result(scaled(10))
         return {name: entry.value for name, entry in entries.items() if not entry.is_default}
 
     changed = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "1000000"})
     confluent.alter_configs([changed], validate_only=True)[changed].result(scaled(10))
-    assert in_force() == {"retention.ms": "1000000", "max.message.bytes": "5000"}
+    assert effective_value() == {"retention.ms": "1000000", "max.message.bytes": "5000"}
     confluent.alter_configs([changed])[changed].result(scaled(10))
-    assert in_force() == {"segment.bytes": "1000000"}
+    assert effective_value() == {"segment.bytes": "1000000"}
     bad = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "many"})
     assert code_of(confluent.alter_configs([bad])[bad]) == KafkaError.INVALID_CONFIG
     missing = ConfigResource(ResourceType.TOPIC, f"no {topic}".replace(" ", "-"), set_config={})
     assert code_of(confluent.alter_configs([missing])[missing]) == KafkaError.UNKNOWN_TOPIC_OR_PART
     broker = ConfigResource(ResourceType.BROKER, "1", set_config={"node.id": "2"})
     assert code_of(confluent.alter_configs([broker])[broker]) == KafkaError.INVALID_CONFIG
-    assert in_force() == {"segment.bytes": "1000000"}
+    assert effective_value() == {"segment.bytes": "1000000"}
 
 
 @pytest.mark.row("A1")

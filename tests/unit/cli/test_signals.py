@@ -54,7 +54,7 @@ def test_first_signal_is_noted_whatever_spark_did_and_is_the_exit_code(
     with pytest.raises(typer.Exit) as ended:
         follow(starting=number)
     assert ended.value.exit_code == code
-    assert capfd.readouterr().err == "mansio: ending in order; once more ends it at once\n" * 2
+    assert capfd.readouterr().err == "mansio: stopping; press Ctrl-C again to stop immediately\n" * 2
 
 
 def test_second_signal_ends_at_once() -> None:

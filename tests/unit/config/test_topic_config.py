@@ -18,7 +18,7 @@ from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 @pytest.mark.parametrize("name", SETTINGS)
 def test_defaults_obey_their_own_rules(name: str) -> None:
     row = SETTINGS[name]
-    text = topic_config.in_force(name, {}, {}, 1)
+    text = topic_config.effective_value(name, {}, {}, 1)
     assert topic_config.TOPIC_CONFIG.normalized(name, text) == (
         text if row.kind is not ConfigType.BOOLEAN else text.lower()
     )

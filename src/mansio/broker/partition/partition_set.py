@@ -286,7 +286,7 @@ class PartitionSet:
                         failed.append((topic, index, result))
                         continue
                     opened = self._opened.setdefault(topic.topic_id, {})
-                    opened[index] = self._partition(topic, index, *result, settings[topic.topic_id])
+                    opened[index] = self._create_partition(topic, index, *result, settings[topic.topic_id])
             if broker_settings is not self._settings:  # changed meanwhile
                 for topic in topics.values():
                     self._apply_settings(self.opened_partitions(topic), self._settings_of(topic))
@@ -343,7 +343,7 @@ class PartitionSet:
         else:
             self.serve(after)
 
-    def _partition(
+    def _create_partition(
         self, topic: Topic, index: int, log: Log, producers: ProducerHook, settings: TopicSettings
     ) -> Partition:
         node_id = self._settings.node_id

@@ -297,8 +297,8 @@ class RetentionHoldHook:
                 self._holds.on_released(one, self._partition.topic, self._partition.index, offset, reason)
 
     def check_deletion(self, before_offset: int) -> None:
-        """Check a request to delete the records below an offset (-1: all committed ones). Raises `PolicyViolation` with
-        the pipeline that still needs some of them."""
+        """Check a request to delete the records below an offset (-1: all committed ones). Raises `PolicyViolation` if a
+        pipeline still needs some of them, or if it is not known yet which pipelines do."""
         partition = self._partition
         floor = self.retention_floor()
         wanted = partition.high_watermark if before_offset == HIGH_WATERMARK else before_offset

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerServices:
-    """Built once, by the node's composition."""
+    """All services of one broker, as the handlers of every protocol use them. Created once, when the broker starts."""
 
     settings: Settings
     clock: Clock

@@ -1,7 +1,8 @@
 """Options of the commands that use an archive, and access to its table.
 
 Invariants:
-* Importing this module imports only typer; the table's libraries are imported when a table is opened.
+* Importing this module imports only typer and the standard library; the table's libraries are imported when a table
+  is opened.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class StopSignals:
             sys.exit(EXIT_CODES[signal.Signals(number)])
         self._received = signal.Signals(number)
         os.write(
-            STANDARD_ERROR, b"mansio: ending in order; once more ends it at once\n"
+            STANDARD_ERROR, b"mansio: stopping; press Ctrl-C again to stop immediately\n"
         )  # print may be interrupted
 
 

@@ -25,7 +25,7 @@ _GOOD: Final = ".".join(map(str, versions.RECOMMENDED_FROM))
 
 
 class EtcdProgram(NamedTuple):
-    """A program that may be started."""
+    """An etcd executable whose version is not refused."""
 
     path: str
     version: str

@@ -190,7 +190,8 @@ def invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 class ValueCheck:
-    """Called with a value: (position, rule, reason) of the most relevant violation, or None if it is valid."""
+    """Call it with a value. Returns (JSON path, violated keyword of the schema or `NOT_JSON`, reason) of the most
+    relevant violation, None if the value is valid."""
 
     def __init__(self, schema: Any) -> None:
         self._validator = validator_for(schema, default=Draft202012Validator)(schema)

@@ -55,13 +55,14 @@ TABLE: Final = "table"
 WAREHOUSE: Final = "warehouse"
 CATALOG: Final = "catalog"
 DATA_LOCATION: Final = "dataLocation"
-START: Final = "tableStart"
+START_OFFSETS: Final = "tableStart"
+"""Offsets at which the query starts, by partition, as text."""
 SOURCE: Final = "tableSource"
 """The options with which a task reads, as JSON."""
 DEAD_LETTERS: Final = "deadLetters"
 """Data location of the table of dead letters; unset: dead letters are not stored."""
 CHECKPOINT: Final = "checkpointLocation"
-REQUIRED_OPTIONS: Final = (TABLE, WAREHOUSE, DATA_LOCATION, START, SOURCE, CHECKPOINT)
+REQUIRED_OPTIONS: Final = (TABLE, WAREHOUSE, DATA_LOCATION, START_OFFSETS, SOURCE, CHECKPOINT)
 
 BATCH_PROPERTY = "streaming.sql.batchId"
 QUERY_PROPERTY = "sql.streaming.queryId"
@@ -140,7 +141,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """On the driver: add the batch to the table, once."""
         checkpoint = self._options[CHECKPOINT.lower()]
-        start = parse_offsets(self._options[START.lower()])
+        start = parse_offsets(self._options[START_OFFSETS.lower()])
         plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
         read: list[TaskRange] = []
         parts: list[WrittenDataFile] = []
@@ -320,7 +321,7 @@ def sink_options(
         WAREHOUSE: warehouse_location(warehouse),  # tasks run on other machines: no relative paths
         **({CATALOG: catalog} if catalog else {}),
         DATA_LOCATION: table.data_location,
-        START: offsets_text(start),
+        START_OFFSETS: offsets_text(start),
         SOURCE: json.dumps(source),
         **({DEAD_LETTERS: dead_letters.data_location} if dead_letters is not None else {}),
     }

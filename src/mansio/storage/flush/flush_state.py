@@ -348,7 +348,8 @@ class FlushState:
         return self.position - self.checkpoint.position
 
     def needs_maintenance(self, start_offset: int, active: Segment | None = None) -> bool:
-        """Whether files on disk have to follow what is durable by now. With `active`, its index counts, too."""
+        """Whether the checkpoint, indexes or timestamps on disk are older than the durable end of the log, or files of
+        deleted segments are to be removed. With `active`, its index counts, too."""
         return (
             (active is not None and active.size != self._index_saved_at)
             or self.checkpoint.durable_end_offset != self.end_offset

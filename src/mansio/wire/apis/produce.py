@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     Topic = tuple[str | None, bytes | None, list[tuple[int, memoryview | None]]]
     TopicResult = tuple[str | None, bytes | None, list["PartitionResult"]]
 
-_FLEXIBLE: Final = 9
-_TOPIC_IDS: Final = 13
+_FLEXIBLE_VERSION_MIN: Final = 9
+_TOPIC_ID_VERSION_MIN: Final = 13
 _AFTER_CORRELATION_ID: Final = 8
 _NO_TAGS: Final = b"\x00\x00\x00"  # of the partition, the topic and the request
 SINGLE_PARTITION_VERSION_MIN: Final = 8
@@ -102,7 +102,7 @@ class ProduceResponse(NamedTuple):
 def decode_request(version: int, frame: memoryview, position: int) -> ProduceRequest:
     """The request whose body starts at `position` of `frame`. Records are views of `frame`. Raises `WireError`."""
     try:
-        read = _decode_flexible_request if version >= _FLEXIBLE else _decode_classic_request
+        read = _decode_flexible_request if version >= _FLEXIBLE_VERSION_MIN else _decode_classic_request
         request, position = read(version, frame, position)
     except DECODE_ERRORS as error:
         raise WireError("not a Produce request") from error
@@ -119,7 +119,9 @@ def _decode_flexible_request(version: int, frame: memoryview, position: int) -> 
     topics: list[Topic] = []
     size = len(frame)
     for _ in range(topic_count):
-        name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=True)
+        name, topic_id, position = read_topic(
+            frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=True
+        )
         count, position = read_compact_count(frame, position, remaining)
         remaining -= count
         partitions: list[tuple[int, memoryview | None]] = []
@@ -176,12 +178,12 @@ def encode_response(
     version: int, correlation_id: int, topics: Sequence[TopicResult], throttle_ms: int = 0
 ) -> bytes:
     """The framed response: length, header, body."""
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     tags = b"\x00" if flexible else b""
     parts = [count(len(topics))]
     for name, topic_id, results in topics:
-        parts.append(pack_topic(name, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS))
+        parts.append(pack_topic(name, topic_id, flexible=flexible, by_id=version >= _TOPIC_ID_VERSION_MIN))
         parts.append(count(len(results)))
         for result in results:
             if version >= 5:
@@ -218,7 +220,7 @@ def encode_request(
     transactional_id: str | None = None,
 ) -> list[Buffer]:
     """The framed request as buffers in order; the batches among them are the caller's objects."""
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     text = pack_compact_string if flexible else pack_string
     tags = b"\x00" if flexible else b""
@@ -226,7 +228,7 @@ def encode_request(
     head += (text(transactional_id), _ACKS.pack(acks, timeout_ms), count(len(topics)))
     pieces: list[Buffer] = []
     for name, topic_id, partitions in topics:
-        head.append(pack_topic(name, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS))
+        head.append(pack_topic(name, topic_id, flexible=flexible, by_id=version >= _TOPIC_ID_VERSION_MIN))
         head.append(count(len(partitions)))
         for index, records in partitions:
             head.append(_INT.pack(index))
@@ -258,13 +260,15 @@ def decode_response(version: int, buffer: Buffer) -> ProduceResponse:
 
 
 def _decode_response(version: int, frame: memoryview, position: int) -> tuple[ProduceResponse, int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     read_length = read_compact_count if flexible else read_count
     topic_count, position = read_length(frame, position, MAX_ENTRIES)
     remaining = MAX_ENTRIES - topic_count
     topics: list[TopicResult] = []
     for _ in range(topic_count):
-        name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=flexible)
+        name, topic_id, position = read_topic(
+            frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=flexible
+        )
         count, position = read_length(frame, position, remaining)
         remaining -= count
         results: list[PartitionResult] = []
@@ -284,7 +288,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Pr
 def _read_result(
     version: int, frame: memoryview, position: int, remaining: int
 ) -> tuple[PartitionResult, int, int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     layout = _RESULT if version >= 5 else _RESULT_WITHOUT_START
     fields = layout.unpack_from(frame, position)
     position += layout.size
@@ -339,7 +343,7 @@ def learn_template(
     if len(partitions) != 1 or (records := partitions[0][1]) is None:
         return None
     version = header.api_version
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     end = len(frame) - len(records) - 4
     if flexible:
         end -= len(unsigned_varint(len(records) + 1)) + len(_NO_TAGS)
@@ -351,7 +355,7 @@ def learn_template(
     response_head = (
         (b"\x00" if flexible else b"")
         + count(1)
-        + pack_topic(topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS)
+        + pack_topic(topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_ID_VERSION_MIN)
         + count(1)
     )
     result_bytes = _RESULT.size if version >= 5 else _RESULT_WITHOUT_START.size
@@ -380,7 +384,7 @@ def match_template(template: ProduceTemplate, frame: memoryview) -> tuple[int, m
     if frame[_AFTER_CORRELATION_ID:end] != template.middle or frame[:4] != template.start:
         return None
     size = len(frame)
-    if template.version < _FLEXIBLE:
+    if template.version < _FLEXIBLE_VERSION_MIN:
         if size < end + 8:
             return None
         index, length = _INT_INT.unpack_from(frame, end)
@@ -451,10 +455,12 @@ class SinglePartitionProduce:
         topic: str,
         topic_id: bytes,
     ) -> None:
-        flexible = version >= _FLEXIBLE
+        flexible = version >= _FLEXIBLE_VERSION_MIN
         count = pack_compact_count if flexible else pack_count
         text = pack_compact_string if flexible else pack_string
-        one_topic = count(1) + pack_topic(topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS)
+        one_topic = count(1) + pack_topic(
+            topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_ID_VERSION_MIN
+        )
         one_partition = one_topic + count(1)
         header = request_header(ApiKey.PRODUCE, version, 0, client_id)
         self._is_flexible = flexible

@@ -124,7 +124,7 @@ class ResolvedRegex(NamedTuple):
 
 
 class ShareMember(NamedTuple):
-    """Kind 10."""
+    """Value of a record of kind 10."""
 
     rack_id: str | None
     client_id: str
@@ -172,7 +172,7 @@ def decode_group_record_key(raw: bytes) -> GroupRecordKey | None:
 
 
 def encode_group_epoch(value: GroupEpoch) -> bytes:
-    """Kind 3."""
+    """Value of a record of kind 3."""
     tagged = {0: integer(value.metadata_hash, 8)} if value.metadata_hash else {}
     return _VERSION + integer(value.epoch, 4) + tags(tagged)
 
@@ -186,7 +186,7 @@ def decode_group_epoch(raw: bytes) -> GroupEpoch:
 
 
 def encode_member(value: MemberMetadata) -> bytes:
-    """Kind 5."""
+    """Value of a record of kind 5."""
     tagged = {} if value.classic is None else {0: _classic(value.classic)}
     return b"".join(
         (
@@ -228,7 +228,7 @@ def decode_member(raw: bytes) -> MemberMetadata:
 
 
 def encode_target_epoch(value: TargetEpoch) -> bytes:
-    """Kinds 6 and 12."""
+    """Value of a record of kind 6 or 12."""
     tagged = {0: integer(value.timestamp_ms, 8)} if value.timestamp_ms else {}
     return _VERSION + integer(value.epoch, 4) + tags(tagged)
 
@@ -242,7 +242,7 @@ def decode_target_epoch(raw: bytes) -> TargetEpoch:
 
 
 def encode_target(partitions: Iterable[TopicPartition]) -> bytes:
-    """Kinds 7 and 13."""
+    """Value of a record of kind 7 or 13."""
     return _VERSION + _partitions(partitions) + NO_TAGS
 
 
@@ -255,7 +255,7 @@ def decode_target(raw: bytes) -> frozenset[TopicPartition]:
 
 
 def encode_current(value: CurrentAssignment) -> bytes:
-    """Kind 8."""
+    """Value of a record of kind 8."""
     return _current(value) + _partitions(value.pending) + NO_TAGS
 
 
@@ -264,7 +264,7 @@ def decode_current(raw: bytes) -> CurrentAssignment:
 
 
 def encode_resolved_regex(value: ResolvedRegex) -> bytes:
-    """Kind 16."""
+    """Value of a record of kind 16."""
     topics = array(text(each) for each in value.topics)
     return _VERSION + topics + integer(value.version, 8) + integer(value.timestamp_ms, 8) + NO_TAGS
 
@@ -281,7 +281,7 @@ def decode_resolved_regex(raw: bytes) -> ResolvedRegex:
 
 
 def encode_share_member(value: ShareMember) -> bytes:
-    """Kind 10."""
+    """Value of a record of kind 10."""
     names = array(text(each) for each in value.topic_names)
     return _VERSION + text(value.rack_id) + text(value.client_id) + text(value.client_host) + names + NO_TAGS
 
@@ -295,7 +295,7 @@ def decode_share_member(raw: bytes) -> ShareMember:
 
 
 def encode_share_group_epoch(value: GroupEpoch) -> bytes:
-    """Kind 11."""
+    """Value of a record of kind 11."""
     return _VERSION + integer(value.epoch, 4) + integer(value.metadata_hash, 8) + NO_TAGS
 
 
@@ -308,7 +308,7 @@ def decode_share_group_epoch(raw: bytes) -> GroupEpoch:
 
 
 def encode_share_current(value: CurrentAssignment) -> bytes:
-    """Kind 14."""
+    """Value of a record of kind 14."""
     return _current(value) + NO_TAGS
 
 
@@ -317,7 +317,7 @@ def decode_share_current(raw: bytes) -> CurrentAssignment:
 
 
 def encode_state_partitions(value: StatePartitions) -> bytes:
-    """Kind 15."""
+    """Value of a record of kind 15."""
     with_partitions = [
         array(
             each.topic_id + text(each.name) + array(integer(index, 4) for index in each.partitions) + NO_TAGS

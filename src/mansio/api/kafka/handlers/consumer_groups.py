@@ -66,7 +66,8 @@ def _owned(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
 async def consumer_group_describe(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Describe each group once, however often it is named: an id has a few bytes, a large group megabytes."""
+    """Describe each group once, even if the request repeats its id: otherwise a small request could cause a response of
+    many megabytes."""
     return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 

@@ -52,7 +52,8 @@ def _entity(entity: Entity) -> list[dict[str, Any]]:
 async def alter_client_quotas(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Set and remove quotas; each entry on its own, durable and effective when answered."""
+    """Set and remove quotas. Each entry succeeds or fails by itself. When answered, a change is durable and effective
+    on this broker; other brokers follow."""
     del context
     alterations = [
         QuotaAlteration(

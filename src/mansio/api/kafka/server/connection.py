@@ -56,7 +56,7 @@ ANSWERS_PER_SEND = 64
 
 
 def is_loopback(host: str) -> bool:
-    """The peer is on this host."""
+    """Whether this is a loopback address, or empty (the address of the peer is unknown)."""
     return host.startswith("127.") or host in ("", "::1")
 
 

@@ -18,7 +18,7 @@ from uuid import UUID
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.services.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
-from mansio.config.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, in_force
+from mansio.config.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, effective_value
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.errors import (
     InvalidTopic,
@@ -107,11 +107,11 @@ class DeadLetterTopics:
 
     def copied(self, group: str) -> bool:
         """Whether dead letters of a group contain the record, or only its position."""
-        return bool(in_force(DEAD_LETTER_COPY, self._overrides(group)) == "true")
+        return bool(effective_value(DEAD_LETTER_COPY, self._overrides(group)) == "true")
 
     def name_of(self, group: str, topic: str) -> str:
         """Name of the dead-letter topic for a topic."""
-        return in_force(DEAD_LETTER_TOPIC, self._overrides(group)) or f"{self._prefix}{topic}"
+        return effective_value(DEAD_LETTER_TOPIC, self._overrides(group)) or f"{self._prefix}{topic}"
 
     async def find(self, group: str, source: Topic, index: int) -> DeadLetterPartition:
         """The target partition for a partition; creates the topic if it does not exist.

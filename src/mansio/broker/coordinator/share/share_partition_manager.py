@@ -34,7 +34,7 @@ from mansio.config.share_group_config import (
     ORDER,
     RENEW,
     duration_ms,
-    in_force,
+    effective_value,
 )
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -379,21 +379,21 @@ def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, 
 def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) -> ShareSettings:
     """The effective settings of the share partitions of a group. `is_dead_letter_topic`: their topic is a dead-letter
     topic, whose records are not dead-lettered."""
-    locks_max = in_force(LOCKS_MAX, configs)
+    locks_max = effective_value(LOCKS_MAX, configs)
     return ShareSettings(
-        lock_ms=in_force(LOCK_DURATION, configs),
-        delivery_limit=in_force(DELIVERY_LIMIT, configs),
+        lock_ms=effective_value(LOCK_DURATION, configs),
+        delivery_limit=effective_value(DELIVERY_LIMIT, configs),
         locks_max=locks_max,
         ranges_max=IN_FLIGHT_RANGES_MAX,
         lease_bound_step=2 * locks_max,
-        ordered=in_force(ORDER, configs) == "partition",
-        renew=in_force(RENEW, configs) == "true",
-        dead_letters=in_force(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
+        ordered=effective_value(ORDER, configs) == "partition",
+        renew=effective_value(RENEW, configs) == "true",
+        dead_letters=effective_value(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
         backoff=Backoff(
-            in_force(BACKOFF, configs),
-            in_force(BACKOFF_MULTIPLIER, configs),
-            in_force(BACKOFF_MAX, configs),
-            in_force(JITTER, configs),
+            effective_value(BACKOFF, configs),
+            effective_value(BACKOFF_MULTIPLIER, configs),
+            effective_value(BACKOFF_MAX, configs),
+            effective_value(JITTER, configs),
         ),
     )
 
@@ -427,7 +427,7 @@ def share_partitions(
 
 def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
     """Start of a group in a partition it has not read (`share.auto.offset.reset`)."""
-    reset: str = in_force(OFFSET_RESET, configs)
+    reset: str = effective_value(OFFSET_RESET, configs)
     if reset == EARLIEST:
         return partition.start_offset
     end = partition.high_watermark

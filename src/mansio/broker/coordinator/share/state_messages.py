@@ -110,7 +110,7 @@ def encode_request(
     """The framed request, with correlation id 0."""
     group = state_requests[0].key.group
     topics = (
-        state_request.key.topic_id + array((_partition(api_key, group, state_request),)) + NO_TAGS
+        state_request.key.topic_id + array((_encode_partition(api_key, group, state_request),)) + NO_TAGS
         for state_request in state_requests
     )
     body = b"".join(
@@ -138,7 +138,7 @@ def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, lis
         return known, [state_request for state_requests in found for state_request in state_requests]
 
 
-def _partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
+def _encode_partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
     key, fields = state_request.key, {}
     if key.group != group:
         fields[_GROUP] = text(key.group)
