@@ -1,4 +1,4 @@
-"""Every request that only brokers send, forged: sent by whoever holds a socket, in the name of any broker and epoch.
+"""Every request that only brokers send, forged: sent on an ordinary connection, in the name of any broker and epoch.
 
 `INTER_BROKER` is computed from the table of APIs and the schemas of their requests; `FORGERIES` has a forgery for each.
 """

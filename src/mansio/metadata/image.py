@@ -22,7 +22,16 @@ from urllib.parse import unquote
 
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compacted, Compare, Event, Keys, Put, new_uuid, new_writer_id
+from mansio.metadata.metadata_store import (
+    Compacted,
+    Compare,
+    Delete,
+    Event,
+    Keys,
+    Put,
+    new_uuid,
+    new_writer_id,
+)
 from mansio.metadata.model import (
     ACTIVE,
     LIVE,
@@ -41,7 +50,7 @@ from mansio.metadata.model import (
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from uuid import UUID
 
     from mansio.metadata.metadata_store import Listing, MetadataStore
@@ -410,6 +419,29 @@ class MetadataImage:
         if before is not None and after is not None and before.topic_id != after.topic_id:
             return [TopicChange(before, None), TopicChange(None, after)]
         return [TopicChange(before, after)] if before is not None or after is not None else []
+
+
+async def write_overrides(
+    store: MetadataStore,
+    state: MetadataImage,
+    key: str,
+    revision: int,
+    configs: Mapping[str, str],
+    *,
+    scheduler: Scheduler,
+    random: Random,
+) -> bool:
+    """Replace the settings stored under `key`, or delete them if there are none, unless they changed after `revision`
+    (0: there were none). True: it is done, and `state` contains it; False: they changed. Raises `StorageError`."""
+    guard = [Compare(key, mod_revision=revision)]
+    if configs:
+        writer = new_writer_id(random)
+        put = Put(key, metadata_store.encode({"configs": configs}, writer))
+        done = await metadata_store.transact_resolving_ambiguity(store, guard, [put], writer)
+    else:
+        done = await store.transact(guard, [Delete(key)])
+    await state.wait_for_revision(done.revision, scheduler)
+    return done.succeeded
 
 
 async def create_cluster_secret(store: MetadataStore, keys: Keys, random: Random) -> None:

@@ -99,7 +99,7 @@ class _QueuedAppend:
             content = memoryview(records)[HEADER_BYTES:]
             self.job_bytes_max = decompressed_bytes(_codec(records), content, output_bytes_max)
         self.queued_bytes = 0
-        """What it takes of the bounds of the queue."""
+        """Bytes by which it counts towards the bounds of the queue."""
         self.urgent = urgent
         self.client = client
         self.on_appended = on_appended
@@ -285,7 +285,8 @@ def _codec(records: Buffer) -> int:
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
-    """False for what is too short to be a batch; `Partition.append` rejects it."""
+    """Whether the batch has another codec. False for bytes that are too short to be a batch, which `Partition.append`
+    rejects."""
     return len(records) >= HEADER_BYTES and _codec(records) != codec
 
 

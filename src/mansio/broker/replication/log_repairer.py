@@ -1,6 +1,6 @@
 """Log repairer: replaces damaged batches of this broker's replicas by those of another replica.
 
-Damage is reported by `StorageHealth`, whoever found it: a reader, a follower or the scrubber. The partitions are
+Damage that a reader, a follower or the scrubber finds is reported by `StorageHealth`. The partitions are
 repaired one after the other, segment by segment, on leaders and followers alike: the batches are read from an in-sync
 replica, the leader first, with a Fetch that is marked as a read for repair. What is damaged in the active segment is
 repaired after a segment roll. A replica neither leaves the in-sync set nor is it truncated meanwhile: it still has
@@ -12,7 +12,7 @@ changes, and otherwise after a pause that grows, up to a minute if nothing was w
 wrote a copy. A copy is written only if another replica has the first range that is missing, and if there is space.
 
 Invariants:
-* A batch is taken over only if its CRC matches, its offsets continue those before it, and its leader epoch is the one
+* A batch is copied only if its CRC matches, its offsets continue those before it, and its leader epoch is the one
   that this log has for its offset: a batch is determined by its offset and epoch.
 * Segments in which compaction may have left gaps are not repaired: see `mansio.storage.repair`.
 * Damaged records below the start of the log are left out of the copy: no replica has them any more.

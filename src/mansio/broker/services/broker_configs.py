@@ -17,8 +17,7 @@ from mansio.config.broker_config import BROKER_CONFIG, BrokerLayers
 from mansio.config.config_entries import broker_entries, default_broker_entries
 from mansio.errors import ConcurrentChange, InvalidConfig, InvalidRequest
 from mansio.logs import fields
-from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.image import write_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,13 +151,12 @@ class BrokerConfigManager:
             )
 
     async def _write(self, name: str, revision: int, configs: Mapping[str, str]) -> bool:
-        key = self._state.keys.broker_config(name)
-        guard = [Compare(key, mod_revision=revision)]
-        if configs:
-            writer = new_writer_id(self._random)
-            put = Put(key, metadata_store.encode({"configs": configs}, writer))
-            done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
-        else:
-            done = await self._store.transact(guard, [Delete(key)])
-        await self._state.wait_for_revision(done.revision, self._scheduler)
-        return done.succeeded
+        return await write_overrides(
+            self._store,
+            self._state,
+            self._state.keys.broker_config(name),
+            revision,
+            configs,
+            scheduler=self._scheduler,
+            random=self._random,
+        )

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     Forgotten = tuple[str | None, bytes | None, list[int]]
     TopicData = tuple[str | None, bytes | None, list["FetchedPartition"]]
 
-_FLEXIBLE: Final = 12
-_TOPIC_IDS: Final = 13
+_FLEXIBLE_VERSION_MIN: Final = 12
+_TOPIC_ID_VERSION_MIN: Final = 13
 _REPLICA_STATE: Final = 15
 _REPLICA_STATE_TAG: Final = 1
 _REPAIR_TAG: Final = 10_000
@@ -143,7 +143,7 @@ def decode_request(version: int, frame: memoryview, position: int) -> FetchReque
 
 
 def _decode_request(version: int, frame: memoryview, position: int) -> tuple[FetchRequest, int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     replica_id, session_id, session_epoch, replica_epoch = -1, 0, -1, -1
     if version < _REPLICA_STATE:
         (replica_id,) = _INT.unpack_from(frame, position)
@@ -192,14 +192,16 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
 
 def _read_topics(version: int, frame: memoryview, position: int) -> tuple[list[Topic], int, int]:
     """(topics, position after them, number of entries the message may still have)."""
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     layout = _PARTITION_LAYOUTS[version]
     read_length = read_compact_count if flexible else read_count
     topic_count, position = read_length(frame, position, MAX_ENTRIES)
     remaining = MAX_ENTRIES - topic_count
     topics: list[Topic] = []
     for _ in range(topic_count):
-        name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=flexible)
+        name, topic_id, position = read_topic(
+            frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=flexible
+        )
         count, position = read_length(frame, position, remaining)
         remaining -= count
         partitions: list[FetchPartition] = []
@@ -231,13 +233,15 @@ def _older_partition(version: int, fields: tuple[int, ...]) -> FetchPartition:
 def _read_forgotten(
     version: int, frame: memoryview, position: int, remaining: int
 ) -> tuple[list[Forgotten], int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     read_length = read_compact_count if flexible else read_count
     topic_count, position = read_length(frame, position, remaining)
     remaining -= topic_count
     forgotten: list[Forgotten] = []
     for _ in range(topic_count):
-        name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=flexible)
+        name, topic_id, position = read_topic(
+            frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=flexible
+        )
         count, position = read_length(frame, position, remaining)
         remaining -= count
         end = position + 4 * count
@@ -292,8 +296,8 @@ def encode_request(
     for_repair: bool = False,
 ) -> bytes:
     """The framed request: length, header, body. Fields that this version lacks are dropped."""
-    flexible = version >= _FLEXIBLE
-    by_id = version >= _TOPIC_IDS
+    flexible = version >= _FLEXIBLE_VERSION_MIN
+    by_id = version >= _TOPIC_ID_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     tags = b"\x00" if flexible else b""
     parts = [request_header(ApiKey.FETCH, version, correlation_id, client_id)]
@@ -379,8 +383,8 @@ def encode_response(
 
     Partitions with `records_bytes` 0 have no buffer of their own. The first buffer starts with the frame length.
     """
-    flexible = version >= _FLEXIBLE
-    by_id = version >= _TOPIC_IDS
+    flexible = version >= _FLEXIBLE_VERSION_MIN
+    by_id = version >= _TOPIC_ID_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     head = [_INT.pack(throttle_ms)]
     if version >= 7:
@@ -415,7 +419,7 @@ def _pack_partition(version: int, partition: FetchedPartition, count: Callable[[
     index, error_code, high_watermark, last_stable, log_start, aborted, preferred, records_bytes = partition[
         :8
     ]
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     if version >= 11 and aborted is None:  # nearly every response: one pack call
         layout, null = (_FETCHED_NO_ABORTED, 0) if flexible else (_FETCHED_NO_ABORTED_CLASSIC, -1)
         start = layout.pack(index, error_code, high_watermark, last_stable, log_start, null, preferred)
@@ -451,7 +455,7 @@ def decode_response(version: int, buffer: Buffer) -> FetchResponse:
 
 
 def _decode_response(version: int, frame: memoryview, position: int) -> tuple[FetchResponse, int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     read_length = read_compact_count if flexible else read_count
     (throttle_ms,) = _INT.unpack_from(frame, position)
     position += 4
@@ -463,7 +467,9 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Fe
     remaining = MAX_ENTRIES - topic_count
     topics: list[TopicData] = []
     for _ in range(topic_count):
-        name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=flexible)
+        name, topic_id, position = read_topic(
+            frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=flexible
+        )
         count, position = read_length(frame, position, remaining)
         remaining -= count
         partitions: list[FetchedPartition] = []
@@ -481,7 +487,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Fe
 def _read_fetched(
     version: int, frame: memoryview, position: int, remaining: int
 ) -> tuple[FetchedPartition, int, int]:
-    flexible = version >= _FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     layout = _FETCHED if version >= 5 else _FETCHED_WITHOUT_START
     fields = layout.unpack_from(frame, position)
     if version < 5:

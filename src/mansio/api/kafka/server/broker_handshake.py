@@ -1,8 +1,8 @@
 """ChallengeBroker (20103) and AuthenticateBroker (20104): a broker of the cluster authenticates its connection.
 
 Behavior: see `state.broker_handshake`. A connection has at most one challenge, which one proof uses up, and one
-identity in its life. Whoever fails gets CLUSTER_AUTHORIZATION_FAILED (a broker with another epoch than the registered
-one STALE_BROKER_EPOCH), and the connection is closed: there is one guess per connection.
+identity in its life. A failed handshake is answered with CLUSTER_AUTHORIZATION_FAILED (for a broker with another
+epoch than the registered one with STALE_BROKER_EPOCH), and the connection is closed: there is one guess per connection.
 
 Both are answered in order and without waiting, so that the request behind a handshake finds its outcome.
 """

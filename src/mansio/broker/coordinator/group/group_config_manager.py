@@ -16,8 +16,7 @@ from mansio.config import group_config
 from mansio.config.config_entries import group_entries
 from mansio.errors import ConcurrentChange, PolicyViolation
 from mansio.logs import fields
-from mansio.metadata import metadata_store
-from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.image import write_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,13 +98,12 @@ class GroupConfigManager:
         }
 
     async def _write(self, group_id: str, revision: int, configs: Mapping[str, str]) -> bool:
-        key = self._state.keys.group_config(group_id)
-        guard = [Compare(key, mod_revision=revision)]
-        if configs:
-            writer = new_writer_id(self._random)
-            put = Put(key, metadata_store.encode({"configs": configs}, writer))
-            done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
-        else:
-            done = await self._store.transact(guard, [Delete(key)])
-        await self._state.wait_for_revision(done.revision, self._scheduler)
-        return done.succeeded
+        return await write_overrides(
+            self._store,
+            self._state,
+            self._state.keys.group_config(group_id),
+            revision,
+            configs,
+            scheduler=self._scheduler,
+            random=self._random,
+        )

@@ -408,14 +408,14 @@ def share_partitions(
 ) -> SharePartitionManager:
     """Share partitions of one broker. `overrides`: settings of a group."""
 
-    def in_force_for(group: str, partition: Partition) -> ShareSettings:
+    def effective_settings(group: str, partition: Partition) -> ShareSettings:
         is_dead_letter_topic = partition.settings.is_dead_letter_topic
         return share_settings(overrides(group), is_dead_letter_topic=is_dead_letter_topic)
 
     return SharePartitionManager(
         find=partitions.find,
         persister=persister,
-        settings=in_force_for,
+        settings=effective_settings,
         first_offset=lambda group, partition: first_offset(overrides(group), partition, host_ports.clock),
         clock=host_ports.clock,
         scheduler=host_ports.scheduler,
