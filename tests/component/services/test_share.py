@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,7 @@ from mansio.errors import (
     InvalidGroupId,
     InvalidRecordState,
     InvalidRequest,
+    StorageError,
     UnknownTopicId,
 )
 from mansio.state.share_partition.types import ACCEPT, RELEASE, RENEW, AcknowledgementBatch
@@ -144,3 +146,21 @@ def test_duplicate_partitions_are_rejected() -> None:
     check_unique([part, PartitionAcknowledgements(bytes(16), 1, [])])
     with pytest.raises(InvalidRequest):
         check_unique([part, part])
+
+
+def test_unreadable_sector_that_a_receive_meets_is_reported_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(room: Room) -> None:
+        await receive(room, max_wait_ms=200)  # a new group starts at the end of the log
+        await room.write(5)
+
+        def read_range(*_: object) -> None:
+            raise StorageError("cannot read the segment") from OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(type(room.partition.log), "read_range", read_range)
+        received, _ = await receive(room)
+        assert isinstance(received[room.partition.topic_id.bytes, 0].error, StorageError)
+        assert room.partition.storage_health.damaged
+
+    run(check, tmp_path)

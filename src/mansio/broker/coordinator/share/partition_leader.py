@@ -28,11 +28,11 @@ from mansio.broker.coordinator.share.write_combiner import WriteCombiner, combin
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    CorruptLog,
     DamagedRange,
     MansioError,
     NotCoordinator,
     NotLeaderOrFollower,
+    StorageError,
     VerificationPending,
 )
 from mansio.logs import fields
@@ -392,7 +392,7 @@ class SharePartitionLeader:
         """The parts of these ranges that fit, each to the end of its last batch, and their slices.
 
         Damaged batches, the third value, are reported and passed over: their records stay available, for after a
-        repair. Raises `CorruptLog` if the limits of the damage are not known."""
+        repair. Raises `StorageError` if the limits of the damage are not known and nothing was read before it."""
         partition = self.partition
         damage: list[DamagedRange] = []
         read: list[tuple[int, int]] = []
@@ -403,13 +403,13 @@ class SharePartitionLeader:
                 try:
                     part = partition.log.read_range(start, last, space, limit) if space > 0 else None
                 except DamagedRange as error:
-                    partition.storage_health.corrupt(partition.topic, partition.index, start, error)
+                    partition.report_damage(start, error)
                     damage.append(error)
                     next_offset = error.end_offset
                     continue
-                except (CorruptLog, VerificationPending) as error:
-                    if isinstance(error, CorruptLog):
-                        partition.storage_health.corrupt(partition.topic, partition.index, start, error)
+                except (StorageError, VerificationPending) as error:
+                    if isinstance(error, StorageError):
+                        partition.report_damage(start, error)
                     if read:
                         return read, slices, damage
                     raise
