@@ -96,7 +96,7 @@ def test_healthy_directory_is_clean_and_all_of_it_was_read(data: Path) -> None:
     assert diagnosis.clean
     assert list(diagnosis.each_finding()) == []
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
-    assert (report.start_offset, report.end_offset, report.batches) == (0, RECORDS, RECORDS)
+    assert (report.start_offset, report.end_offset, report.batch_count) == (0, RECORDS, RECORDS)
     assert sum(read) >= total[0] == sum(one.log.size_bytes for one in diagnosis.partitions)
 
 
@@ -160,7 +160,7 @@ def test_flipped_bit_in_any_byte_of_a_batch_header_is_found_where_it_is(data: Pa
     assert [(one.severity, one.path) for one in found] == [(DAMAGE, str(segment))] * len(found)
     assert {(one.first_offset, one.end_offset) for one in found} == {(offset, offset + 1)}
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
-    assert report.batches >= RECORDS - 1
+    assert report.batch_count >= RECORDS - 1
     assert report.end_offset == RECORDS
 
 
@@ -266,7 +266,7 @@ def test_offsets_that_compaction_took_are_not_missed_and_damage_in_what_is_left_
     diagnosis = diagnose(data)
     assert [finding for finding in worst(diagnosis) if finding.severity is DAMAGE] == []
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
-    assert (report.end_offset, report.batches < RECORDS) == (RECORDS, True)
+    assert (report.end_offset, report.batch_count < RECORDS) == (RECORDS, True)
     segment = next(path for path in segments_of(data) if path.stat().st_size)
     flip(segment, batches(segment)[0][0] + HEADER_BYTES + 9)
     assert [finding.path for finding in worst(diagnose(data)) if finding.severity is DAMAGE] == [str(segment)]

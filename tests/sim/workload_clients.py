@@ -55,12 +55,12 @@ def check_durable(world: World, leader: SimulatedBroker, partition: Partition, o
     min.insync.replicas says: of a topic that is there. Of one that is being deleted they may have let go already."""
     if not _is_live(world, leader, partition):
         return
-    epoch = partition.log.leader_epochs.epoch_at(offset)
+    epoch = partition.log.leader_epochs.epoch_for_offset(offset)
     having = {
         broker.node_id
         for broker in world.lives
         for one in copies(world, partition.topic_id, partition.index, (broker,))
-        if one.log.durable_end_offset > offset and one.log.leader_epochs.epoch_at(offset) == epoch
+        if one.log.durable_end_offset > offset and one.log.leader_epochs.epoch_for_offset(offset) == epoch
     }
     needed = {leader.node_id, *_in_sync(world, leader, partition)}
     if not needed <= having or len(having) < partition.settings.min_insync_replicas:

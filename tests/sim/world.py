@@ -342,7 +342,7 @@ class World:
                     continue
                 best = max(
                     workload_clients.copies(self, topic.topic_id, index),
-                    key=lambda copy: (copy.log.leader_epochs.last, copy.end_offset),
+                    key=lambda copy: (copy.log.leader_epochs.latest_epoch, copy.end_offset),
                 )
                 self.tell("operator elects", topic.name, index, best.broker_id)
                 self.network.count("unclean elections")

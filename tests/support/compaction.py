@@ -87,9 +87,9 @@ def finish(run: CompactionRun, work: Callable[[], object]) -> Callable[[], objec
 
 def run_to_end(run: CompactionRun) -> CompactionOutcome:
     """All of it."""
-    while run.end is None:
+    while run.outcome is None:
         assert one_piece(run)
-    return run.end
+    return run.outcome
 
 
 def compact(log: Log, disk: Disk, **more: Any) -> CompactionRun | None:

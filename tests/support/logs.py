@@ -120,7 +120,7 @@ def check_contents(log: Log, expected: Sequence[bytes], *, thorough: bool = True
         assert start == end
     for stored in inside:
         header = read_header(stored)
-        assert log.leader_epochs.epoch_at(max(start, header.base_offset)) == header.leader_epoch
+        assert log.leader_epochs.epoch_for_offset(max(start, header.base_offset)) == header.leader_epoch
     if thorough:
         check_reads(log, inside)
         check_times(log, inside)

@@ -86,7 +86,7 @@ class StateRoom:
         self.store, self.persister = self.state.store, self.state.persister
         if self.disk.exists("data/s-0"):
             self._open()
-        truncated = [partition.index for partition in self.partitions if partition.log.epoch_due]
+        truncated = [partition.index for partition in self.partitions if partition.log.needs_new_epoch]
         self.run(self.state.start(self.partitions, truncated))
 
     async def _create(self) -> list[Partition]:

@@ -115,7 +115,7 @@ class BrokerRuntime:
             log_flush_interval_ms=settings.log_flush_interval_ms,
             log_flush_offset_checkpoint_interval_ms=settings.log_flush_offset_checkpoint_interval_ms,
             clock=host_ports.clock,
-            observe_s=self.statistics.sync.observe,
+            observe_sync_s=self.statistics.sync.observe,
         )
         self.partitions = PartitionSet(
             settings=settings,
@@ -481,7 +481,7 @@ class BrokerRuntime:
             [(partition.topic, partition.index) for partition in truncated_partitions]
         )
         for partition in truncated_partitions:
-            partition.log.epoch_started()
+            partition.log.record_new_epoch()
 
     def _role_changed(self, partition: Partition) -> None:
         """In a cluster: the role of a partition on this broker changed."""
@@ -525,9 +525,9 @@ class BrokerRuntime:
         drain."""
         wait_ms, clock = self.settings.shutdown_drain_ms, self.host_ports.clock
         for partition in self.partitions:
-            self.group_commit.request(partition.log, urgent=True)
+            self.group_commit.request_flush(partition.log, urgent=True)
         end = clock.monotonic() + wait_ms / 1000
-        while not self.group_commit.idle:
+        while not self.group_commit.is_idle:
             if clock.monotonic() >= end:
                 known = fields(waited_ms=wait_ms)
                 logger.error("final_sync_timed_out", extra=known)

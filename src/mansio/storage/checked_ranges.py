@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mansio.errors import StorageError
 
 RANGES_MAX: Final = 32
-END_MAX: Final = (1 << 63) - 1
+OPEN_RANGE_END: Final = (1 << 63) - 1
 """End position and end offset of a range that grows with the active segment."""
 
 
@@ -45,9 +45,9 @@ class CheckedRanges:
         self._offsets = [each.offset for each in self.ranges]
 
     @classmethod
-    def appended_from(cls, position: int, offset: int) -> CheckedRanges:
+    def for_active_segment(cls, position: int, offset: int) -> CheckedRanges:
         """Of an active segment to which this process appends from `position`, where `offset` is next."""
-        return cls([CheckedRange(position, END_MAX, offset, END_MAX)])
+        return cls([CheckedRange(position, OPEN_RANGE_END, offset, OPEN_RANGE_END)])
 
     def find(self, offset: int) -> CheckedRange | None:
         """The range that contains `offset`; None if its batch is not checked."""
@@ -56,19 +56,19 @@ class CheckedRanges:
             return found
         return None
 
-    def before(self, offset: int) -> CheckedRange | None:
+    def range_before(self, offset: int) -> CheckedRange | None:
         """The last range that ends at or below `offset`."""
         at = bisect_right(self._offsets, offset) - 1
         if at >= 0 and self.ranges[at].end_offset > offset:
             at -= 1
         return self.ranges[at] if at >= 0 else None
 
-    def after(self, offset: int) -> CheckedRange | None:
+    def range_after(self, offset: int) -> CheckedRange | None:
         """The first range that begins at or above `offset`."""
         at = bisect_right(self._offsets, offset - 1)
         return self.ranges[at] if at < len(self.ranges) else None
 
-    def damaged(self) -> list[CheckedRange]:
+    def damaged_ranges(self) -> list[CheckedRange]:
         """The damaged ranges."""
         return [each for each in self.ranges if each.damage]
 
@@ -123,7 +123,7 @@ def _bytes_of(one: CheckedRange) -> int:
     return one.end_position - one.position
 
 
-def damaged_error(path: str, found: CheckedRange) -> DamagedRange:
+def damaged_range_error(path: str, found: CheckedRange) -> DamagedRange:
     """The error for a reader of a damaged range."""
     last = found.end_offset - 1
     error = DamagedRange(f"{path}: offsets {found.offset} to {last} are damaged: {found.damage}")

@@ -23,14 +23,14 @@ CHECKPOINT_VERSION = 1
 CHECKPOINT_NAME = "checkpoint"
 SLOT_DISTANCE_BYTES = 4096  # further apart than any sector: one torn write cannot reach both
 _SLOT = struct.Struct(">8sHHQqqQq")  # magic, version, flags, sequence, durable end, segment, position, start
-_EPOCH_DUE = 1
+_NEEDS_NEW_EPOCH = 1
 _CRC = struct.Struct(">I")
 
 
 class Checkpoint(NamedTuple):
     """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`.
 
-    `epoch_due`: a recovery truncated the log, or was about to, and no leader epoch was started since.
+    `needs_new_epoch`: a recovery truncated the log, or was about to, and no leader epoch was started since.
     """
 
     sequence: int
@@ -38,14 +38,14 @@ class Checkpoint(NamedTuple):
     segment_base: int
     position: int
     start_offset: int
-    epoch_due: bool = False
+    needs_new_epoch: bool = False
 
     def encode(self) -> bytes:
         """One slot (docs/FILE_FORMAT.md)."""
         body = _SLOT.pack(
             CHECKPOINT_MAGIC,
             CHECKPOINT_VERSION,
-            _EPOCH_DUE if self.epoch_due else 0,
+            _NEEDS_NEW_EPOCH if self.needs_new_epoch else 0,
             self.sequence,
             self.durable_end_offset,
             self.segment_base,
@@ -65,7 +65,7 @@ def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     return max((slot for slot in slots if slot is not None), default=None)
 
 
-def intact_slots(data: bytes) -> tuple[bool, bool]:
+def are_slots_intact(data: bytes) -> tuple[bool, bool]:
     """Whether the first and the second slot of a checkpoint file can be read."""
     return _decode(data, 0) is not None, _decode(data, SLOT_DISTANCE_BYTES) is not None
 
@@ -105,4 +105,4 @@ def _decode(data: bytes, at: int) -> Checkpoint | None:
     magic, version, flags, sequence, end, segment, position, start = _SLOT.unpack_from(data, at)
     if magic != CHECKPOINT_MAGIC or version != CHECKPOINT_VERSION:
         return None
-    return Checkpoint(sequence, end, segment, position, start, bool(flags & _EPOCH_DUE))
+    return Checkpoint(sequence, end, segment, position, start, bool(flags & _NEEDS_NEW_EPOCH))

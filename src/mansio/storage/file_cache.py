@@ -94,7 +94,7 @@ class FileCache:
             segment.max_timestamp_ms = self.index(segment).max_timestamp_ms
         return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP
 
-    def forget(self, segment: Segment) -> None:
+    def evict(self, segment: Segment) -> None:
         """Evict a segment that is about to be removed, or that has changed."""
         self._files.pop(segment, None)
         index = self._indexes.pop(segment, None)

@@ -28,7 +28,7 @@ INDEX_VERSION = 1
 _SUMMARY = struct.Struct(
     ">qqqIII"
 )  # base offset, end offset, max timestamp, covered bytes, interval, entries
-_SWAP = sys.byteorder == "little"
+_NEEDS_BYTE_SWAP = sys.byteorder == "little"
 
 
 class SparseIndex:
@@ -38,9 +38,9 @@ class SparseIndex:
         "_offsets",
         "_positions",
         "_timestamps",
-        "due_position",
         "interval_bytes",
         "max_timestamp_ms",
+        "next_entry_position",
     )
 
     def __init__(self, interval_bytes: int) -> None:
@@ -48,7 +48,7 @@ class SparseIndex:
         self._positions = array("I")
         self._timestamps = array("q")
         self.interval_bytes = interval_bytes
-        self.due_position = 0
+        self.next_entry_position = 0
         self.max_timestamp_ms = NO_TIMESTAMP
 
     def __len__(self) -> int:
@@ -56,13 +56,13 @@ class SparseIndex:
 
     def add(self, relative_offset: int, position: int, max_timestamp_ms: int) -> None:
         """Add a batch, in file order. `max_timestamp_ms` is the batch's own."""
-        if position >= self.due_position:
+        if position >= self.next_entry_position:
             self._offsets.append(relative_offset)
             self._positions.append(position)
             self._timestamps.append(self.max_timestamp_ms)
             if len(self._offsets) > ENTRIES_MAX:
                 self._thin_out()
-            self.due_position = position + self.interval_bytes
+            self.next_entry_position = position + self.interval_bytes
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms = max_timestamp_ms
 
@@ -72,17 +72,17 @@ class SparseIndex:
         self._timestamps = self._timestamps[::2]
         self.interval_bytes *= 2
 
-    def floor_offset(self, relative_offset: int) -> int:
+    def position_before_offset(self, relative_offset: int) -> int:
         """Position of the last indexed batch that begins at or below the offset (0 if there is none)."""
         at = bisect_right(self._offsets, relative_offset)
         return self._positions[at - 1] if at else 0
 
-    def floor_position(self, position: int) -> tuple[int, int]:
+    def entry_before_position(self, position: int) -> tuple[int, int]:
         """The last indexed batch at or below `position`: (its relative offset, its position)."""
         at = bisect_right(self._positions, position)
         return (self._offsets[at - 1], self._positions[at - 1]) if at else (0, 0)
 
-    def floor_timestamp(self, timestamp_ms: int) -> int:
+    def position_before_timestamp(self, timestamp_ms: int) -> int:
         """A position before which every timestamp is below `timestamp_ms`: where a search for it starts."""
         at = bisect_left(self._timestamps, timestamp_ms)
         return self._positions[at - 1] if at else 0
@@ -107,13 +107,13 @@ class SparseIndex:
             INDEX_MAGIC, INDEX_VERSION, summary + b"".join(_big_endian(column) for column in columns)
         )
 
-    def frozen(self) -> SparseIndex:
+    def copy(self) -> SparseIndex:
         """A copy that further appends do not change, to be encoded on another thread."""
         copy = SparseIndex(self.interval_bytes)
         copy._offsets = self._offsets[:]
         copy._positions = self._positions[:]
         copy._timestamps = self._timestamps[:]
-        copy.due_position = self.due_position
+        copy.next_entry_position = self.next_entry_position
         copy.max_timestamp_ms = self.max_timestamp_ms
         return copy
 
@@ -148,12 +148,12 @@ def load_index(disk: Disk, path: str, base_offset: int) -> LoadedIndex | None:
     index._positions = _native("I", columns[4 * count : 8 * count])
     index._timestamps = _native("q", columns[8 * count :])
     index.max_timestamp_ms = max_timestamp_ms
-    index.due_position = index._positions[-1] + interval if count else 0
+    index.next_entry_position = index._positions[-1] + interval if count else 0
     return LoadedIndex(index, end_offset, covered_bytes)
 
 
 def _big_endian(column: array[int]) -> bytes:
-    if not _SWAP:
+    if not _NEEDS_BYTE_SWAP:
         return column.tobytes()
     copy = column[:]
     copy.byteswap()
@@ -163,6 +163,6 @@ def _big_endian(column: array[int]) -> bytes:
 def _native(kind: str, data: memoryview) -> array[int]:
     column = array(kind)
     column.frombytes(data)
-    if _SWAP:
+    if _NEEDS_BYTE_SWAP:
         column.byteswap()
     return column

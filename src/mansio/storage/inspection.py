@@ -21,7 +21,7 @@ from mansio.storage.checkpoint import (
     CHECKPOINT_NAME,
     SLOT_DISTANCE_BYTES,
     Checkpoint,
-    intact_slots,
+    are_slots_intact,
     load_checkpoint,
     write_checkpoint,
 )
@@ -37,7 +37,7 @@ from mansio.storage.segment import (
     OFFSET_END_MAX,
     Segment,
     base_offset_of,
-    only_zeros,
+    contains_only_zeros,
 )
 from mansio.storage.segment_timestamps import (
     TIMESTAMPS_NAME,
@@ -100,13 +100,13 @@ class LogReport:
 
     directory: str
     findings: list[Finding] = field(default_factory=list)
-    findings_left_out: int = 0
+    omitted_finding_count: int = 0
     start_offset: int = 0
     end_offset: int = 0
     size_bytes: int = 0
-    segments: int = 0
-    batches: int = 0
-    damaged_offsets: int = 0
+    segment_count: int = 0
+    batch_count: int = 0
+    damaged_offset_count: int = 0
     bad_ranges: list[BadRange] = field(default_factory=list)
     other_names: list[str] = field(default_factory=list)
     """Files that are no part of a log, including those of the broker (producer snapshots)."""
@@ -114,7 +114,7 @@ class LogReport:
     has_rebuilds: bool = False
     """Whether a `rebuild` finding was not repaired."""
 
-    def mark(self, start: int, end: int, *, torn: bool = False) -> None:
+    def add_bad_range(self, start: int, end: int, *, torn: bool = False) -> None:
         """Record a bad range, for the map of the log; adjacent ranges are merged."""
         ranges = self.bad_ranges
         full = len(ranges) >= BAD_RANGES_MAX
@@ -127,16 +127,16 @@ class LogReport:
         """Keep a finding, or count it."""
         if finding.severity is Severity.DAMAGE:
             self.has_damage = True
-            self.damaged_offsets += max(finding.end_offset - finding.first_offset, 0)
+            self.damaged_offset_count += max(finding.end_offset - finding.first_offset, 0)
         elif finding.severity is Severity.REBUILD and not finding.repaired:
             self.has_rebuilds = True
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
         else:
-            self.findings_left_out += 1
+            self.omitted_finding_count += 1
 
 
-def records_text(first_offset: int, end_offset: int) -> str:
+def describe_records(first_offset: int, end_offset: int) -> str:
     """ "record 7" or "records 7 to 9"."""
     last = end_offset - 1
     return f"record {first_offset}" if last <= first_offset else f"records {first_offset} to {last}"
@@ -157,7 +157,7 @@ def inspect_log(
     return Inspection(disk, directory, repair, index_interval_bytes, on_bytes).run()
 
 
-def log_bytes(disk: Disk, directory: str) -> int:
+def log_size_bytes(disk: Disk, directory: str) -> int:
     """Bytes of all segments in `directory`: what an inspection reads."""
     names = [name for name in disk.list_directory(directory) if base_offset_of(name) is not None]
     return sum(disk.open_readonly(f"{directory}/{name}").size() for name in names)
@@ -186,12 +186,12 @@ class Inspection:
         self.sparse_end_offset = 0
         """Below it offsets may be missing: removed by compaction, or by a trim into a batch that was truncated."""
         self.timestamps: list[SegmentTimestamp] = []
-        self.expected = 0
-        self.read_before = 0
-        self.torn = False
+        self.expected_offset = 0
+        self.preceding_bytes = 0
+        self.is_tail_torn = False
 
     def run(self) -> LogReport:
-        segments = self._list()
+        segments = self._list_segments()
         self._check_checkpoint()
         self._check_compaction()
         self.epochs = load_leader_epochs(self.disk, self._path(EPOCHS_NAME))
@@ -199,12 +199,12 @@ class Inspection:
             self._check_beginning(segments[0])
         for number, segment in enumerate(segments):
             following = segments[number + 1].base_offset if number + 1 < len(segments) else None
-            if self.torn:
-                self.note_torn(segment.path, 0, segment.size)
+            if self.is_tail_torn:
+                self.report_torn_tail(segment.path, 0, segment.size)
             else:
                 self._check_segment(segment, following)
-            self.read_before += segment.size
-        self.report.end_offset = self.expected
+            self.preceding_bytes += segment.size
+        self.report.end_offset = self.expected_offset
         self._check_end(segments)
         self._check_epochs()
         self._check_timestamps()
@@ -219,7 +219,7 @@ class Inspection:
 
     # The small files
 
-    def _list(self) -> list[Segment]:
+    def _list_segments(self) -> list[Segment]:
         segments = []
         indexes = []
         for name in self.disk.list_directory(self.directory):
@@ -230,7 +230,7 @@ class Inspection:
             elif name.endswith(INDEX_SUFFIX):
                 indexes.append(name)
             elif name.endswith(TEMPORARY_SUFFIX):
-                self._leftover(name, "an unfinished file")
+                self._report_leftover(name, "an unfinished file")
             elif parse_quarantine_name(name) is not None:
                 self._check_quarantined(name)
             elif name not in (CHECKPOINT_NAME, EPOCHS_NAME, TIMESTAMPS_NAME, COMPACTION_NAME):
@@ -239,8 +239,8 @@ class Inspection:
         known = {f"{segment.base_offset:0{OFFSET_DIGITS}d}{INDEX_SUFFIX}" for segment in segments}
         for name in indexes:
             if name not in known:
-                self._leftover(name, "an index without a segment")
-        self.report.segments = len(segments)
+                self._report_leftover(name, "an index without a segment")
+        self.report.segment_count = len(segments)
         self.report.size_bytes = sum(segment.size for segment in segments)
         return segments
 
@@ -256,7 +256,7 @@ class Inspection:
             first_offset=found.first_offset,
         )
 
-    def _leftover(self, name: str, what: str) -> None:
+    def _report_leftover(self, name: str, what: str) -> None:
         """Report a file that is not removed here: the next start does that, and knows which ones it still needs."""
         self._add(Severity.NOTE, self._path(name), what, "the next start removes it")
 
@@ -273,7 +273,7 @@ class Inspection:
             return
         self.report.start_offset = self.sparse_end_offset = found.start_offset
         data = self.disk.read_file(path)
-        if not all(intact_slots(data)):
+        if not all(are_slots_intact(data)):
             other = SLOT_DISTANCE_BYTES * (1 - found.sequence % 2)
             repaired = ""
             if self.repair:
@@ -307,20 +307,20 @@ class Inspection:
 
     def _check_beginning(self, first: Segment) -> None:
         start = self.checkpoint.start_offset if self.checkpoint is not None else first.base_offset
-        self.expected = first.base_offset
+        self.expected_offset = first.base_offset
         if first.base_offset > start:
             self._add(
                 Severity.DAMAGE,
                 first.path,
                 f"the first segment begins at offset {first.base_offset}, the log at {start}",
-                f"{records_text(start, first.base_offset)} are gone, and the partition is not opened",
+                f"{describe_records(start, first.base_offset)} are gone, and the partition is not opened",
                 first_offset=start,
                 end_offset=first.base_offset,
             )
 
     def _check_end(self, segments: list[Segment]) -> None:
         checkpoint = self.checkpoint
-        if checkpoint is None or self.expected >= checkpoint.durable_end_offset:
+        if checkpoint is None or self.expected_offset >= checkpoint.durable_end_offset:
             return
         if segments and checkpoint.durable_end_offset == checkpoint.start_offset:
             return  # trimmed into a batch that was then truncated: nothing of it was left
@@ -328,9 +328,10 @@ class Inspection:
         self._add(
             Severity.DAMAGE,
             path,
-            f"the log ends at offset {self.expected}, {checkpoint.durable_end_offset} was durable",
-            f"{records_text(self.expected, checkpoint.durable_end_offset)} are gone, and the partition is not opened",
-            first_offset=self.expected,
+            f"the log ends at offset {self.expected_offset}, {checkpoint.durable_end_offset} was durable",
+            f"{describe_records(self.expected_offset, checkpoint.durable_end_offset)} are lost, and a broker does not "
+            "open the partition",
+            first_offset=self.expected_offset,
             end_offset=checkpoint.durable_end_offset,
         )
 
@@ -385,8 +386,8 @@ class Inspection:
     # Segments
 
     def _check_segment(self, segment: Segment, following: int | None) -> None:
-        if segment.base_offset != self.expected:
-            self._gap_between(segment)
+        if segment.base_offset != self.expected_offset:
+            self._check_gap(segment)
         segment_inspection = _SegmentInspection(self, segment, following)
         for scanned in scan(
             self.disk.open_readonly(segment.path),
@@ -396,27 +397,27 @@ class Inspection:
             self.on_bytes,
         ):
             if scanned.header is not None:
-                segment_inspection.intact(scanned.position, scanned.header)
-            elif not segment_inspection.damaged_range(scanned):
+                segment_inspection.check_batch(scanned.position, scanned.header)
+            elif not segment_inspection.record_damaged_range(scanned):
                 break
         segment_inspection.finish()
-        self.expected = segment_inspection.end_offset
+        self.expected_offset = segment_inspection.end_offset
 
-    def _gap_between(self, segment: Segment) -> None:
-        if segment.base_offset > self.expected:
+    def _check_gap(self, segment: Segment) -> None:
+        if segment.base_offset > self.expected_offset:
             self._add(
                 Severity.DAMAGE,
                 segment.path,
-                f"the segment before it ends at offset {self.expected}",
-                f"{records_text(self.expected, segment.base_offset)} are gone",
-                first_offset=self.expected,
+                f"the segment before it ends at offset {self.expected_offset}",
+                f"{describe_records(self.expected_offset, segment.base_offset)} are gone",
+                first_offset=self.expected_offset,
                 end_offset=segment.base_offset,
             )
         elif self.sparse_end_offset < segment.base_offset:
             self._add(
                 Severity.DAMAGE,
                 segment.path,
-                f"it begins below offset {self.expected}, where the segment before it ends",
+                f"it begins below offset {self.expected_offset}, where the segment before it ends",
                 "which of the two a reader gets is undefined",
             )
 
@@ -429,10 +430,10 @@ class Inspection:
             return segment.base_offset < checkpoint.durable_end_offset
         return position < checkpoint.position
 
-    def note_torn(self, path: str, position: int, size: int) -> None:
-        self.mark(position, size, torn=True)
+    def report_torn_tail(self, path: str, position: int, size: int) -> None:
+        self.add_bad_range(position, size, torn=True)
         found = find_batches([FileRange(self.disk.open_readonly(path), position, size)])
-        kept = bool(found.batches) or not found.searched
+        kept = bool(found.batch_count) or not found.is_complete
         self._add(
             Severity.DAMAGE if kept else Severity.NOTE,
             path,
@@ -444,20 +445,20 @@ class Inspection:
             if kept
             else "they were not known to be durable; the next start truncates them",
             position=position,
-            first_offset=self.expected,
+            first_offset=self.expected_offset,
         )
 
-    def mark(self, start: int, end: int, *, torn: bool = False) -> None:
+    def add_bad_range(self, start: int, end: int, *, torn: bool = False) -> None:
         """Record a bad range of the current segment, for the map of the log."""
-        self.report.mark(self.read_before + start, self.read_before + end, torn=torn)
+        self.report.add_bad_range(self.preceding_bytes + start, self.preceding_bytes + end, torn=torn)
 
 
 def _describe(found: FoundBatches) -> str:
-    if not found.batches:
-        return "no complete batch" if found.searched else "too much to search for complete batches"
-    count = f"{found.batches} complete {'batch' if found.batches == 1 else 'batches'}"
-    records = records_text(found.first_offset, found.last_offset + 1)
-    return f"{count if found.searched else f'at least {count}'}, {records}"
+    if not found.batch_count:
+        return "no complete batch" if found.is_complete else "too much to search for complete batches"
+    count = f"{found.batch_count} complete {'batch' if found.batch_count == 1 else 'batches'}"
+    records = describe_records(found.first_offset, found.last_offset + 1)
+    return f"{count if found.is_complete else f'at least {count}'}, {records}"
 
 
 class _SegmentInspection:
@@ -470,26 +471,26 @@ class _SegmentInspection:
     def __init__(self, inspection: Inspection, segment: Segment, following: int | None) -> None:
         self.inspection = inspection
         self.segment = segment
-        self.following = following
+        self.next_base_offset = following
         self.end_offset = segment.base_offset
         self.index = SparseIndex(inspection.index_interval_bytes)
         self.loaded: LoadedIndex | None = load_index(inspection.disk, segment.index_path, segment.base_offset)
         self.entries = iter(self.loaded.index.entries()) if self.loaded is not None else iter(())
         self.entry = next(self.entries, None)
         self.index_wrong = ""
-        self.damaged = False
+        self.has_damage = False
         self.pending: tuple[ScannedRange, int] | None = None
         """A damaged range and its first offset; its last offset is known when the next intact batch is found."""
 
-    def intact(self, position: int, header: BatchHeader) -> None:
+    def check_batch(self, position: int, header: BatchHeader) -> None:
         """Check offset, leader epoch and index entry of a batch with a valid CRC."""
         inspection, segment = self.inspection, self.segment
-        inspection.report.batches += 1
+        inspection.report.batch_count += 1
         if self.pending is not None:
             self._end_pending(header.base_offset)
         expected = self.end_offset
         base = header.base_offset
-        limit = self.following if self.following is not None else OFFSET_END_MAX
+        limit = self.next_base_offset if self.next_base_offset is not None else OFFSET_END_MAX
         count = header.last_offset_delta + 1
         if base < expected or base >= limit or (base > expected and base > inspection.sparse_end_offset):
             self._out_of_order(position, header)
@@ -502,14 +503,14 @@ class _SegmentInspection:
     def _out_of_order(self, position: int, header: BatchHeader) -> None:
         inspection = self.inspection
         end = self.end_offset + header.last_offset_delta + 1
-        self.damaged = True
-        inspection.mark(position, position + header.size)
+        self.has_damage = True
+        inspection.add_bad_range(position, position + header.size)
         inspection.report.add(
             Finding(
                 Severity.DAMAGE,
                 self.segment.path,
                 f"the batch at {position} has offset {header.base_offset} where {self.end_offset} is expected",
-                f"readers get {records_text(self.end_offset, end)} under wrong offsets, or miss them",
+                f"readers get {describe_records(self.end_offset, end)} under wrong offsets, or miss them",
                 self.end_offset,
                 end,
                 position,
@@ -519,8 +520,11 @@ class _SegmentInspection:
     def _check_epoch(self, position: int, offset: int, header: BatchHeader) -> None:
         """`offset` is the expected base offset; compaction may have removed the end of an epoch before it."""
         inspection = self.inspection
-        known = inspection.epochs.epoch_at(offset) if inspection.epochs is not None else -1
-        wrong = known not in (header.leader_epoch, -1) or header.leader_epoch < inspection.found_epochs.last
+        known = inspection.epochs.epoch_for_offset(offset) if inspection.epochs is not None else -1
+        wrong = (
+            known not in (header.leader_epoch, -1)
+            or header.leader_epoch < inspection.found_epochs.latest_epoch
+        )
         if not wrong:
             inspection.found_epochs.assign(header.leader_epoch, self.end_offset)
             return
@@ -531,9 +535,9 @@ class _SegmentInspection:
                 Severity.DAMAGE,
                 self.segment.path,
                 f"the batch at {position} has leader epoch {header.leader_epoch}, expected "
-                f"{known if known >= 0 else inspection.found_epochs.last}",
-                f"consumers of {records_text(offset, offset + header.last_offset_delta + 1)} may get the error that "
-                "their log was truncated; the records are intact",
+                f"{known if known >= 0 else inspection.found_epochs.latest_epoch}",
+                f"consumers of {describe_records(offset, offset + header.last_offset_delta + 1)} may get an error "
+                "that reports a truncated log; the records are intact",
                 offset,
                 offset + header.last_offset_delta + 1,
                 position,
@@ -545,35 +549,37 @@ class _SegmentInspection:
         entry = self.entry
         if entry is not None and entry[1] == position:
             expected = (base - self.segment.base_offset, position, self.index.max_timestamp_ms)
-            if entry != expected and not self.damaged:
+            if entry != expected and not self.has_damage:
                 self.index_wrong = self.index_wrong or f"its entry for position {position} is wrong"
             self.entry = next(self.entries, None)
         elif entry is not None and entry[1] < position:
-            if not self.damaged:
+            if not self.has_damage:
                 self.index_wrong = self.index_wrong or f"it names position {entry[1]}, where no batch begins"
             while self.entry is not None and self.entry[1] < position + header.size:
                 self.entry = next(self.entries, None)
 
-    def damaged_range(self, scanned: ScannedRange) -> bool:
+    def record_damaged_range(self, scanned: ScannedRange) -> bool:
         """Record bytes that are no intact batch. False if the segment ends before them."""
         inspection, segment = self.inspection, self.segment
         if self.pending is not None:
             self._end_pending(self.end_offset)
-        last = self.following is None
+        last = self.next_base_offset is None
         if not inspection.is_durable(segment, scanned.position) and (
             last or inspection.checkpoint is not None
         ):
-            if only_zeros(inspection.disk.open_readonly(segment.path), scanned.position, segment.size):
+            if contains_only_zeros(
+                inspection.disk.open_readonly(segment.path), scanned.position, segment.size
+            ):
                 segment.size = scanned.position
                 return False
-            inspection.expected = self.end_offset
-            inspection.torn = True
-            inspection.note_torn(segment.path, scanned.position, segment.size)
+            inspection.expected_offset = self.end_offset
+            inspection.is_tail_torn = True
+            inspection.report_torn_tail(segment.path, scanned.position, segment.size)
             return False
-        self.damaged = True
-        inspection.mark(scanned.position, scanned.position + scanned.length)
+        self.has_damage = True
+        inspection.add_bad_range(scanned.position, scanned.position + scanned.length)
         self.pending = (scanned, self.end_offset)
-        self.index.due_position = scanned.position  # so that the first batch after it is indexed
+        self.index.next_entry_position = scanned.position  # so that the first batch after it is indexed
         return True
 
     def _end_pending(self, next_offset: int) -> None:
@@ -593,7 +599,7 @@ class _SegmentInspection:
                 Severity.DAMAGE,
                 self.segment.path,
                 f"{scanned.length} bytes at {scanned.position}: {scanned.problem}",
-                f"{records_text(first, end)} cannot be read, {reachable}",
+                f"{describe_records(first, end)} cannot be read, {reachable}",
                 first,
                 max(end, first + 1),
                 scanned.position,
@@ -606,21 +612,22 @@ class _SegmentInspection:
         if self.pending is not None:
             checkpoint = inspection.checkpoint
             durable_end = checkpoint.durable_end_offset if checkpoint is not None else self.end_offset
-            self._end_pending(self.following if self.following is not None else durable_end)
-        if self.following is not None and self.end_offset < self.following and not inspection.torn:
+            self._end_pending(self.next_base_offset if self.next_base_offset is not None else durable_end)
+        next_base = self.next_base_offset
+        if next_base is not None and self.end_offset < next_base and not inspection.is_tail_torn:
             recorded = self._recorded_end()
-            if recorded is not None and self.end_offset <= recorded < self.following:
-                self.end_offset = recorded  # from there on other segments are missing
-                self._short_of(self.following)
-            elif self.following <= inspection.sparse_end_offset:
-                self.end_offset = self.following  # compaction removed its last records
+            if recorded is not None and self.end_offset <= recorded < next_base:
+                self.end_offset = recorded  # the segments that followed it are missing
+                self._report_missing_end(next_base)
+            elif next_base <= inspection.sparse_end_offset:
+                self.end_offset = next_base  # compaction removed its last records
             elif inspection.is_durable(self.segment, self.segment.size):
-                self._short_of(self.following)
+                self._report_missing_end(next_base)
         self._check_index()
         inspection.timestamps.append(
             SegmentTimestamp(self.segment.base_offset, self.segment.size, self.index.max_timestamp_ms)
         )
-        if self.following is None:
+        if self.next_base_offset is None:
             inspection.timestamps.pop()
 
     def _recorded_end(self) -> int | None:
@@ -628,39 +635,41 @@ class _SegmentInspection:
         loaded = self.loaded
         return loaded.end_offset if loaded is not None and loaded.covered_bytes == self.segment.size else None
 
-    def _short_of(self, following: int) -> None:
+    def _report_missing_end(self, following: int) -> None:
         self.inspection.report.add(
             Finding(
                 Severity.DAMAGE,
                 self.segment.path,
                 f"it ends at offset {self.end_offset}, the next one begins at {following}",
-                f"{records_text(self.end_offset, following)} are gone",
+                f"{describe_records(self.end_offset, following)} are gone",
                 self.end_offset,
                 following,
                 self.segment.size,
             )
         )
-        self.inspection.mark(max(self.segment.size - 1, 0), self.segment.size)
-        self.damaged = True
+        self.inspection.add_bad_range(max(self.segment.size - 1, 0), self.segment.size)
+        self.has_damage = True
         self.end_offset = following
 
     def _check_index(self) -> None:
         inspection, segment = self.inspection, self.segment
         disk, path = inspection.disk, segment.index_path
-        closed = self.following is not None
+        closed = self.next_base_offset is not None
         if not disk.exists(path):
             if closed and segment.size:
                 self._index_finding("missing", "readers rebuild it each time")
             return
         if self.loaded is None:
             self._index_finding("damaged", "readers rebuild it each time")
-        elif closed and not self.damaged and self.loaded.covered_bytes != segment.size:
+        elif closed and not self.has_damage and self.loaded.covered_bytes != segment.size:
             self._index_finding(
                 f"covers {self.loaded.covered_bytes} bytes of a segment of {segment.size}",
                 "readers rebuild it each time",
             )
         elif self.index_wrong or (
-            closed and not self.damaged and self.loaded.index.max_timestamp_ms != self.index.max_timestamp_ms
+            closed
+            and not self.has_damage
+            and self.loaded.index.max_timestamp_ms != self.index.max_timestamp_ms
         ):
             self._index_finding(
                 self.index_wrong or "its largest timestamp is wrong",
@@ -671,8 +680,8 @@ class _SegmentInspection:
         inspection, segment = self.inspection, self.segment
         repaired = ""
         if inspection.repair:
-            if self.following is not None:
-                data = self.index.encode(segment.base_offset, self.following, segment.size)
+            if self.next_base_offset is not None:
+                data = self.index.encode(segment.base_offset, self.next_base_offset, segment.size)
                 write_checksummed(inspection.disk, segment.index_path, data, durable=True)
                 repaired = "rebuilt from the segment"
             else:  # the active segment's index is a snapshot, which the next start does not need

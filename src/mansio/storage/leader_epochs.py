@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 EPOCHS_NAME = "epochs"
 EPOCHS_MAGIC = b"MANSIOEP"
 EPOCHS_VERSION = 1
-UNDEFINED = (-1, -1)
+UNDEFINED_EPOCH_AND_OFFSET = (-1, -1)
 _ENTRY = struct.Struct(">iq")
 
 
 class LeaderEpochCache:
-    """The leader epochs of one log. `last` is the newest epoch, -1 when there is none yet."""
+    """The leader epochs of one log. `latest_epoch` is the newest epoch, -1 when there is none yet."""
 
-    __slots__ = ("_epochs", "_starts", "last")
+    __slots__ = ("_epochs", "_starts", "latest_epoch")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
-        self.last = -1
+        self.latest_epoch = -1
         for epoch, start in entries:
             self.assign(epoch, start)
 
@@ -45,17 +45,17 @@ class LeaderEpochCache:
 
     def assign(self, epoch: int, start_offset: int) -> bool:
         """Record that `epoch` starts at `start_offset`. False for older or equal epochs, which change nothing."""
-        if epoch <= self.last:
+        if epoch <= self.latest_epoch:
             return False
         while self._starts and self._starts[-1] >= start_offset:
             self._starts.pop()
             self._epochs.pop()
         self._epochs.append(epoch)
         self._starts.append(start_offset)
-        self.last = epoch
+        self.latest_epoch = epoch
         return True
 
-    def epoch_at(self, offset: int) -> int:
+    def epoch_for_offset(self, offset: int) -> int:
         """The epoch that wrote `offset`; -1 if it is below the first entry."""
         found = -1
         for epoch, start in zip(self._epochs, self._starts, strict=True):
@@ -70,16 +70,16 @@ class LeaderEpochCache:
         (-1, -1) if the cache is empty or the requested epoch is newer than all. For an epoch older than all the result
         is that epoch and the first start offset: it wrote nothing that this log has.
         """
-        if epoch < 0 or epoch > self.last or not self._epochs:
-            return UNDEFINED
-        if epoch == self.last:
+        if epoch < 0 or epoch > self.latest_epoch or not self._epochs:
+            return UNDEFINED_EPOCH_AND_OFFSET
+        if epoch == self.latest_epoch:
             return epoch, log_end_offset
         found = epoch
         for known, start in zip(self._epochs, self._starts, strict=True):
             if known > epoch:
                 return found, start
             found = known
-        return UNDEFINED
+        return UNDEFINED_EPOCH_AND_OFFSET
 
     def truncate_to(self, end_offset: int) -> bool:
         """Remove the epochs that begin at or above the new end. True if there were any."""
@@ -87,7 +87,7 @@ class LeaderEpochCache:
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
             self._epochs.pop()
-        self.last = self._epochs[-1] if self._epochs else -1
+        self.latest_epoch = self._epochs[-1] if self._epochs else -1
         return len(self._epochs) != before
 
     def trim_to(self, start_offset: int) -> None:

@@ -41,8 +41,7 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.ports import DISK_FULL_ERRNOS
 from mansio.storage import timestamp_search
-from mansio.storage.checked_ranges import END_MAX as POSITION_MAX
-from mansio.storage.checked_ranges import CheckedRange, CheckedRanges, damaged_error
+from mansio.storage.checked_ranges import OPEN_RANGE_END, CheckedRange, CheckedRanges, damaged_range_error
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
@@ -73,7 +72,7 @@ if TYPE_CHECKING:
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush.flush_state import MaintenanceJob
-    from mansio.storage.recovery.recovery import Recovered
+    from mansio.storage.recovery.recovery import RecoveredLog
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
@@ -92,13 +91,13 @@ CHECK_BATCHES_MAX = 128
 LARGE_BATCH_BYTES_MIN = 1 << 20
 """A batch of this size is verified on another thread only."""
 
-_UNKNOWN_AGE = -math.inf
+_ROLL_TIME_UNKNOWN = -math.inf
 """Roll time of the active segment of a log that was just opened: the first append determines it."""
 
 _PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: what the broker fills in
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
-_NO_FILE_OPENED = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
+_NO_FILE_OPENED_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
 
 logger = logging.getLogger(__name__)
 
@@ -108,14 +107,19 @@ def _no_listener(_: object) -> None:
 
 
 class Log:
-    """Created by `Log.open`.
+    """The log of one partition. `Log.open` creates it.
 
-    `on_durable(durable_end_offset)` is called after each sync that moved it; `on_failure(error)` once, when the log
-    fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`; `on_check_due(segment, offset)`
-    when batches from `offset` on should be verified on another thread (without it, readers verify everything
-    themselves); `on_damage(segment, range)` for each damaged range that is found. `recovery` is the result of
-    opening. `busy` counts the prepared syncs and maintenance jobs that have not finished. With `repair_pending` readers
-    of a damaged range get `VerificationPending`; while `repairing` a repaired segment is being swapped in.
+    The log calls these listeners:
+    * `on_durable(durable_end_offset)` after each sync that moved the durable end offset,
+    * `on_failure(error)` once, when the log fails,
+    * `on_maintenance_due()` when `prepare_maintenance` may return a job,
+    * `on_check_due(segment, offset)` when batches from `offset` on should be verified on another thread; without this
+      listener the reading thread verifies all batches,
+    * `on_damage(segment, range)` for each damaged range that is found.
+
+    `recovery` is the result of opening the log. `unfinished_job_count` counts the flush and maintenance jobs that were
+    prepared and have not finished. While `repair_pending` is set, readers of a damaged range get
+    `VerificationPending`; while `repairing` is set, a repaired segment is replacing the damaged one.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Log:
         directory: str,
         settings: LogSettings,
         files: FileCache,
-        recovery: Recovered,
+        recovery: RecoveredLog,
     ) -> None:
         self.directory = directory
         self.settings = settings
@@ -141,7 +145,7 @@ class Log:
         self.on_maintenance_due: Callable[[], object] | None = None
         self.on_check_due: Callable[[Segment, int], object] | None = None
         self.on_damage: Callable[[Segment, CheckedRange], object] | None = None
-        self.busy = 0
+        self.unfinished_job_count = 0
         self.maintenance_running = False
         self.repair_pending = False
         self.repairing = False
@@ -152,7 +156,7 @@ class Log:
         self._active = self._segments.active
         self._active.end_offset = recovery.end_offset
         self._prefix = bytearray(_PREFIX.size)
-        self._roll_at = _UNKNOWN_AGE
+        self._roll_at = _ROLL_TIME_UNKNOWN
         self._preallocation = Preallocation(self._active.size)
         self._read_positions: dict[int, tuple[Segment, int]] = {}
         self._flush_state = FlushState(directory, recovery)
@@ -184,7 +188,7 @@ class Log:
         except OSError as error:
             raise StorageError(f"cannot open the log {directory}: {error}") from error
         log = cls(disk, clock, directory, settings, files or FileCache(disk), recovered)
-        if leader_epoch > log.leader_epochs.last:
+        if leader_epoch > log.leader_epochs.latest_epoch:
             log.assign_leader_epoch(leader_epoch)
         return log
 
@@ -224,13 +228,13 @@ class Log:
             self._flush_state.epochs_dirty = True
 
     @property
-    def epoch_due(self) -> bool:
+    def needs_new_epoch(self) -> bool:
         """Whether a recovery, this one or an earlier one, truncated the log and no leader epoch was started since."""
-        return self._flush_state.epoch_due
+        return self._flush_state.needs_new_epoch
 
-    def epoch_started(self) -> None:
-        """Clear `epoch_due`: the following records carry a leader epoch of their own, and its start is recorded."""
-        self._flush_state.epoch_due = False
+    def record_new_epoch(self) -> None:
+        """Clear `needs_new_epoch`: the leader uses a new epoch for the following records."""
+        self._flush_state.needs_new_epoch = False
         if self.on_maintenance_due is not None and self.needs_maintenance:
             self.on_maintenance_due()
 
@@ -255,7 +259,7 @@ class Log:
         if (
             self.failure is not None
             or position + size > self._preallocation.writable_bytes
-            or leader_epoch != self.leader_epochs.last
+            or leader_epoch != self.leader_epochs.latest_epoch
             or self._clock.monotonic() >= self._roll_at
             or self.end_offset - active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
@@ -276,7 +280,7 @@ class Log:
         except OSError as error:
             raise self._append_failed(error, position) from error
         index = active.index
-        if position >= index.due_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
+        if position >= index.next_entry_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
             index.add(base_offset - active.base_offset, position, timestamp)  # type: ignore[union-attr]  # the same
         active.size = position + size
         self.end_offset = active.end_offset = base_offset + header.last_offset_delta + 1
@@ -285,11 +289,11 @@ class Log:
     def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> Segment:
         """Slow path of an append: refuse, start an epoch, roll or preallocate. Returns the segment to write to."""
         self._check_writable()
-        if self._roll_at == _UNKNOWN_AGE:
+        if self._roll_at == _ROLL_TIME_UNKNOWN:
             self._roll_at = self._clock.monotonic() - self._active_age_s() + self.settings.segment_ms / 1000
-        if leader_epoch < self.leader_epochs.last:
+        if leader_epoch < self.leader_epochs.latest_epoch:
             raise FencedLeaderEpoch(
-                f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.last}"
+                f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.latest_epoch}"
             )
         now = self._clock.monotonic()
         if self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX:
@@ -371,7 +375,7 @@ class Log:
             self._preallocation.release(self._active)
             segment.file = self._disk.open(segment.path, create=True)
         except OSError as error:
-            if error.errno in _NO_FILE_OPENED:
+            if error.errno in _NO_FILE_OPENED_ERRNOS:
                 raise StorageError(f"{message}: {error}") from error
             raise self.fail(error, message) from error
         try:
@@ -381,10 +385,10 @@ class Log:
             raise self.fail(error, message) from error
         segment.index = SparseIndex(self.settings.index_interval_bytes)
         closing = self._active
-        self._flush_state.segment_closed(closing)
+        self._flush_state.record_closed_segment(closing)
         self._segments.add(segment)
         self._active = segment
-        self._preallocation.begin(0)
+        self._preallocation.switch_segment(0)
         self._roll_at = now + self.settings.segment_ms / 1000
         if closing.end_offset <= self.start_offset:
             self._drop_trimmed()
@@ -399,21 +403,22 @@ class Log:
     # A batch is appended whole, checked and in order, or not at all; an epoch starts here no later than on the leader.
 
     def append_as_follower(
-        self, records: memoryview, headers: Sequence[BatchHeader], *, gaps_below: int
+        self, records: memoryview, headers: Sequence[BatchHeader], *, sparse_end_offset: int
     ) -> int:
         """Append the leader's batches in `records`, each checked by `check_stored_batch`; returns how many were
         appended.
 
-        Nothing is durable yet. Batches that go into one segment without a gap are written with one system call.
-        `gaps_below`: below this offset the leader's log may have gaps. Raises `CorruptMessage` for a batch out of
-        order, `FencedLeaderEpoch` for one of an older epoch, `ConcurrentChange` while compaction holds the log, and
-        `StorageError` as `append` does; `end_offset` shows what was appended before.
+        The batches are not durable on return. Contiguous batches of one segment are written with one system call.
+        `sparse_end_offset`: below this offset the leader's log may have gaps between batches. Raises `CorruptMessage`
+        for a batch out of order, `FencedLeaderEpoch` for a batch of an older epoch, `ConcurrentChange` while a
+        compaction swaps segments of this log, and `StorageError` as `append` does. After an error `end_offset` shows
+        which batches were appended.
         """
         done = position = 0
         while done < len(headers):
             count, size = self._contiguous_run(headers, done)
             run = headers if count == len(headers) else headers[done : done + count]
-            self._append_run(records[position : position + size], run, gaps_below)
+            self._append_run(records[position : position + size], run, sparse_end_offset)
             done += count
             position += size
         return done
@@ -443,25 +448,26 @@ class Log:
             count += 1
         return count, size
 
-    def _append_run(self, run: memoryview, headers: Sequence[BatchHeader], gaps_below: int) -> None:
+    def _append_run(self, run: memoryview, headers: Sequence[BatchHeader], sparse_end_offset: int) -> None:
         first, last = headers[0], headers[-1]
         end_before, base_offset, leader_epoch = self.end_offset, first.base_offset, first.leader_epoch
-        if base_offset < end_before or (base_offset > end_before and base_offset > gaps_below):
+        if base_offset < end_before or (base_offset > end_before and base_offset > sparse_end_offset):
             raise CorruptMessage(
                 f"{self.directory} ends at {end_before}, a batch from its leader begins at {base_offset}"
             )
-        if leader_epoch < self.leader_epochs.last and self.leader_epochs.truncate_to(end_before):
+        if leader_epoch < self.leader_epochs.latest_epoch and self.leader_epochs.truncate_to(end_before):
             # This broker was leader and wrote nothing: the leader does not know its epoch.
             self._flush_state.epochs_dirty = True
-        if leader_epoch < self.leader_epochs.last:
+        if leader_epoch < self.leader_epochs.latest_epoch:
             raise FencedLeaderEpoch(
-                f"{self.directory}: a batch of leader epoch {leader_epoch} after one of {self.leader_epochs.last}"
+                f"{self.directory}: a batch of leader epoch {leader_epoch} after one of epoch "
+                f"{self.leader_epochs.latest_epoch}"
             )
         sparse = [header for header in headers if header.record_count <= header.last_offset_delta]
         if sparse and sparse[-1].base_offset >= self.compaction.state.sparse_end_offset:
-            self._allow_gaps(max(gaps_below, sparse[-1].last_offset + 1))
+            self._allow_gaps(max(sparse_end_offset, sparse[-1].last_offset + 1))
         if base_offset > end_before:
-            self._allow_gaps(gaps_below)
+            self._allow_gaps(sparse_end_offset)
             # Which epoch wrote the missing records is unknown: they are assigned to the new one. If the old epoch
             # appeared to reach further than it did, a replica with uncommitted records of it could keep them.
             if self.leader_epochs.assign(leader_epoch, end_before):
@@ -474,7 +480,7 @@ class Log:
         if (
             self.failure is not None
             or position + size > self._preallocation.writable_bytes
-            or leader_epoch != self.leader_epochs.last
+            or leader_epoch != self.leader_epochs.latest_epoch
             or self._clock.monotonic() >= self._roll_at
             or last.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
         ):
@@ -487,7 +493,7 @@ class Log:
         index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
         segment_base = active.base_offset
         for header in headers:
-            if position >= index.due_position or header.max_timestamp_ms > index.max_timestamp_ms:
+            if position >= index.next_entry_position or header.max_timestamp_ms > index.max_timestamp_ms:
                 index.add(header.base_offset - segment_base, position, header.max_timestamp_ms)
             position += header.batch_length + LENGTH_OFFSET
         active.size = position
@@ -500,7 +506,7 @@ class Log:
         if self.failure is not None:
             raise self.failure
         if below > self.compaction.state.sparse_end_offset:
-            if self.compaction.busy:
+            if self.compaction.is_busy:
                 raise ConcurrentChange(f"{self.directory} is being compacted; append when that is done")
             state = self.compaction.state._replace(sparse_end_offset=below)
             try:
@@ -546,7 +552,7 @@ class Log:
         if offset >= limit_offset or offset == end:
             return None
         known = self._read_positions.get(offset)
-        segment = known[0] if known is not None else self._segments.containing(offset)
+        segment = known[0] if known is not None else self._segments.segment_containing(offset)
         if segment.checked is not None:
             return self._read_checked(segment, offset, max_bytes, limit_offset)
         segment, position = known if known is not None else self._segments.locate(offset)
@@ -562,7 +568,7 @@ class Log:
             if limit_offset == self.durable_end_offset and segment is self._flush_state.segment:
                 stop, next_offset = self._flush_state.position, limit_offset
             else:
-                stop, next_offset = self._segments.position_of(segment, limit_offset)
+                stop, next_offset = self._segments.batch_position(segment, limit_offset)
             if stop <= position:
                 return None
         file = segment.file or self._files.file(segment)
@@ -590,9 +596,10 @@ class Log:
         found = self.read(first_offset, max_bytes, limit_offset)
         if found is None or found.next_offset <= last_offset + 1:
             return found
-        segment = self._segments.from_offset(found.next_offset - 1)[0]
+        segment = self._segments.segments_from(found.next_offset - 1)[0]
         start = max(
-            self._files.index(segment).floor_offset(last_offset - segment.base_offset), found.position
+            self._files.index(segment).position_before_offset(last_offset - segment.base_offset),
+            found.position,
         )
         end = found.position + found.length
         for position, header in walk(found.file, start, end, segment.base_offset):
@@ -653,7 +660,7 @@ class Log:
             timestamp_ms,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.open_batch_bytes_max,
+            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
@@ -663,7 +670,7 @@ class Log:
             self._files,
             start=self.start_offset,
             limit=min(limit_offset, self.end_offset),
-            output_bytes_max=self.settings.open_batch_bytes_max,
+            output_bytes_max=self.settings.decompressed_batch_bytes_max,
         )
 
     # Verification before the first delivery (see `verification`)
@@ -684,24 +691,26 @@ class Log:
         if found.damage:
             if self.repair_pending:
                 raise VerificationPending(f"{segment.path}: offset {offset} is being repaired")
-            raise damaged_error(segment.path, found)
+            raise damaged_range_error(segment.path, found)
         stop, next_offset = min(segment.size, found.end_position), min(segment.end_offset, found.end_offset)
         known = self._read_positions.get(offset)
         if known is not None and known[0] is segment and found.position <= known[1] < stop:
             position = known[1]
         else:
-            position, _ = self._segments.position_in(segment, offset, found.position, stop, next_offset)
+            position, _ = self._segments.batch_position_within(
+                segment, offset, found.position, stop, next_offset
+            )
         if position >= stop:  # compaction left nothing from here on
-            self._segments.check_missing(segment, offset)
+            self._segments.raise_if_segments_missing(segment, offset)
             if segment is self._active:
                 return None
-            following = self._segments.following(segment)
+            following = self._segments.next_segment(segment)
             return self.read(following.base_offset, max_bytes, limit_offset)
         if limit_offset < next_offset:
             if limit_offset == self.durable_end_offset and segment is self._flush_state.segment:
                 stop, next_offset = self._flush_state.position, limit_offset
             else:
-                stop, next_offset = self._segments.position_in(
+                stop, next_offset = self._segments.batch_position_within(
                     segment, limit_offset, position, stop, next_offset
                 )
             if stop <= position:
@@ -733,10 +742,10 @@ class Log:
             error, checked.error = checked.error, None
             raise error
         inline = self.on_check_due is None
-        bytes_max = POSITION_MAX if inline else min(max_bytes, CHECK_BYTES_MAX)
+        bytes_max = OPEN_RANGE_END if inline else min(max_bytes, CHECK_BYTES_MAX)
         while (found := checked.find(offset)) is None:
             file, task = self.check_task(segment, offset, with_index=inline)
-            batches_max = POSITION_MAX if inline else CHECK_BATCHES_MAX
+            batches_max = OPEN_RANGE_END if inline else CHECK_BATCHES_MAX
             if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
                 size = self._size_at(file, task.position)
                 if size >= LARGE_BATCH_BYTES_MIN:
@@ -756,7 +765,7 @@ class Log:
                 if inline or not is_unreadable(error):
                     raise
                 result = CheckResult([], task.position, task.offset, done=False)  # for the other thread
-            self.checks_done(segment, result)
+            self.record_check(segment, result)
             if inline and not result.ranges:
                 raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
             if not inline and (found := checked.find(offset)) is None:
@@ -782,14 +791,14 @@ class Log:
         checked = segment.checked
         assert checked is not None
         index, base = self._files.index(segment), segment.base_offset
-        relative, position = index.floor_position(index.floor_offset(offset - base))
+        relative, position = index.entry_before_position(index.position_before_offset(offset - base))
         start = base + relative
         if start > offset:  # the first batch of a compacted segment begins above it
             position, start = 0, base
-        before = checked.before(offset)
+        before = checked.range_before(offset)
         if before is not None and before.end_offset >= start:
             position, start = before.end_position, before.end_offset
-        following = checked.after(start)
+        following = checked.range_after(start)
         end_position, end_offset = segment.size, segment.end_offset
         if following is not None:
             end_position, end_offset = following.position, following.offset
@@ -806,7 +815,7 @@ class Log:
         )
         return self._files.file(segment), task
 
-    def checks_done(self, segment: Segment, result: CheckResult) -> None:
+    def record_check(self, segment: Segment, result: CheckResult) -> None:
         """Record what a check found; `on_damage` is called for each damaged range that reaches above the start of the
         log."""
         checked = segment.checked
@@ -819,7 +828,7 @@ class Log:
         if checked.is_complete(segment.size, segment.end_offset):
             segment.checked = None
 
-    def check_failed(self, segment: Segment, error: StorageError) -> None:
+    def record_check_failure(self, segment: Segment, error: StorageError) -> None:
         """The disk failed while a segment was checked: nothing on disk counts as verified, and its next reader gets the
         error."""
         self._forget_checks(segment)
@@ -832,7 +841,7 @@ class Log:
 
     def has_segment(self, segment: Segment) -> bool:
         """Whether a segment is in the log and closed."""
-        return segment is not self._active and self._segments.holds((segment,))
+        return segment is not self._active and self._segments.contains((segment,))
 
     def scrub_task(self, segment: Segment, position: int, offset: int, *, with_index: bool) -> CheckTask:
         """What to check of a closed segment from an anchor on, whatever is known about it. Raises `StorageError`."""
@@ -849,7 +858,7 @@ class Log:
             [(base + each[0], each[1]) for each in entries],
         )
 
-    def scrubbed(self, segment: Segment, result: CheckResult) -> None:
+    def record_scrub(self, segment: Segment, result: CheckResult) -> None:
         """Record what a scrub found in a closed segment."""
         if segment.checked is None:
             if not any(found.damage for found in result.ranges):
@@ -857,7 +866,7 @@ class Log:
             whole = CheckedRange(0, segment.size, segment.base_offset, segment.end_offset)
             segment.checked = CheckedRanges([whole])
             self._read_positions.clear()
-        self.checks_done(segment, result)
+        self.record_check(segment, result)
 
     # Repair of closed segments (see `repair`)
 
@@ -865,7 +874,7 @@ class Log:
         """The segments in which something at or above the start of the log is known to be damaged, and those that
         contain `offsets` there; in order."""
         suspects = {
-            self._segments.containing(offset)
+            self._segments.segment_containing(offset)
             for offset in offsets
             if self.start_offset <= offset < self.end_offset
         }
@@ -875,7 +884,7 @@ class Log:
             if segment in suspects or self._damaged_ranges(segment)
         ]
 
-    def first_damaged(self, segment: Segment, offsets: Iterable[int]) -> int:
+    def first_damaged_offset(self, segment: Segment, offsets: Iterable[int]) -> int:
         """The first offset that is known to be damaged in one of the `damaged_segments(offsets)`; if none is, the first
         of `offsets` in it."""
         known = [found.offset for found in self._damaged_ranges(segment)] or [
@@ -887,7 +896,7 @@ class Log:
         """What is known to be damaged of a segment, above the start of the log."""
         if segment.checked is None:
             return []
-        return [found for found in segment.checked.damaged() if found.end_offset > self.start_offset]
+        return [found for found in segment.checked.damaged_ranges() if found.end_offset > self.start_offset]
 
     def is_active(self, segment: Segment) -> bool:
         """Whether appends go to this segment."""
@@ -897,7 +906,7 @@ class Log:
         """Whether compaction may have left gaps in a segment."""
         return segment.base_offset < self._segments.sparse_end_offset
 
-    def file_of(self, segment: Segment) -> DiskFile:
+    def segment_file(self, segment: Segment) -> DiskFile:
         """The file of a segment. Raises `StorageError`."""
         return self._files.file(segment)
 
@@ -906,10 +915,10 @@ class Log:
 
         As for compaction, no checkpoint on disk may name the segment, because its size may change.
         """
-        if segment.end_offset > self.compaction.limit_offset:
+        if segment.end_offset > self.compaction.replaceable_end_offset:
             self.request_checkpoint()
             return False
-        if self.compaction.busy or self.maintenance_running or self.repairing:
+        if self.compaction.is_busy or self.maintenance_running or self.repairing:
             return False
         # Until the swap is done nobody may find the new file under the name of the old one. If the old one is missing,
         # readers verify the new one as they would have verified the old one.
@@ -927,7 +936,7 @@ class Log:
             new.end_offset, new.index = segment.end_offset, index
             segment.replaced = True
             self._segments.replace((segment,), new)
-            self._flush_state.segments_replaced((segment,), new)
+            self._flush_state.record_replaced_segments((segment,), new)
             self._read_positions.clear()
         self._drop_trimmed()
         if self.on_maintenance_due is not None:
@@ -940,7 +949,7 @@ class Log:
 
     def forget_checks_at(self, offset: int) -> None:
         """Verify the segment that contains `offset` again on its next read, unless damage is known there."""
-        segment = self._segments.containing(offset)
+        segment = self._segments.segment_containing(offset)
         known = segment.checked.find(offset) if segment.checked is not None else None
         if known is None or not known.damage:
             self._read_positions.clear()
@@ -951,7 +960,7 @@ class Log:
             return
         active = segment is self._active
         segment.checked = (
-            CheckedRanges.appended_from(segment.size, segment.end_offset) if active else CheckedRanges()
+            CheckedRanges.for_active_segment(segment.size, segment.end_offset) if active else CheckedRanges()
         )
 
     # Trimming and truncating
@@ -970,13 +979,13 @@ class Log:
 
     def _drop_trimmed(self) -> None:
         """Remove segments wholly below the start from the list; while compaction swaps segments, after that swap."""
-        if not self.compaction.busy and not self.repairing:
-            self._flush_state.segments_trimmed(self._segments.drop_below(self.start_offset))
+        if not self.compaction.is_busy and not self.repairing:
+            self._flush_state.record_trimmed_segments(self._segments.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
         """Remove every batch that reaches to `offset` or beyond, as a follower does after a leader change (KIP-101).
 
-        Durable on return; blocks. Raises `ConcurrentChange` while a sync of this log runs (`busy`).
+        Durable on return; blocks. Raises `ConcurrentChange` while a sync of this log runs (`unfinished_job_count`).
         """
         if self.failure is not None:
             raise self.failure
@@ -989,16 +998,16 @@ class Log:
         end = max(end, self.start_offset)
         self._read_positions.clear()
         try:
-            self.compaction.truncating(self._disk, end)
+            self.compaction.truncate_state(self._disk, end)
             self._truncate_files(segment, position, end)
         except (OSError, DirectoryNotSynced) as error:
             raise self.fail(error, f"cannot truncate {self.directory}") from error
         self._active = segment
-        self._preallocation.begin(position)
+        self._preallocation.switch_segment(position)
         self.end_offset = self.durable_end_offset = end
 
     def _check_idle(self, action: str) -> None:
-        if self.busy or self.compaction.busy or self.repairing:
+        if self.unfinished_job_count or self.compaction.is_busy or self.repairing:
             raise ConcurrentChange(f"{self.directory} is being synced; {action} when that is done")
 
     def _truncate_files(self, segment: Segment, position: int, end_offset: int) -> None:
@@ -1011,13 +1020,15 @@ class Log:
         disk, directory, state = self._disk, self.directory, self._flush_state
         state.generation += 1
         sequence, start = state.checkpoint.sequence + 1, min(self.start_offset, end_offset)
-        checkpoint = Checkpoint(sequence, end_offset, segment.base_offset, position, start, state.epoch_due)
+        checkpoint = Checkpoint(
+            sequence, end_offset, segment.base_offset, position, start, state.needs_new_epoch
+        )
         if end_offset < state.end_offset:
             state.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
         index = SparseIndex(self.settings.index_interval_bytes)
         for at, header in walk(self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES):
             index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
-        for removed in reversed(self._segments.from_offset(segment.base_offset)[1:]):
+        for removed in reversed(self._segments.segments_from(segment.base_offset)[1:]):
             removed.file = None
             remove_segment_files(disk, removed)
         for path in (segment.index_path, f"{directory}/{TIMESTAMPS_NAME}"):
@@ -1037,15 +1048,15 @@ class Log:
         self._segments.drop_after(segment)
         segment.file, segment.index, segment.max_timestamp_ms = file, index, None
         segment.size, segment.end_offset = position, end_offset
-        segment.checked = CheckedRanges.appended_from(position, end_offset) if position else None
-        state.truncated(segment, position, end_offset)
+        segment.checked = CheckedRanges.for_active_segment(position, end_offset) if position else None
+        state.record_truncation(segment, position, end_offset)
 
     def reset_to(self, offset: int) -> None:
         """Delete everything and continue at `offset`, empty (Kafka: truncateFullyAndStartAt). Durable on return;
         blocks.
 
         A crash in between leaves a log that opens, empty, before or at the new start. Raises `ConcurrentChange` while a
-        sync of this log runs (`busy`), and `StorageError`, with which the log has failed.
+        sync of this log runs (`unfinished_job_count`), and `StorageError`, with which the log has failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -1070,22 +1081,24 @@ class Log:
         )
         segments = self._segments.segments
         at = segments.index(state.segment) if state.segment in segments else 0
-        older = [*state.take_garbage(), *segments[:at]]
+        older = [*state.take_trimmed_segments(), *segments[:at]]
         for step in (older, segments[at:]):
             for segment in step:
-                self._files.forget(segment)
+                self._files.evict(segment)
                 segment.file = None
                 remove_segment_files(disk, segment)
             disk.sync_directory(directory)
         if disk.exists(f"{directory}/{TIMESTAMPS_NAME}"):
             disk.remove(f"{directory}/{TIMESTAMPS_NAME}")
-        self.compaction.truncating(disk, 0)
+        self.compaction.truncate_state(disk, 0)
         write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", LeaderEpochCache().encode(), durable=True)
 
     def _restart_at(self, offset: int) -> None:
         """Give an empty log a new start: the checkpoint, then a segment, in the order in which a log is created."""
         disk, state = self._disk, self._flush_state
-        checkpoint = Checkpoint(state.checkpoint.sequence + 1, offset, offset, 0, offset, state.epoch_due)
+        checkpoint = Checkpoint(
+            state.checkpoint.sequence + 1, offset, offset, 0, offset, state.needs_new_epoch
+        )
         state.checkpoint = write_both_slots(disk, f"{self.directory}/{CHECKPOINT_NAME}", checkpoint)
         segment = Segment(self.directory, offset)
         segment.file = disk.open(segment.path, create=True)
@@ -1095,9 +1108,9 @@ class Log:
         segment.index = SparseIndex(self.settings.index_interval_bytes)
         self.leader_epochs.truncate_to(0)
         self._segments.reset(segment)
-        state.reset(segment)
+        state.record_reset(segment)
         self._active = segment
-        self._preallocation.begin(0)
+        self._preallocation.switch_segment(0)
         self.start_offset = self.durable_start_offset = self.end_offset = self.durable_end_offset = offset
         self._roll_at = self._clock.monotonic() + self.settings.segment_ms / 1000
 
@@ -1109,20 +1122,20 @@ class Log:
             return None
         job = self._flush_state.prepare_sync(self._active, self.leader_epochs)
         if job is not None:
-            self.busy += 1
+            self.unfinished_job_count += 1
         return job
 
     def finish_flush(self, job: FlushJob, error: BaseException | None) -> None:
         """Record the result of a sync and call the listeners. `LogDiskFull`: nothing was synced, the next sync does
         it.
         """
-        self.busy -= 1
+        self.unfinished_job_count -= 1
         if isinstance(error, LogDiskFull):
             self._flush_state.retry_sync(job)
             self._log_disk_full(error)
         elif error is not None:
             self.fail(error, f"cannot sync {self.directory}")
-        elif self.failure is None and self._flush_state.synced(job):
+        elif self.failure is None and self._flush_state.record_sync(job):
             self.durable_end_offset = job.end_offset
             self._preallocation.awaited_syncs += 1
             self.on_durable(job.end_offset)
@@ -1148,13 +1161,13 @@ class Log:
 
     def prepare_maintenance(self, *, closing: bool = False) -> MaintenanceJob | None:
         """The maintenance that is due: checkpoint, index files, removal of trimmed segments. None: nothing is due."""
-        if self.compaction.busy or self.repairing:
+        if self.compaction.is_busy or self.repairing:
             return None
         if not self.needs_maintenance and not (
             closing and self._flush_state.needs_maintenance(self.start_offset, self._segments.active)
         ):
             return None
-        self.busy += 1
+        self.unfinished_job_count += 1
         self.maintenance_running = True
         return self._flush_state.prepare_maintenance(
             self._segments.segments, self.start_offset, self.settings.index_snapshot_bytes, closing=closing
@@ -1162,23 +1175,23 @@ class Log:
 
     def finish_maintenance(self, job: MaintenanceJob, error: BaseException | None) -> None:
         """Record the result of maintenance. `LogDiskFull`: it is due again."""
-        self.busy -= 1
+        self.unfinished_job_count -= 1
         self.maintenance_running = False
         if isinstance(error, LogDiskFull):
-            self._flush_state.retry_maintenance(job, checkpointed=error.checkpointed)
+            self._flush_state.retry_maintenance(job, checkpoint_written=error.checkpoint_written)
             self._log_disk_full(error)
             return
         if error is not None:
             self.fail(error, f"cannot maintain {self.directory}")
             return
         self._disk_full_logged = False
-        self._flush_state.checkpointed(job)
+        self._flush_state.record_checkpoint(job)
         self.durable_start_offset = max(self.durable_start_offset, job.checkpoint.start_offset)
         # Only now: if the epochs were forgotten first, a crash could bring back records without theirs.
         self.leader_epochs.trim_to(job.checkpoint.start_offset)
         for due in job.indexes:
             if due.closed:
-                due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
+                due.segment.max_timestamp_ms = due.sparse_index.max_timestamp_ms
                 due.segment.index = None
         if self._flush_state.checkpoints_pending and self.on_maintenance_due is not None:
             self.on_maintenance_due()
@@ -1221,7 +1234,7 @@ class Log:
 
     def resume_after_compaction(self) -> None:
         """Resume what had to wait for a segment swap, or for a change of the compaction state."""
-        self.compaction.busy = False
+        self.compaction.is_busy = False
         self._drop_trimmed()
         if self.on_maintenance_due is not None:
             self.on_maintenance_due()
@@ -1249,7 +1262,7 @@ class Log:
 
     def _save(self) -> None:
         self._run_inline(self.prepare_flush(), self.finish_flush)
-        if not self.busy:
+        if not self.unfinished_job_count:
             self._run_inline(self.prepare_maintenance(closing=True), self.finish_maintenance)
         try:
             self._preallocation.release(self._active)
@@ -1266,7 +1279,7 @@ class Log:
         self.on_durable = self.on_failure = _no_listener
         self.on_check_due = self.on_damage = None
         for segment in self._segments.segments:
-            self._files.forget(segment)
+            self._files.evict(segment)
 
     def delete(self) -> None:
         """Remove the log and everything in its directory. Raises `ConcurrentChange` while a sync of this log runs."""

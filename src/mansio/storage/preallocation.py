@@ -44,9 +44,9 @@ class Preallocation:
 
     def __init__(self, file_bytes: int) -> None:
         self.awaited_syncs = 0
-        self.begin(file_bytes)
+        self.switch_segment(file_bytes)
 
-    def begin(self, file_bytes: int) -> None:
+    def switch_segment(self, file_bytes: int) -> None:
         """Switch to another segment, whose file has `file_bytes` bytes."""
         self._file_bytes = self.writable_bytes = self._size_before = file_bytes
         self._awaited_syncs_before = self.awaited_syncs

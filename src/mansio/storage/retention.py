@@ -17,53 +17,55 @@ if TYPE_CHECKING:
 UNLIMITED = -1
 
 
-class Expired(NamedTuple):
-    """Expired segments: the first `segments`, `size_bytes` in total, which end at `end_offset` (-1 if there are none).
+class ExpiredSegments(NamedTuple):
+    """The first `segment_count` segments of a log, which have expired: `size_bytes` in total, ending at `end_offset`.
 
-    `by_time` and `by_size` are the reasons; both may be true. `newest`: the active segment is one of them, so the log
-    has to be rolled first.
+    If none has expired, `segment_count` is 0 and `end_offset` is -1. `is_time_exceeded`: a segment is older than
+    retention.ms; `is_size_exceeded`: the log is larger than retention.bytes; both may be true. `includes_active`: the
+    active segment has expired, too, so the log has to be rolled before the deletion.
     """
 
     end_offset: int = -1
-    segments: int = 0
+    segment_count: int = 0
     size_bytes: int = 0
-    by_time: bool = False
-    by_size: bool = False
-    newest: bool = False
+    is_time_exceeded: bool = False
+    is_size_exceeded: bool = False
+    includes_active: bool = False
 
     @property
     def reason(self) -> str:
-        """The reasons as text."""
-        return " and ".join(["time"] * self.by_time + ["size"] * self.by_size)
+        """Why segments expired: "time", "size" or "time and size"; empty if none has."""
+        return " and ".join(["time"] * self.is_time_exceeded + ["size"] * self.is_size_exceeded)
 
 
-def expired(
+def find_expired(
     closed: Iterable[SegmentInfo],
-    newest: SegmentInfo,
+    active: SegmentInfo,
     *,
     size_bytes: int,
     now_ms: int,
     retention_ms: int = UNLIMITED,
     retention_bytes: int = UNLIMITED,
     floor_offset: int,
-) -> Expired:
-    """Which segments have expired. `size_bytes` is the size of all segments, used only with `retention_bytes`.
+) -> ExpiredSegments:
+    """Find the expired segments among the `closed` ones, oldest first, and the `active` one.
 
     A segment expires when its largest timestamp is more than `retention_ms` ago (so a segment with a timestamp in the
-    future is kept), or when the log without it still has `retention_bytes`. `floor_offset` is the lowest offset that
-    has to be kept, for readers and the high watermark.
+    future is kept), or when the log without that segment still has `retention_bytes`. `size_bytes` is the size of all
+    segments, used only with `retention_bytes`. No segment that ends above `floor_offset` expires: readers or the high
+    watermark still need it.
     """
     excess_bytes = size_bytes - retention_bytes
-    found = Expired()
+    found = ExpiredSegments()
     for segment in closed:
         by_time = _is_old(segment, now_ms, retention_ms)
         by_size = retention_bytes != UNLIMITED and excess_bytes >= segment.size_bytes
         if not (by_time or by_size) or segment.end_offset > floor_offset:
             return found
         excess_bytes -= segment.size_bytes
-        found = _with(found, segment, by_time=by_time, newest=False)
-    if newest.size_bytes and newest.end_offset <= floor_offset and _is_old(newest, now_ms, retention_ms):
-        return _with(found, newest, by_time=True, newest=True)
+        found = _with(found, segment, by_time=by_time, includes_active=False)
+    if active.size_bytes and active.end_offset <= floor_offset and _is_old(active, now_ms, retention_ms):
+        return _with(found, active, by_time=True, includes_active=True)
     return found
 
 
@@ -71,12 +73,14 @@ def _is_old(segment: SegmentInfo, now_ms: int, retention_ms: int) -> bool:
     return retention_ms != UNLIMITED and now_ms - segment.max_timestamp_ms > retention_ms
 
 
-def _with(found: Expired, segment: SegmentInfo, *, by_time: bool, newest: bool) -> Expired:
-    return Expired(
+def _with(
+    found: ExpiredSegments, segment: SegmentInfo, *, by_time: bool, includes_active: bool
+) -> ExpiredSegments:
+    return ExpiredSegments(
         segment.end_offset,
-        found.segments + 1,
+        found.segment_count + 1,
         found.size_bytes + segment.size_bytes,
-        found.by_time or by_time,
-        found.by_size or not by_time,
-        newest,
+        found.is_time_exceeded or by_time,
+        found.is_size_exceeded or not by_time,
+        includes_active,
     )

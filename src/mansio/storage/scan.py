@@ -99,13 +99,13 @@ def scan(
     file: ReadableFile,
     size: int,
     offset_min: int,
-    offset_end: int,
+    end_offset: int,
     on_bytes: Callable[[int], object] = lambda _: None,
     *,
     position: int = 0,
     work_bytes_max: int | None = None,
 ) -> Iterator[ScannedRange]:
-    """The ranges of the bytes from `position` up to `size`, whose batches should be within [offset_min, offset_end).
+    """The ranges of the bytes from `position` up to `size`, whose batches should be within [offset_min, end_offset).
 
     `on_bytes` is called with the number of bytes read. With `work_bytes_max` the scan ends, after a batch or before a
     damaged range, when it has examined that many bytes, some of them more than once. Raises `OSError`.
@@ -119,7 +119,7 @@ def scan(
             position += header.size
             lowest = header.last_offset + 1
             continue
-        end = _next_batch(window, position, size, header, lowest, offset_end)
+        end = _next_batch(window, position, size, header, lowest, end_offset)
         if window.exhausted:
             return
         yield ScannedRange(position, end - position, None, problem)
@@ -160,7 +160,7 @@ def _crc_in_pieces(window: _Window, position: int, size: int) -> int:
 
 
 def _next_batch(
-    window: _Window, position: int, size: int, damaged: BatchHeader | None, lowest: int, offset_end: int
+    window: _Window, position: int, size: int, damaged: BatchHeader | None, lowest: int, end_offset: int
 ) -> int:
     """Position at which to continue after a damaged batch at `position`; the end of the file if there is none."""
     if damaged is not None:
@@ -168,12 +168,12 @@ def _next_batch(
         if following == size:
             return following
         header, problem = _batch_at(window, following, size)
-        if header is not None and (not problem or lowest < header.base_offset < offset_end):
+        if header is not None and (not problem or lowest < header.base_offset < end_offset):
             return following
     at = window.find_magic(position + 1)
     while at >= 0 and not window.exhausted:
         header, problem = _batch_at(window, at, size)
-        if header is not None and not problem and lowest <= header.base_offset < offset_end:
+        if header is not None and not problem and lowest <= header.base_offset < end_offset:
             return at
         at = window.find_magic(at + 1)
     return size
@@ -236,7 +236,7 @@ def verify_segment(
             raise CorruptLog(f"{file.path} is damaged at {position}: {header}")
         if header.base_offset != offset and not offset < header.base_offset <= sparse_end_offset:
             raise CorruptLog(f"{file.path} has offset {header.base_offset} at {position}, not {offset}")
-        if epochs.epoch_at(header.base_offset) not in (header.leader_epoch, -1):
+        if epochs.epoch_for_offset(header.base_offset) not in (header.leader_epoch, -1):
             raise CorruptLog(f"{file.path} has leader epoch {header.leader_epoch} at {position}")
         offset = header.base_offset + header.last_offset_delta + 1
         count += 1

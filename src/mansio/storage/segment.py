@@ -111,7 +111,7 @@ def read_exactly(file: DiskFile, length: int, position: int) -> bytes:
     return data
 
 
-def only_zeros(file: DiskFile, position: int, end: int) -> bool:
+def contains_only_zeros(file: DiskFile, position: int, end: int) -> bool:
     """Whether [position, end) consists of preallocated zeros only. Raises as `read_exactly` does."""
     for at in range(position, end, ZEROS_CHUNK_BYTES):
         chunk = read_exactly(file, min(ZEROS_CHUNK_BYTES, end - at), at)

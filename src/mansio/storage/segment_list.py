@@ -3,8 +3,8 @@
 Invariants:
 * There is at least one segment; the last is the active one. The others' sizes and ends are final, and each end offset
   is the next segment's base offset.
-* `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed ones only, and without the first, of
-  which a trim may have left a part.
+* `_max_timestamps[n]` is the largest timestamp in the closed segments with the indexes 1 to n + 1. Segment 0 is left
+  out, because a trim may have deleted some of its records.
 * Below `sparse_end_offset` compaction may have left gaps between batches, and segments without any batch; an offset in
   a gap leads to the next batch.
 * Segments that are removed from the list keep their files; the caller removes those.
@@ -77,7 +77,7 @@ logger = logging.getLogger(__name__)
 class SegmentList:
     """`segments` is changed only here."""
 
-    __slots__ = ("_bases", "_files", "_highest", "active", "segments", "sparse_end_offset")
+    __slots__ = ("_bases", "_files", "_max_timestamps", "active", "segments", "sparse_end_offset")
 
     def __init__(self, segments: list[Segment], files: FileCache, sparse_end_offset: int = 0) -> None:
         self.segments = segments
@@ -85,7 +85,7 @@ class SegmentList:
         self.active = segments[-1]
         self._bases = [segment.base_offset for segment in segments]
         self._files = files
-        self._highest: list[int] = []
+        self._max_timestamps: list[int] = []
 
     def add(self, segment: Segment) -> None:
         """Append a new active segment; the previous one is closed."""
@@ -97,11 +97,11 @@ class SegmentList:
         """Remove the closed segments that end at or below `offset`; returns them."""
         keep = 0
         while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
-            self._files.forget(self.segments[keep])
+            self._files.evict(self.segments[keep])
             keep += 1
         if not keep:
             return []
-        self._highest.clear()
+        self._max_timestamps.clear()
         dropped = self.segments[:keep]
         del self.segments[:keep], self._bases[:keep]
         return dropped
@@ -110,20 +110,20 @@ class SegmentList:
         """Remove everything after a segment, which becomes the active one."""
         at = self.segments.index(segment) + 1
         for dropped in self.segments[at - 1 :]:
-            self._files.forget(dropped)
-        del self.segments[at:], self._bases[at:], self._highest[max(0, at - 2) :]
+            self._files.evict(dropped)
+        del self.segments[at:], self._bases[at:], self._max_timestamps[max(0, at - 2) :]
         self.active = segment
         segment.recorded_end_offset = None
 
     def reset(self, segment: Segment) -> None:
         """Replace all segments by this one."""
         for dropped in self.segments:
-            self._files.forget(dropped)
+            self._files.evict(dropped)
         self.segments[:], self._bases[:] = [segment], [segment.base_offset]
-        self._highest.clear()
+        self._max_timestamps.clear()
         self.active = segment
 
-    def holds(self, segments: Sequence[Segment]) -> bool:
+    def contains(self, segments: Sequence[Segment]) -> bool:
         """Whether these adjacent segments are in the log."""
         at = bisect_left(self._bases, segments[0].base_offset)
         return self.segments[at : at + len(segments)] == list(segments)
@@ -132,20 +132,20 @@ class SegmentList:
         """Replace some adjacent closed segments by `new`."""
         at = self.segments.index(old[0])
         for segment in old:
-            self._files.forget(segment)
+            self._files.evict(segment)
         self.segments[at : at + len(old)] = [new]
         self._bases[at : at + len(old)] = [new.base_offset]
-        self._highest.clear()
+        self._max_timestamps.clear()
 
-    def from_offset(self, offset: int) -> list[Segment]:
+    def segments_from(self, offset: int) -> list[Segment]:
         """The segments from the one that contains `offset` on."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
-    def containing(self, offset: int) -> Segment:
+    def segment_containing(self, offset: int) -> Segment:
         """The segment that contains `offset`, which is in the log."""
         return self.segments[bisect_right(self._bases, offset) - 1]
 
-    def following(self, segment: Segment) -> Segment:
+    def next_segment(self, segment: Segment) -> Segment:
         """The segment after a closed one."""
         return self.segments[bisect_right(self._bases, segment.base_offset)]
 
@@ -156,9 +156,9 @@ class SegmentList:
         """
         at = bisect_right(self._bases, offset) - 1
         segment = self.segments[at]
-        position, base_offset = self.position_of(segment, offset)
+        position, base_offset = self.batch_position(segment, offset)
         if position >= segment.size:
-            self._check_missing(segment, offset, base_offset)
+            self._raise_if_missing(segment, offset, base_offset)
         while position >= segment.size and segment is not self.active:
             at, position = at + 1, 0
             segment = self.segments[at]
@@ -167,12 +167,12 @@ class SegmentList:
     def truncation_point(self, offset: int) -> tuple[Segment, int, int]:
         """(segment, position, end offset) of a log without the batches that reach to `offset` (in it) or beyond."""
         segment = self.segments[bisect_right(self._bases, offset) - 1]
-        position, base_offset = self.position_of(segment, offset)
+        position, base_offset = self.batch_position(segment, offset)
         if position >= segment.size:
-            self._check_missing(segment, offset, base_offset)
+            self._raise_if_missing(segment, offset, base_offset)
         return segment, position, min(base_offset, offset)
 
-    def _check_missing(self, segment: Segment, offset: int, end_offset: int) -> None:
+    def _raise_if_missing(self, segment: Segment, offset: int, end_offset: int) -> None:
         """Raise `CorruptLog` unless compaction may have removed `offset`, which no batch of its segment contains or
         follows."""
         recorded = segment.recorded_end_offset if segment is not self.active else None
@@ -183,26 +183,26 @@ class SegmentList:
         if offset >= self.sparse_end_offset:
             raise CorruptLog(f"{segment.path} does not contain offset {offset} (it ends at {end_offset})")
 
-    def check_missing(self, segment: Segment, offset: int) -> None:
+    def raise_if_segments_missing(self, segment: Segment, offset: int) -> None:
         """Raise `CorruptLog` if segments with `offset`, which follows the last batch of `segment`, are missing."""
-        self._check_missing(segment, offset, segment.end_offset)
+        self._raise_if_missing(segment, offset, segment.end_offset)
 
-    def _highest_timestamps(self) -> list[int]:
-        highest = self._highest
+    def _running_max_timestamps(self) -> list[int]:
+        highest = self._max_timestamps
         for segment in self.segments[len(highest) + 1 : -1]:
             largest = self._files.max_timestamp(segment)
             highest.append(max(largest, highest[-1]) if highest else largest)
         return highest
 
-    def reaching(self, timestamp_ms: int) -> Iterator[Segment]:
+    def segments_reaching(self, timestamp_ms: int) -> Iterator[Segment]:
         """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second by binary search."""
         if self._files.max_timestamp(self.segments[0]) >= timestamp_ms:
             yield self.segments[0]
-        for at in range(1 + bisect_left(self._highest_timestamps(), timestamp_ms), len(self.segments)):
+        for at in range(1 + bisect_left(self._running_max_timestamps(), timestamp_ms), len(self.segments)):
             if self._files.max_timestamp(self.segments[at]) >= timestamp_ms:
                 yield self.segments[at]
 
-    def leading(self, limit: int) -> list[Segment]:
+    def max_timestamp_candidates(self, limit: int) -> list[Segment]:
         """The segments, in order, one of which has the largest timestamp below the offset `limit`: three at most.
 
         The first one, the one that contains `limit`, and between them the first with the largest timestamp.
@@ -210,27 +210,27 @@ class SegmentList:
         last = max(0, bisect_right(self._bases, limit) - 1)
         found = [self.segments[0]]
         if last > 1:
-            highest = self._highest_timestamps()
+            highest = self._running_max_timestamps()
             found.append(self.segments[1 + bisect_left(highest, highest[last - 2])])
         if last:
             found.append(self.segments[last])
         return found
 
-    def position_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+    def batch_position(self, segment: Segment, offset: int) -> tuple[int, int]:
         """(position, base offset) of the batch of a segment that contains `offset`; the segment's end when none
         does.
         """
-        start = self._files.index(segment).floor_offset(offset - segment.base_offset)
+        start = self._files.index(segment).position_before_offset(offset - segment.base_offset)
         for position, header in walk(self._files.file(segment), start, segment.size, segment.base_offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return position, header.base_offset
         return segment.size, segment.end_offset
 
-    def position_in(
+    def batch_position_within(
         self, segment: Segment, offset: int, position: int, end: int, end_offset: int
     ) -> tuple[int, int]:
-        """`position_of` in a part of a segment, [position, end), at the end of which `end_offset` is next."""
-        start = max(position, self._files.index(segment).floor_offset(offset - segment.base_offset))
+        """`batch_position` in a part of a segment, [position, end), at the end of which `end_offset` is next."""
+        start = max(position, self._files.index(segment).position_before_offset(offset - segment.base_offset))
         for at, header in walk(self._files.file(segment), start, end, segment.base_offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return at, header.base_offset
@@ -249,7 +249,7 @@ class SegmentList:
 
         `stop` and `next_offset` are the boundary for a large `max_bytes`.
         """
-        relative_offset, boundary = self._files.index(segment).floor_position(position + max_bytes)
+        relative_offset, boundary = self._files.index(segment).entry_before_position(position + max_bytes)
         if boundary > position:
             return boundary, segment.base_offset + relative_offset
         for at, header in walk(file, position, stop, segment.base_offset):
@@ -269,11 +269,13 @@ class SegmentList:
         active segment always, they raise `CorruptLog`.
         """
         snapshot = [
-            (one, one.size, one.end_offset, one is self.active) for one in self.from_offset(from_offset)
+            (one, one.size, one.end_offset, one is self.active) for one in self.segments_from(from_offset)
         ]
         for segment, size, end_offset, active in snapshot:
             file = self._files.file(segment)
-            start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
+            start = self._files.index(segment).position_before_offset(
+                max(0, from_offset - segment.base_offset)
+            )
             end = from_offset
             for position, header in self._batches(
                 segment, file, start, size, skip_damaged=skip_damaged and not active
@@ -283,7 +285,7 @@ class SegmentList:
                     yield file, position, header
             if not active and end < end_offset:
                 try:
-                    self._check_missing(segment, end_offset - 1, end_offset)
+                    self._raise_if_missing(segment, end_offset - 1, end_offset)
                 except CorruptLog as error:
                     if not skip_damaged:
                         raise

@@ -34,7 +34,7 @@ class SegmentTimestamp(NamedTuple):
     max_timestamp_ms: int
 
 
-def timestamps_of(segments: Sequence[Segment], end_offset: int) -> tuple[SegmentTimestamp, ...]:
+def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> tuple[SegmentTimestamp, ...]:
     """The known timestamps of a log's closed segments that end at or below `end_offset`. `segments`: all of the log."""
     timestamps = []
     for segment in segments[:-1]:

@@ -20,14 +20,14 @@ class LogSettings:
     `index_interval_bytes`: bytes of log between two index entries (doubled when a segment has too many of them).
     `index_snapshot_bytes`: how much the active segment may grow before its index is saved, which bounds the scan after
     a crash.
-    `open_batch_bytes_max`: maximum decompressed size of a batch that a search by timestamp decodes.
+    `decompressed_batch_bytes_max`: maximum decompressed size of a batch that a search by timestamp decodes.
     """
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000
     index_interval_bytes: int = 4096
     index_snapshot_bytes: int = 64 << 20
-    open_batch_bytes_max: int = 128 << 20
+    decompressed_batch_bytes_max: int = 128 << 20
 
     def __post_init__(self) -> None:
         if not 0 < self.segment_bytes <= SEGMENT_BYTES_MAX:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
     from mansio.wire.batch.record_reader import Record
 
-    Found = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
+    FoundRecord = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
 
-OPENED_RECORDS_MAX = 100_000
+DECODED_RECORDS_MAX = 100_000
 """A batch of more records is not decoded for a search, which runs on the broker's loop."""
 
-OPENED_BYTES_MAX = 32 << 20
+DECODED_BYTES_MAX = 32 << 20
 """A compressed batch that expands to more is not decoded for a search, whatever the log's own bound is."""
 
 
@@ -45,16 +45,16 @@ def offset_for_time(
     start: int,
     limit: int,
     output_bytes_max: int,
-) -> Found | None:
+) -> FoundRecord | None:
     """The first record at or after `timestamp_ms` in [`start`, `limit`), which are offsets in the log.
 
     Raises `CorruptLog` when it may be among records that are missing at the end of a segment.
     """
-    for segment in segments.reaching(timestamp_ms):
+    for segment in segments.segments_reaching(timestamp_ms):
         if segment.base_offset >= limit:
             return None
         file = files.file(segment)
-        begin = files.index(segment).floor_timestamp(timestamp_ms)
+        begin = files.index(segment).position_before_timestamp(timestamp_ms)
         for position, header in _walk(segment, file, begin):
             if header.base_offset >= limit:
                 return None
@@ -73,10 +73,10 @@ def offset_for_time(
 
 def max_timestamp(
     segments: SegmentList, files: FileCache, *, start: int, limit: int, output_bytes_max: int
-) -> Found | None:
+) -> FoundRecord | None:
     """The first record in [`start`, `limit`) that has the largest timestamp there (KIP-734)."""
-    best: Found | None = None
-    for segment in segments.leading(limit):
+    best: FoundRecord | None = None
+    for segment in segments.max_timestamp_candidates(limit):
         if segment.base_offset >= limit:
             break
         whole = segment.base_offset >= start and segment.end_offset <= limit
@@ -90,7 +90,7 @@ def max_timestamp(
 
 def _largest_in(
     segment: Segment, files: FileCache, start: int, limit: int, output_bytes_max: int
-) -> Found | None:
+) -> FoundRecord | None:
     """`max_timestamp` in one segment: the index has the largest timestamp before the last few batches; those are
     walked.
     """
@@ -98,8 +98,8 @@ def _largest_in(
     index = files.index(segment)
     before, begin = NO_TIMESTAMP, 0
     if segment.base_offset >= start:
-        before, begin = index.max_timestamp_before(index.floor_offset(limit - segment.base_offset))
-    best: Found | None = None
+        before, begin = index.max_timestamp_before(index.position_before_offset(limit - segment.base_offset))
+    best: FoundRecord | None = None
     lead: tuple[int, BatchHeader] | None = None
     highest = before
     for position, header in _walk(segment, file, begin):
@@ -117,7 +117,7 @@ def _largest_in(
     if best is not None:
         return best
     if lead is None and before != NO_TIMESTAMP:
-        begin = index.floor_timestamp(before)
+        begin = index.position_before_timestamp(before)
         lead = next(
             ((at, h) for at, h in _walk(segment, file, begin) if h.max_timestamp_ms == before),
             None,
@@ -153,8 +153,8 @@ def _check(file: DiskFile, position: int, header: BatchHeader) -> None:
 
 def _largest_record(
     file: DiskFile, position: int, header: BatchHeader, start: int, limit: int, output_bytes_max: int
-) -> Found | None:
-    best: Found | None = None
+) -> FoundRecord | None:
+    best: FoundRecord | None = None
     records = _decode_batch(file, position, header, output_bytes_max)
     if records is None:
         return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
@@ -172,7 +172,7 @@ def _record_at(
     start: int,
     limit: int,
     output_bytes_max: int,
-) -> Found | None:
+) -> FoundRecord | None:
     """The first record of one batch at or after `timestamp_ms` in [start, limit)."""
     records = _decode_batch(file, position, header, output_bytes_max)
     if records is None:
@@ -193,10 +193,10 @@ def _decode_batch(
     """
     data = read_exactly(file, header.batch_length + 12, position)
     try:
-        if header.record_count > OPENED_RECORDS_MAX:
+        if header.record_count > DECODED_RECORDS_MAX:
             raise InvalidRecord(f"{header.record_count} records are too many to decode")
         if header.codec:
-            output_bytes_max = min(output_bytes_max, OPENED_BYTES_MAX)
+            output_bytes_max = min(output_bytes_max, DECODED_BYTES_MAX)
         return read_records(data, max_output_bytes=output_bytes_max)
     except RequestError as error:
         try:

@@ -149,7 +149,7 @@ MORE = (
     Defect(
         "a closed segment is not synced",
         "storage/flush/flush_state.py",
-        "for file in self.closing:",
+        "for file in self.closed_files:",
         "for file in ():",
         LOG_ROOM,
     ),
@@ -254,7 +254,7 @@ MORE = (
     Defect(
         "an old leader's batch is kept",
         "storage/recovery/recovery.py",
-        "if header.leader_epoch < self.epochs.last:",
+        "if header.leader_epoch < self.epochs.latest_epoch:",
         "if header.leader_epoch < -1:",
         LOG_ROOM,
     ),
@@ -359,8 +359,8 @@ MORE = (
     Defect(
         "a sync is not asked for",
         "broker/partition/partition.py",
-        "self.group_commit.request(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request(self.log, urgent=False)",
+        "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
+        "self.group_commit.request_flush(self.log, urgent=False)",
         PARTITION_ROOM,
     ),
     Defect(

@@ -74,7 +74,7 @@ REPLICATION_DEFECTS = (
         "truncate to the high watermark",
         "broker/partition/partition.py",
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
-        "log.busy or log.truncate_to(known); "
+        "log.unfinished_job_count or log.truncate_to(known); "
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
         found_by("test_a_follower_does_not_cut_its_log_at_its_high_watermark"),
     ),
@@ -95,7 +95,7 @@ REPLICATION_DEFECTS = (
     Defect(
         "the same epoch led again after a restart",
         "broker/partition/partition.py",
-        "if leader_epoch <= log.leader_epochs.last:",
+        "if leader_epoch <= log.leader_epochs.latest_epoch:",
         "if False:",
         found_by("test_a_broker_does_not_lead_again_in_an_epoch_it_may_have_lost_records_of"),
     ),
@@ -126,7 +126,7 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "nothing is synced at all",
         "storage/flush/flush_state.py",
-        "self.active.sync()",
+        "self.active_file.sync()",
         "pass",
         found_by("test_what_was_acknowledged_survives_the_power_loss_of_all_brokers"),
     ),
@@ -147,7 +147,7 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "an epoch without records stays in the way",
         "storage/log.py",
-        "if leader_epoch < self.leader_epochs.last and self.leader_epochs.truncate_to(end_before):",
+        "if leader_epoch < self.leader_epochs.latest_epoch and self.leader_epochs.truncate_to(end_before):",
         "if False:",
         found_by("test_a_leader_that_wrote_nothing_in_its_epoch_copies_older_records_afterwards"),
     ),

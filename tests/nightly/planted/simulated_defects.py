@@ -62,14 +62,14 @@ DEFECTS = (
         9,
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
-        "self.group_commit.request(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request(self.log, urgent=True); self._on_flushed(self.log.end_offset)",
+        "self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))",
+        "self.group_commit.request_flush(self.log, urgent=True); self._on_flushed(self.log.end_offset)",
     ),
     rule(
         0,
         "nothing is synced at all",
         "storage/flush/flush_state.py",
-        "self.active.sync()",
+        "self.active_file.sync()",
         "pass",
     ),
     rule(
@@ -77,7 +77,7 @@ DEFECTS = (
         "truncate to the high watermark",
         "broker/partition/partition.py",
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
-        "log.busy or log.truncate_to(known); "
+        "log.unfinished_job_count or log.truncate_to(known); "
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
     ),
     rule(

@@ -91,7 +91,7 @@ class Workload:
         log.append(batch, check_batch(batch), 0)
 
     def sync(self) -> None:
-        self.group_commit.request(self.log)
+        self.group_commit.request_flush(self.log)
         self.background.run_all()
         if self.chance.random() < 0.7:
             self.committed = self.log.durable_end_offset
@@ -121,14 +121,14 @@ class Workload:
                 return
             self.runs += 1
         for _ in range(SLICES_PER_STEP):
-            if self.run.end is not None:
+            if self.run.outcome is not None:
                 break
             work = self.run.advance()
             while work is not None:
                 work = finish(self.run, work)
-        if self.run.end is not None:
+        if self.run.outcome is not None:
             self.swaps += self.run.swaps
-            failed = self.run.end is CompactionOutcome.FAILED
+            failed = self.run.outcome is CompactionOutcome.FAILED
             self.run = None
             if failed and self.log.failure is not None:
                 raise self.log.failure
@@ -235,7 +235,7 @@ def crash_states(states_wanted: int, first_seed: int) -> tuple[int, int]:
         def crash_here(disk: SimulatedDisk = disk, workload: Workload = workload, seed: int = seed) -> None:
             nonlocal states, seen
             seen += 1
-            swapping = workload.run is not None and workload.log.compaction.busy
+            swapping = workload.run is not None and workload.log.compaction.is_busy
             every = 1 if swapping else 6 if workload.run is not None else 20  # the rest has a test of its own
             if seen % every == 0:
                 states += check_crash(disk, workload, random.Random(seed * 100_003 + seen))

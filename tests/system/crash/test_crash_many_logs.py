@@ -65,7 +65,7 @@ class ManyLogs:
             return
         self.background.run_all()
         for log in self.logs:
-            self.group_commit.request(log)
+            self.group_commit.request_flush(log)
         self.background.run_all()
         if self.chance.random() < 0.5:
             flush_on_shutdown(self.disk, ROOT, self.logs)
@@ -86,7 +86,7 @@ class ManyLogs:
 
     def sync(self) -> None:
         for log in self.logs:
-            self.group_commit.request(log)
+            self.group_commit.request_flush(log)
 
 
 def opened(disk: SimulatedDisk, clock: ManualClock, count: int) -> list[Log]:

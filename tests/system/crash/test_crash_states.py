@@ -113,7 +113,7 @@ class Workload:
         assert stored == self.written[-1]
 
     def sync(self, log: Log) -> None:
-        self.group_commit.request(log)
+        self.group_commit.request_flush(log)
 
     def run_job(self, log: Log) -> None:
         self.background.run_one()

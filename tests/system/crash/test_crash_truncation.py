@@ -79,8 +79,8 @@ def check(case: Torn, disk: SimulatedDisk) -> Log:
         data = disk.files()[cut.path]
         file = disk.open(cut.path)
         found = find_batches([FileRange(file, 0, len(data))])
-        assert found[:3] >= (cut.batches, cut.first_offset, cut.last_offset)
-        assert cut.batches > 0
+        assert found[:3] >= (cut.batch_count, cut.first_offset, cut.last_offset)
+        assert cut.batch_count > 0
     return log
 
 
@@ -113,7 +113,7 @@ def test_batches_after_damage_survive_power_failures_during_quarantine() -> None
         try:
             log = check(case, disk)
             disk.on_change = None
-            assert log.epoch_due == (log.recovery.truncated_tail is not None)
+            assert log.needs_new_epoch == (log.recovery.truncated_tail is not None)
             quarantine += log.recovery.truncated_tail is not None and bool(log.recovery.truncated_tail.path)
             images.append(disk.crash(chance))
             for image in images:
@@ -121,20 +121,20 @@ def test_batches_after_damage_survive_power_failures_during_quarantine() -> None
                 again = images_of(image, chance)
                 reopened = check(case, image)
                 ended = reopened.end_offset
-                assert reopened.epoch_due == log.epoch_due
+                assert reopened.needs_new_epoch == log.needs_new_epoch
                 image.on_change = None
                 assert ended == log.end_offset
                 for second in chance.sample(again, min(2, len(again))):
                     nothing_whole_is_gone(case, second)
                     after = check(case, second)
                     assert after.end_offset == ended
-                    assert after.epoch_due == log.epoch_due
+                    assert after.needs_new_epoch == log.needs_new_epoch
                     tail = append(after, make_batch([7], 300, 999), 1000)[1]
                     after.sync()
                     kept = [b for b in case.stored if read_header(b).base_offset < ended]
                     last = Log.open(second.crash(chance), ManualClock(), DIRECTORY, case.settings)
                     check_contents(last, [*kept, tail], thorough=False)
-                    assert last.epoch_due == log.epoch_due
+                    assert last.needs_new_epoch == log.needs_new_epoch
                     nothing_whole_is_gone(case, second)
                 states += 1 + min(2, len(again))
         except AssertionError as error:

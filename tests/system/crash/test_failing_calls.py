@@ -68,7 +68,7 @@ class Bench:
             except StorageError:
                 self.stored.pop()
                 raise
-            self.group_commit.request(self.log)
+            self.group_commit.request_flush(self.log)
 
     def settle(self) -> None:
         self.background.run_all()
@@ -82,7 +82,7 @@ def roll(bench: Bench) -> None:
     bench.settle()
     assert bench.log is not None
     bench.log.roll()
-    bench.group_commit.request(bench.log)
+    bench.group_commit.request_flush(bench.log)
     bench.write(2, epoch=3)
     bench.settle()
 
@@ -124,7 +124,7 @@ def recover(bench: Bench) -> None:
 def delete(bench: Bench) -> None:
     roll(bench)
     assert bench.log is not None
-    bench.group_commit.forget(bench.log)
+    bench.group_commit.unregister(bench.log)
     bench.stored, bench.promised = [], 0
     log, bench.log = bench.log, None
     log.delete()

@@ -200,8 +200,8 @@ def test_batch_of_another_leader_epoch_is_not_taken_over() -> None:
     flip(leader, segments(leader)[1], 200)
     known = leader.log.leader_epochs
     leader.log.leader_epochs = SimpleNamespace(  # type: ignore[assignment]  # enough of one
-        **{name: getattr(known, name) for name in ("entries", "last", "trim_to", "end_offset_for")},
-        epoch_at=lambda _: 99,
+        **{name: getattr(known, name) for name in ("entries", "latest_epoch", "trim_to", "end_offset_for")},
+        epoch_for_offset=lambda _: 99,
     )
     found = values_read(leader.partition, within=cluster)
     assert leader.repairer.counts.ranges == 0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.storage.log import SegmentInfo
-from mansio.storage.retention import UNLIMITED, Expired, expired
+from mansio.storage.retention import UNLIMITED, ExpiredSegments, find_expired
 
 TIMES = st.integers(0, 60)
 SIZES = st.integers(1, 5)
@@ -57,7 +57,7 @@ def test_retention_agrees_with_a_model_that_removes_one_segment_at_a_time(
             looked_at += 1
             yield segment
 
-    found = expired(
+    found = find_expired(
         closed(),  # type: ignore[arg-type]  # a generator of them
         log[-1],
         size_bytes=sum(segment.size_bytes for segment in log),
@@ -67,14 +67,16 @@ def test_retention_agrees_with_a_model_that_removes_one_segment_at_a_time(
         floor_offset=floor,
     )
     count = model(log, now_ms, retention_ms, retention_bytes, floor)
-    assert found.segments == count
+    assert found.segment_count == count
     assert found.end_offset == (log[count - 1].end_offset if count else -1)
     assert found.size_bytes == sum(segment.size_bytes for segment in log[:count])
-    assert found.newest == (count == len(log))
+    assert found.includes_active == (count == len(log))
     assert looked_at <= count + 1, "the cost is that of what goes, not of what stays"
     assert bool(found.reason) == bool(count)
 
 
 def test_an_empty_log_has_nothing_to_let_go_of() -> None:
     empty = SegmentInfo(5, 5, 0, -(1 << 63))
-    assert expired([], empty, size_bytes=0, now_ms=1, retention_ms=0, floor_offset=5) == Expired()
+    assert (
+        find_expired([], empty, size_bytes=0, now_ms=1, retention_ms=0, floor_offset=5) == ExpiredSegments()
+    )

@@ -299,7 +299,7 @@ def file_corpus(_random: Random) -> list[bytes]:
         segment_timestamps.encode_segment_timestamps(
             [segment_timestamps.SegmentTimestamp(0, 100, 5), segment_timestamps.SegmentTimestamp(9, 100, 6)]
         ),
-        compaction_state.CompactionState(5, 5, 9, compaction_state.Swap(0, 5, 100)).encode(),
+        compaction_state.CompactionState(5, 5, 9, compaction_state.PendingSwap(0, 5, 100)).encode(),
     ]
     return [*sealed, *(one[10:-4] for one in sealed), Checkpoint(1, 10, 0, 400, 0).encode()]
 

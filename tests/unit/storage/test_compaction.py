@@ -69,9 +69,9 @@ class World:
         self.log.sync()
         run = compact(self.log, self.disk, now_ms=now_ms, **more)
         assert run is not None
-        assert run.end is not None
+        assert run.outcome is not None
         self.run = run
-        return run.end
+        return run.outcome
 
     def reopen(self, disk: SimulatedDisk | None = None) -> None:
         self.disk = disk or self.disk
@@ -269,7 +269,7 @@ def test_map_too_small_for_all_keys_needs_several_runs() -> None:
     untouched = [batch for batch in before if read_header(batch).base_offset >= cleaned]
     assert world.batches()[-len(untouched) :] == untouched
     while (run := compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)) is not None:
-        assert run.end is CompactionOutcome.DONE
+        assert run.outcome is CompactionOutcome.DONE
         runs += 1
     assert runs > 5
     latest = {b"%d" % n: b"2" for n in range(300)} | {b"0": None}
@@ -406,10 +406,10 @@ def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
     world.log.roll()
     run = start_compaction(world.log, world.disk, now_ms=NOW)
     assert run is not None
-    while not world.log.compaction.busy:
+    while not world.log.compaction.is_busy:
         work = run.advance()
         assert work is not None
-        if not world.log.compaction.busy:
+        if not world.log.compaction.is_busy:
             run.finish(work(), None)
     swap = finish(run, work)
     assert swap is not None
@@ -460,12 +460,12 @@ def test_no_swap_starts_during_maintenance() -> None:
     job = world.log.prepare_maintenance()
     assert job is not None
     while one_piece(run):
-        assert not world.log.compaction.busy
-    assert run.end is None
+        assert not world.log.compaction.is_busy
+    assert run.outcome is None
     job.run(world.disk)
     world.log.finish_maintenance(job, None)
     run_to_end(run)
-    assert run.swaps or run.end is CompactionOutcome.ABANDONED
+    assert run.swaps or run.outcome is CompactionOutcome.ABANDONED
 
 
 def test_log_truncated_into_its_clean_part_is_dirty_from_there_on() -> None:
@@ -546,11 +546,11 @@ def test_swap_on_a_full_disk_waits_and_is_completed() -> None:
     ) else None  # fmt: skip
     for _ in range(40):
         one_piece(run)
-    assert run.end is None
+    assert run.outcome is None
     world.log.trim_to(3)
     assert len(world.values()) <= 9
     world.disk.fail_when = None
-    assert run_to_end(run) is CompactionOutcome.ABANDONED or run.end is CompactionOutcome.DONE
+    assert run_to_end(run) is CompactionOutcome.ABANDONED or run.outcome is CompactionOutcome.DONE
     world.log.sync()
     world.reopen(world.disk.crash(random.Random(3)))
     world.log.verify()
@@ -578,7 +578,7 @@ def test_swap_on_a_full_disk_ends_on_stop_and_recovery_completes_it() -> None:
     seen = world.values()
     run.stop()
     assert not one_piece(run)
-    assert run.end is CompactionOutcome.ABANDONED
+    assert run.outcome is CompactionOutcome.ABANDONED
     assert world.values() == seen  # readers go on with the new segment
     with pytest.raises(ConcurrentChange):
         world.log.truncate_to(5)
@@ -597,10 +597,10 @@ def test_started_swap_is_completed_on_pause() -> None:
     run.pause()
     for _ in range(5):
         assert one_piece(run)
-    assert run.end is None
+    assert run.outcome is None
     world.disk.fail_when = None
     assert run_to_end(run) is CompactionOutcome.ABANDONED
-    assert not world.log.compaction.busy
+    assert not world.log.compaction.is_busy
     assert run.swaps == 1
 
 
@@ -676,7 +676,7 @@ def test_batch_of_too_many_records_is_kept_and_its_old_values_stay_superseded(
     world.write((b"a", b"2"))
     world.write((b"a", b"3"))
     world.write((b"b", None))
-    monkeypatch.setattr(batch_filter, "OPENED_RECORDS_MAX", 2)
+    monkeypatch.setattr(batch_filter, "DECODED_RECORDS_MAX", 2)
     for round_number in range(4):
         assert world.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
         world.write((b"z", b"%d" % round_number))
@@ -698,7 +698,7 @@ def test_batch_too_large_to_decode_supersedes_nothing_and_loses_nothing(
     world.write((b"a", bytes(5000)), codec=codec)
     world.write((b"b", b"1"))
     world.write((b"b", b"2"))
-    monkeypatch.setattr(batch_filter, "OPENED_BYTES_MAX", 1000)
+    monkeypatch.setattr(batch_filter, "DECODED_BYTES_MAX", 1000)
     assert world.compact() is CompactionOutcome.DONE
     assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
 
@@ -742,7 +742,7 @@ def test_slices_are_short_whatever_is_in_a_batch() -> None:
     run = start_compaction(world.log, world.disk, now_ms=NOW)
     assert run is not None
     slices = 0
-    while run.end is None:
+    while run.outcome is None:
         slices += 1
         one_piece(run)
     looked_at = 2 * (5 * 5000 + 3000 * 12)

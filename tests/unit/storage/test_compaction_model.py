@@ -94,18 +94,18 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
         if run is None:
             return
         for _ in range(pieces):
-            if run.end is None:
+            if run.outcome is None:
                 one_piece(run)
         if trim:
             self.trim(part)
         self.write(batch, Codec.NONE, headers=False)
-        while run.end is None:
+        while run.outcome is None:
             one_piece(run)
         assert run.error is None
-        assert run.end is (CompactionOutcome.DONE if not trim else run.end)
+        assert run.outcome is (CompactionOutcome.DONE if not trim else run.outcome)
         state = self.log.compaction.state
         assert state.swap is None
-        if run.end is CompactionOutcome.DONE:
+        if run.outcome is CompactionOutcome.DONE:
             self.model.compact(state.cleaned_end_offset, now_ms, RETENTION_MS)
         elif run.swaps:  # some of it was done; the rest comes with the next run
             self.take_over()

@@ -31,9 +31,9 @@ def stored(base_offset: int, records: int = 2, leader_epoch: int = 0) -> bytes:
     return build_batch(values, base_offset=base_offset, leader_epoch=leader_epoch)
 
 
-def take(log: Log, *batches: bytes, gaps_below: int = 0) -> None:
+def take(log: Log, *batches: bytes, sparse_end_offset: int = 0) -> None:
     headers = [check_stored_batch(batch) for batch in batches]
-    log.append_as_follower(memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
+    log.append_as_follower(memoryview(b"".join(batches)), headers, sparse_end_offset=sparse_end_offset)
 
 
 @pytest.mark.parametrize("together", [1, 3, 20])
@@ -72,7 +72,7 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
     log = opened(disk)
     batches = [stored(10 * at, 2, leader_epoch=at // 3) for at in range(12)]
     for batch in batches:
-        take(log, batch, gaps_below=200)
+        take(log, batch, sparse_end_offset=200)
     work = log.prepare_flush()
     assert work is not None
     work.run(disk)  # and no checkpoint: all is read again
@@ -85,7 +85,7 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
     assert log.end_offset == 112
     assert log.end_offset_for_epoch(0) == (0, 22), "epoch 1 may have begun right behind the last of epoch 0"
     with pytest.raises(CorruptMessage):
-        take(log, stored(300, leader_epoch=9), gaps_below=200)
+        take(log, stored(300, leader_epoch=9), sparse_end_offset=200)
     for again in (opened(disk), opened(disk.crash(Random(2)))):
         assert list(again.batches(0)) == batches
         assert again.end_offset == 112
@@ -106,8 +106,8 @@ def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing
     disk = SimulatedDisk()
     log = opened(disk)
     batches = [stored(0), thinned(stored(2), 5), stored(7), thinned(stored(9), 3), stored(12)]
-    take(log, *batches[:3], gaps_below=9)
-    take(log, *batches[3:], gaps_below=9)
+    take(log, *batches[:3], sparse_end_offset=9)
+    take(log, *batches[3:], sparse_end_offset=9)
     work = log.prepare_flush()
     assert work is not None
     work.run(disk)  # and no checkpoint: all is read again
@@ -128,10 +128,10 @@ def test_gap_that_cannot_be_recorded_on_a_full_disk_waits_for_space() -> None:
     disk.fail_when = lambda operation, path: errno.ENOSPC if "compaction" in path else None
     for batch in (stored(10), thinned(stored(2), 5)):
         with pytest.raises(StorageError):
-            take(log, batch, gaps_below=20)
+            take(log, batch, sparse_end_offset=20)
         assert (log.failure, log.end_offset) == (None, 2)
     disk.fail_when = None
-    take(log, stored(10), gaps_below=20)
+    take(log, stored(10), sparse_end_offset=20)
     log.sync()
     assert list(opened(disk.crash(Random(1))).batches(0)) == [stored(0), stored(10)]
 
@@ -143,10 +143,10 @@ def test_batches_lost_in_a_power_failure_are_not_taken_for_a_gap_of_the_leader()
     for chance in range(60):
         disk = SimulatedDisk()
         log = opened(disk)
-        take(log, *batches[:2], gaps_below=1000)
+        take(log, *batches[:2], sparse_end_offset=1000)
         log.sync()
         for batch in batches[2:]:
-            take(log, batch, gaps_below=1000)
+            take(log, batch, sparse_end_offset=1000)
         assert len(log.segments()) == 2
         found = list(opened(disk.crash(Random(chance))).batches(0))
         assert found == batches[: len(found)]
@@ -162,7 +162,7 @@ def test_a_gap_where_a_segment_is_closed_is_kept() -> None:
         take(log, batches[-1])
         batches.append(stored(log.end_offset))
     batches[-1] = stored(log.end_offset + 10)
-    take(log, batches[-1], gaps_below=1000)
+    take(log, batches[-1], sparse_end_offset=1000)
     assert len(log.segments()) == 2
     work = log.prepare_flush()
     assert work is not None
@@ -181,10 +181,14 @@ def test_reset_continues_at_another_offset() -> None:
     for offset in (1000, 7, 7):
         log.reset_to(offset)
         assert (log.start_offset, log.end_offset, log.durable_end_offset) == (offset, offset, offset)
-        assert log.leader_epochs.last == -1
+        assert log.leader_epochs.latest_epoch == -1
         assert list(log.batches(0)) == []
         empty = opened(disk.crash(Random(offset)))
-        assert (empty.start_offset, empty.end_offset, empty.leader_epochs.last) == (offset, offset, -1)
+        assert (empty.start_offset, empty.end_offset, empty.leader_epochs.latest_epoch) == (
+            offset,
+            offset,
+            -1,
+        )
         batch = stored(offset, 3, leader_epoch=5)
         take(log, batch)
         log.sync()
@@ -301,7 +305,7 @@ def test_gap_wider_than_a_segment_starts_a_segment(begun: bool) -> None:
     batches = [stored(0)] if begun else []
     batches += [stored(5_000_000_000), stored(5_000_000_002), stored(1 << 40)]
     for batch in batches:
-        take(log, batch, gaps_below=1 << 41)
+        take(log, batch, sparse_end_offset=1 << 41)
     log.sync()
     for one in (log, opened(disk.crash(Random(1)))):
         one.verify()

@@ -39,7 +39,7 @@ class Bench:
     def write(self, number: int = 0, leader_epoch: int = -1) -> Log:
         log = self.logs[number]
         tag = len(self.stored[number])
-        leader_epoch = max(0, leader_epoch, log.leader_epochs.last)
+        leader_epoch = max(0, leader_epoch, log.leader_epochs.latest_epoch)
         self.stored[number].append(append(log, make_batch([1000 + tag], 100, tag), leader_epoch)[1])
         return log
 
@@ -50,7 +50,7 @@ class Bench:
 
     def sync(self) -> None:
         for log in self.logs:
-            self.group_commit.request(log)
+            self.group_commit.request_flush(log)
         self.background.run_all()
 
     def prune(self) -> None:
@@ -60,7 +60,7 @@ class Bench:
     def check(self) -> None:
         for number, log in enumerate(self.logs):
             assert log.failure is None
-            assert log.busy == 0
+            assert log.unfinished_job_count == 0
             for seed in range(10):
                 image = self.disk.crash(random.Random(seed))
                 again = Log.open(image, ManualClock(), f"/data/{number}", SETTINGS)
@@ -84,7 +84,7 @@ def test_maintenance_on_a_full_disk_is_retried(code: int, refused: tuple[str, st
         bench.full(lambda operation, path: operation == refused[0] and path.endswith(refused[1]), code)
         for _ in range(3):
             bench.prune()
-            assert all(log.failure is None and log.busy == 0 for log in bench.logs)
+            assert all(log.failure is None and log.unfinished_job_count == 0 for log in bench.logs)
             if refused[0] != "sync" or logs == 1:  # many are synced by another call
                 assert all(log.needs_maintenance for log in bench.logs)
         if refused == ("write", "checkpoint"):  # what was not written does not count, nor does its slot
@@ -131,12 +131,12 @@ def test_file_system_sync_that_fails_on_a_full_disk_is_the_last_one() -> None:
     bench.prune()
     bench.check()
     bench.full(None)
-    before = bench.group_commit.file_system_syncs
+    before = bench.group_commit.file_system_sync_count
     for number in range(6):
         bench.write(number)
     bench.sync()
     bench.prune()
-    assert bench.group_commit.file_system_syncs == before
+    assert bench.group_commit.file_system_sync_count == before
     assert not any(log.needs_maintenance for log in bench.logs)
     bench.check()
 
@@ -157,7 +157,7 @@ def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -
     bench.check()
     bench.prune()
     assert bench.logs[0].durable_end_offset == 1
-    assert bench.group_commit.idle  # a broker that stops does not wait for room
+    assert bench.group_commit.is_idle  # a broker that stops does not wait for room
     bench.full(None)
     bench.prune()
     assert bench.logs[0].durable_end_offset == 2

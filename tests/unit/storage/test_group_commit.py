@@ -46,10 +46,10 @@ class Bench:
 def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
     bench = Bench()
     log = bench.write()
-    bench.group_commit.request(log)
+    bench.group_commit.request_flush(log)
     assert len(bench.background.jobs) == 1
     for _ in range(5):
-        bench.group_commit.request(bench.write())
+        bench.group_commit.request_flush(bench.write())
     assert len(bench.background.jobs) == 1
     bench.background.run_one()
     assert log.durable_end_offset == 1
@@ -57,20 +57,20 @@ def test_first_request_starts_a_sync_and_later_ones_share_the_next() -> None:
     bench.background.run_one()
     assert log.durable_end_offset == 6
     assert not bench.background.jobs
-    assert bench.group_commit.syncs == 2
-    assert bench.group_commit.idle
+    assert bench.group_commit.sync_count == 2
+    assert bench.group_commit.is_idle
 
 
 def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
-    for logs, file_system_syncs in [(2, 0), (20, 1)]:
+    for logs, file_system_sync_count in [(2, 0), (20, 1)]:
         bench = Bench(logs)
-        bench.group_commit.request(bench.write(0))
+        bench.group_commit.request_flush(bench.write(0))
         bench.background.run_one()
         for number in range(logs):
             bench.group_commit._dirty[bench.write(number)] = None
-        bench.group_commit.request(bench.logs[0])
+        bench.group_commit.request_flush(bench.logs[0])
         bench.background.run_one()
-        assert bench.group_commit.file_system_syncs == file_system_syncs
+        assert bench.group_commit.file_system_sync_count == file_system_sync_count
         assert all(log.durable_end_offset == log.end_offset for log in bench.logs)
 
 
@@ -78,20 +78,20 @@ def test_without_syncfs_every_file_is_synced() -> None:
     bench = Bench(20, can_sync_all=False)
     for number in range(20):
         bench.group_commit._dirty[bench.write(number)] = None
-    bench.group_commit.request(bench.logs[0])
+    bench.group_commit.request_flush(bench.logs[0])
     bench.background.run_one()
     assert all(log.durable_end_offset == 1 for log in bench.logs)
 
 
 def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
     bench = Bench(2)
-    bench.group_commit.request(bench.write(0))
+    bench.group_commit.request_flush(bench.write(0))
     bench.disk.fail_when = lambda operation, path: (
         errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
     )
     told: list[StorageError] = []
     bench.logs[0].on_failure = told.append
-    bench.group_commit.request(bench.write(1))
+    bench.group_commit.request_flush(bench.write(1))
     bench.background.run_all()
     bench.disk.fail_when = None
     assert told == [bench.logs[0].failure]
@@ -99,7 +99,7 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
     assert bench.logs[1].failure is None
     assert bench.logs[1].durable_end_offset == 1
     syncs = bench.disk.syncs
-    bench.group_commit.request(bench.logs[0])
+    bench.group_commit.request_flush(bench.logs[0])
     bench.background.run_all()
     bench.scheduler.fire()
     bench.background.run_all()
@@ -112,7 +112,7 @@ def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
     for number in range(8):
         bench.group_commit._dirty[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation == "sync_all" else None
-    bench.group_commit.request(bench.logs[0])
+    bench.group_commit.request_flush(bench.logs[0])
     bench.background.run_all()
     assert all(log.failure is not None for log in bench.logs)
     assert all(log.durable_end_offset == 0 for log in bench.logs)
@@ -126,25 +126,25 @@ def test_defect_on_the_thread_fails_the_logs_and_is_reported() -> None:
 
     bench.group_commit._sync_all_files_min = 0
     bench.disk.sync_all = defect  # type: ignore[method-assign]  # stands for any programming error
-    bench.group_commit.request(bench.write())
+    bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
     assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
 
 
 def test_background_request_is_delayed_and_shares_an_urgent_sync() -> None:
     bench = Bench(2)
-    bench.group_commit.request(bench.write(0), urgent=False)
-    bench.group_commit.request(bench.write(1), urgent=False)
+    bench.group_commit.request_flush(bench.write(0), urgent=False)
+    bench.group_commit.request_flush(bench.write(1), urgent=False)
     assert not bench.background.jobs
     bench.scheduler.fire(up_to_ms=100)
     bench.background.run_one()
     assert [log.durable_end_offset for log in bench.logs] == [1, 1]
-    assert bench.group_commit.syncs == 1
+    assert bench.group_commit.sync_count == 1
 
 
 def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
     bench = Bench()
-    bench.group_commit.request(bench.write())
+    bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
     assert bench.logs[0].needs_maintenance
     bench.scheduler.fire(up_to_ms=1000)
@@ -159,9 +159,9 @@ def test_checkpoint_is_written_within_its_interval_after_writes_stop() -> None:
 def test_a_forgotten_log_is_not_synced_again() -> None:
     bench = Bench()
     log = bench.write()
-    bench.group_commit.request(log)
-    bench.group_commit.request(bench.write())
-    bench.group_commit.forget(log)
+    bench.group_commit.request_flush(log)
+    bench.group_commit.request_flush(bench.write())
+    bench.group_commit.unregister(log)
     log.close(save=False)
     bench.background.run_all()
     bench.scheduler.fire()
@@ -175,7 +175,7 @@ def test_trimmed_segments_are_removed_by_the_next_maintenance() -> None:
     log.update_settings(LogSettings(segment_bytes=100))
     for _ in range(4):
         bench.write()
-    bench.group_commit.request(log)
+    bench.group_commit.request_flush(log)
     bench.background.run_all()
     log.trim_to(2)
     bench.scheduler.fire()
@@ -188,14 +188,14 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
     bench = Bench()
     log = bench.logs[0]
     log.update_settings(LogSettings(segment_bytes=400, index_snapshot_bytes=1))
-    bench.group_commit.request(bench.write())
+    bench.group_commit.request_flush(bench.write())
     bench.background.run_all()
     bench.scheduler.fire()  # maintenance, with a snapshot of the active segment's index, has started
     assert bench.background.jobs
     for _ in range(8):
         bench.write()
     bench.background.run_all()
-    bench.group_commit.request(log)
+    bench.group_commit.request_flush(log)
     bench.background.run_all()
     bench.scheduler.fire()
     bench.background.run_all()
@@ -219,27 +219,27 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
         log.on_durable = log.on_failure = raising
     for number in range(logs):
         bench.group_commit._dirty[bench.write(number)] = None
-    bench.group_commit.request(bench.logs[0])
+    bench.group_commit.request_flush(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
     assert len(heard) == 2
     assert [record.levelname for record in caplog.records] == ["ERROR"]  # the second; the first was raised
     assert [log.durable_end_offset for log in bench.logs] == [1] * logs
-    assert [log.busy for log in bench.logs] == [0] * logs
+    assert [log.unfinished_job_count for log in bench.logs] == [0] * logs
     bench.scheduler.fire()
     bench.background.run_all()
     assert not any(log.needs_maintenance for log in bench.logs)
-    bench.group_commit.request(bench.write(2))  # the group commit continues
+    bench.group_commit.request_flush(bench.write(2))  # the group commit continues
     bench.background.run_all()
     assert bench.logs[2].durable_end_offset == 2
 
     for number in range(logs):
         bench.group_commit._dirty[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation.startswith("sync") else None
-    bench.group_commit.request(bench.logs[0])
+    bench.group_commit.request_flush(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
-    assert all(log.failure is not None and log.busy == 0 for log in bench.logs)
+    assert all(log.failure is not None and log.unfinished_job_count == 0 for log in bench.logs)
 
 
 def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> None:
@@ -249,9 +249,9 @@ def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> No
     second.update_settings(LogSettings(segment_bytes=200))  # two batches each
     for _ in range(3):
         bench.write(1)
-    first.on_durable = lambda _: bench.group_commit.request(second)
+    first.on_durable = lambda _: bench.group_commit.request_flush(second)
     bench.group_commit._dirty[bench.write(0)] = None
-    bench.group_commit.request(second)
+    bench.group_commit.request_flush(second)
     for _ in range(2):
         bench.write(1)
     bench.background.run_one()
@@ -259,7 +259,7 @@ def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> No
     for _ in range(2):
         bench.write(1)  # one more into the segment that is being synced, one into the next
     bench.background.run_one()
-    bench.group_commit.request(second)
+    bench.group_commit.request_flush(second)
     bench.background.run_all()
     assert len(second.segments()) == 4
     assert second.durable_end_offset == 7

@@ -11,7 +11,7 @@ from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.leader_epochs import LeaderEpochCache, load_leader_epochs
 from mansio.storage.log import SegmentInfo
-from mansio.storage.retention import expired
+from mansio.storage.retention import find_expired
 from mansio.testing.disk import SimulatedDisk
 
 
@@ -28,9 +28,9 @@ def test_full_index_drops_every_second_entry_and_finds_positions(monkeypatch: py
     assert len(index) <= 64
     gap = max(b[1] - a[1] for a, b in zip(index.entries(), index.entries()[1:], strict=False))
     for number in random.Random(1).sample(range(5000), 200):
-        position = index.floor_offset(10 * number)
+        position = index.position_before_offset(10 * number)
         assert 100 * number - gap < position <= 100 * number
-        assert index.floor_position(100 * number + 50)[1] <= 100 * number
+        assert index.entry_before_position(100 * number + 50)[1] <= 100 * number
 
 
 def test_index_file_restores_the_index() -> None:
@@ -90,5 +90,5 @@ SEGMENTS = [SegmentInfo(0, 10, 100, 1000), SegmentInfo(10, 20, 100, 3000), Segme
 )
 def test_retention_removes_whole_old_segments_up_to_the_floor(limits: dict[str, int], expected: int) -> None:
     *closed, newest = SEGMENTS
-    found = expired(closed, newest, size_bytes=300, **{"floor_offset": 30, **limits})
+    found = find_expired(closed, newest, size_bytes=300, **{"floor_offset": 30, **limits})
     assert max(0, found.end_offset) == expected

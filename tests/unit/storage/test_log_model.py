@@ -85,7 +85,9 @@ class LogAgainstList(RuleBasedStateMachine):
         epochs = [epoch for epoch, _ in self.log.leader_epochs.entries()]
         assert epochs == sorted(set(epochs))
         if self.expected and read_header(self.expected[-1]).base_offset >= self.log.start_offset:
-            assert self.log.end_offset_for_epoch(self.log.leader_epochs.last)[1] == self.log.end_offset
+            assert (
+                self.log.end_offset_for_epoch(self.log.leader_epochs.latest_epoch)[1] == self.log.end_offset
+            )
 
 
 TestLogAgainstList = LogAgainstList.TestCase

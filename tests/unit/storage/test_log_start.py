@@ -34,7 +34,7 @@ class World:
     def fill(self, batches: int = 6, index: int = 0) -> None:
         for _ in range(batches):
             append(self.logs[index], make_batch([1]))
-        self.group_commit.request(self.logs[index])
+        self.group_commit.request_flush(self.logs[index])
 
     def trim(self, offset: int, index: int = 0) -> None:
         self.logs[index].trim_to(offset)
@@ -63,7 +63,7 @@ def test_trim_during_a_swap_is_reported_when_it_is_on_disk() -> None:
     world = World()
     world.fill()
     world.background.run_all()
-    world.logs[0].compaction.busy = True
+    world.logs[0].compaction.is_busy = True
     world.trim(4)
     world.background.run_all()
     world.scheduler.fire()
@@ -131,7 +131,7 @@ def test_failed_disk_and_closed_log_are_reported() -> None:
     world.group_commit.persist_start_offset(world.logs[0], world.told.append)
     assert world.told == [world.logs[0].failure] * 2
     world.trim(4, 1)
-    world.group_commit.forget(world.logs[1])
+    world.group_commit.unregister(world.logs[1])
     assert "closed" in str(world.told[2])
 
 

@@ -82,7 +82,7 @@ class Syncing:
 
     def sync(self, logs: Sequence[Log]) -> None:
         for log in logs:
-            self.group_commit.request(log)
+            self.group_commit.request_flush(log)
         self.background.run_all()
 
     def prune(self) -> None:
@@ -211,7 +211,7 @@ def test_sync_waits_for_the_maintenance_of_some_logs_and_not_of_all() -> None:
     syncing.sync(logs)
     syncing.scheduler.fire()  # the checkpoints of all of them are due, and begun
     append(logs[0], make_batch([2], 50))
-    syncing.group_commit.request(logs[0])
+    syncing.group_commit.request_flush(logs[0])
     with recorded(disk) as calls:
         jobs = 0
         while logs[0].durable_end_offset < 2:

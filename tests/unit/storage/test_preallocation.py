@@ -33,7 +33,7 @@ class Bench:
         """Append and sync: at once for an awaited request, otherwise at the next flush interval."""
         for _ in range(batches):
             self.stored.append(append(self.log, make_batch([1], value_bytes, len(self.stored)))[1])
-        self.group_commit.request(self.log, urgent=awaited)
+        self.group_commit.request_flush(self.log, urgent=awaited)
         self.scheduler.fire()
         self.background.run_all()
         assert self.log.durable_end_offset == self.log.end_offset
@@ -136,7 +136,7 @@ def test_power_failure_between_zeros_and_batches_loses_no_acknowledged_record(se
         bench.disk.on_change = crash
         assert append(bench.log, batch)[1] == ahead
         bench.stored.append(ahead)
-        bench.group_commit.request(bench.log)
+        bench.group_commit.request_flush(bench.log)
         if chance.random() < 0.8:
             bench.background.run_all()
         durable = bench.log.durable_end_offset
@@ -157,9 +157,9 @@ def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
     group_commit.register(log)
     for number in range(5):
         append(log, make_batch([number], 80, number))
-        group_commit.request(log, urgent=False)
+        group_commit.request_flush(log, urgent=False)
         append(log, make_batch([number], 80, number))
-        group_commit.request(log, urgent=True)
+        group_commit.request_flush(log, urgent=True)
         background.run_all()
         scheduler.fire()
         background.run_all()

@@ -84,7 +84,7 @@ def test_batches_after_damage_are_quarantined_and_the_truncation_is_logged(
     check_contents(log, stored)
     cut = log.recovery.truncated_tail
     assert cut is not None
-    assert (cut.offset, cut.batches, cut.first_offset, cut.last_offset) == (3, 2, 4, 5)
+    assert (cut.offset, cut.batch_count, cut.first_offset, cut.last_offset) == (3, 2, 4, 5)
     assert cut.size_bytes == log.recovery.truncated_bytes >= sum(map(len, stored[3:]))
     ((path, data),) = kept_files(disk).items()
     assert cut.path == path == f"{DIRECTORY}/{quarantine_name(3, 1)}"
@@ -107,14 +107,14 @@ def test_leader_epoch_is_due_until_it_is_started() -> None:
     damage(disk, stored, 5)
     for _ in range(3):
         log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
-        assert log.epoch_due
+        assert log.needs_new_epoch
     append(log, make_batch([50], 60, 50), leader_epoch=1)
     log.sync()
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
-    assert log.epoch_due
-    log.epoch_started()
+    assert log.needs_new_epoch
+    log.record_new_epoch()
     log.sync()
-    assert not Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT).epoch_due
+    assert not Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT).needs_new_epoch
 
 
 def test_torn_tail_without_a_complete_batch_is_not_quarantined(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +123,7 @@ def test_torn_tail_without_a_complete_batch_is_not_quarantined(caplog: pytest.Lo
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     cut = log.recovery.truncated_tail
     assert cut is not None
-    assert (cut.offset, cut.batches, cut.path) == (5, 0, "")
+    assert (cut.offset, cut.batch_count, cut.path) == (5, 0, "")
     assert not kept_files(disk)
     assert [(record.message, record.levelname) for record in caplog.records] == [("log_truncated", "WARNING")]
 
@@ -136,7 +136,7 @@ def test_unreachable_segments_are_quarantined() -> None:
     assert log.end_offset == 0
     cut = log.recovery.truncated_tail
     assert cut is not None
-    assert (cut.first_offset, cut.last_offset, cut.segments) == (min(bases), 5, len(bases))
+    assert (cut.first_offset, cut.last_offset, cut.segment_count) == (min(bases), 5, len(bases))
     (data,) = kept_files(disk).values()
     assert all(batch in data for batch in stored[min(bases) :])
 
@@ -190,7 +190,7 @@ def test_full_disk_refuses_the_partition_and_destroys_nothing() -> None:
     log = Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
     assert log.end_offset == 3
     assert log.recovery.truncated_tail is not None
-    assert log.recovery.truncated_tail.batches == 36
+    assert log.recovery.truncated_tail.batch_count == 36
 
 
 def test_number_of_quarantine_files_is_bounded() -> None:
@@ -238,7 +238,7 @@ def test_content_crafted_like_batches_cannot_prevent_recovery() -> None:
     file = disk.open(segment_path(0))
     began = time.process_time()
     whole = find_batches([FileRange(file, 0, file.size())])
-    assert (whole.batches, whole.searched) == (0, False)
+    assert (whole.batch_count, whole.is_complete) == (0, False)
     assert time.process_time() - began < scaled(5)
 
 

@@ -86,7 +86,7 @@ def test_timestamps_of_truncated_segments_are_dropped() -> None:
     job = log.prepare_maintenance()
     assert job is not None
     job.write_checkpoint(disk, sync=True)  # and nothing of what follows
-    log.finish_maintenance(job, LogDiskFull("", checkpointed=True))
+    log.finish_maintenance(job, LogDiskFull("", checkpoint_written=True))
     for seed in range(30):
         image = disk.crash(random.Random(seed))
         check_times(opened(image), stored)  # first, and by itself: reads would load the indexes

@@ -132,7 +132,7 @@ class Checker:
             if segment.checked is None or segment.checked.find(offset) is not None:  # type: ignore[attr-defined]
                 continue
             file, task = self.log.check_task(segment, offset, with_index=True)  # type: ignore[arg-type]
-            self.log.checks_done(
+            self.log.record_check(
                 segment,  # type: ignore[arg-type]
                 check_batches(file, task, bytes_max=1500, batches_max=7, delimit=True),
             )
@@ -259,7 +259,7 @@ def test_a_failing_disk_is_reported_to_the_reader_that_waits_for_the_check() -> 
     disk = DISK.crash(random.Random(0))
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
     segment = log._segments.segments[0]
-    log.check_failed(segment, StorageError("no"))
+    log.record_check_failure(segment, StorageError("no"))
     with pytest.raises(StorageError, match="no"):
         log.read(0, 1, log.end_offset)
     assert log.read(0, 1, log.end_offset) is not None
@@ -342,7 +342,7 @@ def test_batches_with_a_part_that_the_disk_cannot_read_are_damaged_and_no_others
     while offset < segment.end_offset:
         task = log.scrub_task(segment, position, offset, with_index=delimit)
         result = check_batches(
-            log.file_of(segment), task, bytes_max=1 << 20, batches_max=512, delimit=delimit
+            log.segment_file(segment), task, bytes_max=1 << 20, batches_max=512, delimit=delimit
         )
         found += result.ranges
         position, offset = result.position, result.offset

@@ -26,7 +26,7 @@ from unit.wire import record_oracle
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OPENED_BYTES_MAX = 1 << 20
+DECODED_BYTES_MAX = 1 << 20
 
 contents = st.none() | st.binary(max_size=70) | st.sampled_from([bytes(64), bytes(8191), bytes(8192)])
 headers = st.lists(st.tuples(st.text(max_size=5), contents), max_size=3)
@@ -45,8 +45,8 @@ def outcome(read: Callable[[], list[Any]]) -> Any:
 
 def as_rows(batch: bytes) -> Any:
     """What `read_rows` returns or raises; `read_records` must agree."""
-    rows = outcome(lambda: read_rows(batch, Message, "t", 3, max_output_bytes=OPENED_BYTES_MAX))
-    records = outcome(lambda: read_records(batch, max_output_bytes=OPENED_BYTES_MAX))
+    rows = outcome(lambda: read_rows(batch, Message, "t", 3, max_output_bytes=DECODED_BYTES_MAX))
+    records = outcome(lambda: read_records(batch, max_output_bytes=DECODED_BYTES_MAX))
     assert (records if isinstance(records, tuple) else [Message("t", 3, *each) for each in records]) == rows
     assert isinstance(records, tuple) or all(type(record) is Record for record in records)
     return rows
@@ -57,7 +57,7 @@ def expected(batch: bytes) -> Any:
     return outcome(
         lambda: [
             Message("t", 3, *record)
-            for record in record_oracle.read_records(batch, max_output_bytes=OPENED_BYTES_MAX)
+            for record in record_oracle.read_records(batch, max_output_bytes=DECODED_BYTES_MAX)
         ]
     )
 

@@ -22,21 +22,23 @@ from mansio.wire.batch.record_reader import UNIFORM_RECORDS_MIN, read_rows, read
 from support.tiers import examples
 from unit.wire.record_oracle import read_records
 
-OPENED_BYTES_MAX = 8 << 20
+DECODED_BYTES_MAX = 8 << 20
 BASE_MS = 1_700_000_000_000
 
 
 def as_rows(batch: bytes) -> Any:
     """What is read: rows, or an error's kind and words."""
     try:
-        return read_rows(batch, Message, "t", 3, max_output_bytes=OPENED_BYTES_MAX)
+        return read_rows(batch, Message, "t", 3, max_output_bytes=DECODED_BYTES_MAX)
     except MansioError as error:
         return type(error), str(error)
 
 
 def one_by_one(batch: bytes) -> Any:
     try:
-        return [Message("t", 3, *record) for record in read_records(batch, max_output_bytes=OPENED_BYTES_MAX)]
+        return [
+            Message("t", 3, *record) for record in read_records(batch, max_output_bytes=DECODED_BYTES_MAX)
+        ]
     except MansioError as error:
         return type(error), str(error)
 

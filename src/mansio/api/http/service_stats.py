@@ -102,7 +102,9 @@ class ServiceStats:
                     f"at start, not known to be flushed: {truncated.reason}"
                 )
                 if truncated.path:
-                    detail += f"; {truncated.batches:,} whole batches of them are kept in {truncated.path}"
+                    detail += (
+                        f"; {truncated.batch_count:,} whole batches of them are kept in {truncated.path}"
+                    )
                 yield Problem("log_truncated", detail, partition.topic, partition.index)
 
     def partition_samples(self) -> Iterator[PartitionSample]:

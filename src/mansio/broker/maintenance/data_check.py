@@ -41,7 +41,7 @@ from mansio.storage.inspection import (
     LogReport,
     Severity,
     inspect_log,
-    log_bytes,
+    log_size_bytes,
 )
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class _Examination:
 
     def _bytes(self, location: PartitionLocation) -> int:
         try:
-            return log_bytes(self.disk, location.directory)
+            return log_size_bytes(self.disk, location.directory)
         except OSError:  # reported when the partition is checked
             return 0
 

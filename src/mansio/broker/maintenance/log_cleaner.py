@@ -191,7 +191,7 @@ class LogCleaner:
                 continue
             if partition.log in self._failed or partition.log in later:
                 continue
-            if partition.log.compaction.busy:  # a swap was left to the next opening
+            if partition.log.compaction.is_busy:  # a swap was left to the next opening
                 continue
             try:
                 found = self._judge(partition)
@@ -262,7 +262,7 @@ class LogCleaner:
         before = partition.log.size_bytes
         began = self._clock.monotonic()
         try:
-            while run.end is None:
+            while run.outcome is None:
                 if self._stopped:
                     run.stop()
                 elif not partition.settings.compacts:
@@ -272,14 +272,14 @@ class LogCleaner:
             ended, self._current = self._current.ended, None
             ended.set_result(None)
         self._ended(partition, run, before, self._clock.monotonic() - began)
-        assert run.end is not None
-        return run.end
+        assert run.outcome is not None
+        return run.outcome
 
     async def _slice(self, run: CompactionRun) -> None:
         """One slice of work, and the pause that follows from it."""
         work = run.advance()
         if work is None:
-            if run.end is None:
+            if run.outcome is None:
                 await self._pause(WAIT_MS)
             return
         seconds = 0.0
@@ -291,7 +291,7 @@ class LogCleaner:
         moved = run.bytes_read + run.bytes_written - moved
         self.counts = self.counts._replace(seconds=self.counts.seconds + seconds)
         pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self.bytes_per_second - seconds)
-        if run.end is None:
+        if run.outcome is None:
             await self._pause(max(ROOM_WAIT_MS if run.waits_for_disk_space else PAUSE_MS_MIN, pause_s * 1000))
 
     async def _run_in_thread(self, work: Callable[[], object]) -> tuple[Any, BaseException | None, float]:
@@ -330,21 +330,21 @@ class LogCleaner:
         self.counts = counts._replace(
             runs=counts.runs + 1,
             given_up=counts.given_up
-            + (run.end in (CompactionOutcome.ABANDONED, CompactionOutcome.DISK_FULL)),
+            + (run.outcome in (CompactionOutcome.ABANDONED, CompactionOutcome.DISK_FULL)),
             swaps=counts.swaps + run.swaps,
             bytes_read=counts.bytes_read + run.bytes_read,
             bytes_written=counts.bytes_written + run.bytes_written,
             records_dropped=counts.records_dropped + run.records_dropped,
         )
-        if run.end is CompactionOutcome.FAILED:
+        if run.outcome is CompactionOutcome.FAILED:
             self._mark_uncleanable(partition, run.error or MansioError("unknown"))
             return
         if run.swaps and (hold := partition.find_hook(RetentionHoldHook)) is not None:
             hold.passed(partition.log.compaction.state.cleaned_end_offset)
-        level = logging.WARNING if run.end is CompactionOutcome.DISK_FULL else logging.INFO
+        level = logging.WARNING if run.outcome is CompactionOutcome.DISK_FULL else logging.INFO
         logger.log(
             level,
-            "compacted" if run.end is CompactionOutcome.DONE else "compaction ended early",
+            "compacted" if run.outcome is CompactionOutcome.DONE else "compaction ended early",
             extra=fields(
                 topic=partition.topic,
                 partition=partition.index,
@@ -355,7 +355,7 @@ class LogCleaner:
                 seconds=round(seconds, 3),
                 **(
                     {"reason": "disk full, or no file descriptor"}
-                    if run.end is CompactionOutcome.DISK_FULL
+                    if run.outcome is CompactionOutcome.DISK_FULL
                     else {}
                 ),
             ),

@@ -161,7 +161,7 @@ class LogScrubber:
                 )
                 if not is_current():
                     return
-                log.scrubbed(segment, result)
+                log.record_scrub(segment, result)
                 damaged = sum(1 for each in result.ranges if each.damage)
                 self.counts = self.counts._replace(
                     read_bytes=self.counts.read_bytes + result.read_bytes,
@@ -184,7 +184,7 @@ class LogScrubber:
                 failed = (
                     error if isinstance(error, StorageError) else StorageError(f"{segment.path}: {error}")
                 )
-                log.check_failed(segment, failed)
+                log.record_check_failure(segment, failed)
                 logger.error(
                     "segment_not_scrubbed",
                     extra=fields(topic=partition.topic, partition=partition.index, reason=error),

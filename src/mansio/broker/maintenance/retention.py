@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import MansioError, StorageError
 from mansio.logs import fields
-from mansio.storage.retention import UNLIMITED, expired
+from mansio.storage.retention import UNLIMITED, find_expired
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.broker.partition.partition import Partition
     from mansio.ports import Clock, Scheduler, Timer
-    from mansio.storage.retention import Expired
+    from mansio.storage.retention import ExpiredSegments
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class RetentionManager:
         if not by_size and settings.retention_ms == UNLIMITED:
             return
         floor = partition.retention_floor()
-        found = expired(
+        found = find_expired(
             log.closed_segments(),
             log.active_segment(),
             size_bytes=log.size_bytes if by_size else 0,
@@ -148,10 +148,10 @@ class RetentionManager:
         if found.end_offset > log.start_offset:
             self._let_go(partition, found)
 
-    def _let_go(self, partition: Partition, found: Expired) -> None:
+    def _let_go(self, partition: Partition, found: ExpiredSegments) -> None:
         """Trim to the offset that was found. If there is no space for a new segment, everything but the active
         segment is deleted."""
-        if found.newest:
+        if found.includes_active:
             active = partition.log.active_segment()
             try:
                 partition.roll()
@@ -159,19 +159,19 @@ class RetentionManager:
                 if partition.log.failure is None and active.base_offset > partition.start_offset:
                     rest = found._replace(
                         end_offset=active.base_offset,
-                        segments=found.segments - 1,
+                        segment_count=found.segment_count - 1,
                         size_bytes=found.size_bytes - active.size_bytes,
                     )
                     self._trim(partition, rest)
                 raise
         self._trim(partition, found)
 
-    def _trim(self, partition: Partition, found: Expired) -> None:
+    def _trim(self, partition: Partition, found: ExpiredSegments) -> None:
         start_offset = partition.start_offset
         partition.trim(found.end_offset)
         counts = self.counts
         self.counts = counts._replace(
-            segments=counts.segments + found.segments,
+            segments=counts.segments + found.segment_count,
             records=counts.records + found.end_offset - start_offset,
             size_bytes=counts.size_bytes + found.size_bytes,
         )
@@ -182,7 +182,7 @@ class RetentionManager:
                 partition=partition.index,
                 start=start_offset,
                 to=found.end_offset,
-                segments=found.segments,
+                segments=found.segment_count,
                 bytes=found.size_bytes,
                 reason=found.reason,
             ),

@@ -126,13 +126,13 @@ class BatchVerifier:
         self._start()
 
     def _failed(self, segment: Segment, request: _Request, error: StorageError) -> None:
-        request.log.check_failed(segment, error)
+        request.log.record_check_failure(segment, error)
         request.on_checked()
 
     def _record(self, segment: Segment, request: _Request, result: CheckResult) -> None:
         self.checked_bytes += result.read_bytes
         request.bytes_left -= max(result.read_bytes, 1)
-        request.log.checks_done(segment, result)
+        request.log.record_check(segment, result)
         searched, request.delimits = request.delimits, bool(result.problem) and not request.delimits
         if request.delimits:
             request.bytes_left = max(request.bytes_left, 1)

@@ -66,7 +66,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
-from mansio.storage.checked_ranges import damaged_error
+from mansio.storage.checked_ranges import damaged_range_error
 from mansio.storage.verification import is_unreadable
 from mansio.wire.batch.record_batch import (
     BatchHeader,
@@ -366,14 +366,14 @@ class Partition:
         if not urgent:
             self._acknowledged_end = end_offset
         if self.replica.waits_for_followers and (urgent or self._parked):
-            self.group_commit.request_with_followers(self.log)
+            self.group_commit.request_flush_with_followers(self.log)
         else:
-            self.group_commit.request(self.log, urgent=urgent or bool(self._parked))
+            self.group_commit.request_flush(self.log, urgent=urgent or bool(self._parked))
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def request_flush(self) -> None:
         """Flush now what was appended without urgency."""
-        self.group_commit.request(self.log, urgent=True)
+        self.group_commit.request_flush(self.log, urgent=True)
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
         """Return True if everything below `end_offset` is committed now. Otherwise `callback` is called once, with None
@@ -544,7 +544,7 @@ class Partition:
         """
         self._parked[wake] = None
         if self.log.end_offset > self.replica.high_watermark:
-            self.group_commit.request(self.log, urgent=True)
+            self.group_commit.request_flush(self.log, urgent=True)
 
     def unpark(self, wake: Callable[[], None]) -> None:
         self._parked.pop(wake, None)
@@ -566,7 +566,7 @@ class Partition:
         self.storage_health.corrupt(self.topic, self.index, offset, error)
 
     def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
-        error = damaged_error(segment.path, found)
+        error = damaged_range_error(segment.path, found)
         self.storage_health.corrupt(self.topic, self.index, found.offset, error)
 
     def _wake_readers(self) -> None:
@@ -597,9 +597,9 @@ class Partition:
         if self.is_leader and before.leader_epoch == leader_epoch:
             return
         self._check_new_epoch(leader_epoch)
-        if leader_epoch <= log.leader_epochs.last:
+        if leader_epoch <= log.leader_epochs.latest_epoch:
             raise FencedLeaderEpoch(
-                f"{self.name}: leader epoch {leader_epoch} is not new, its log has {log.leader_epochs.last}"
+                f"{self.name}: leader epoch {leader_epoch} is not new, its log has {log.leader_epochs.latest_epoch}"
             )
         if (failure := self.failure) is not None:
             raise failure
@@ -621,7 +621,7 @@ class Partition:
         self._change_role(replica, f"broker {self.broker_id} is the leader in the new epoch {leader_epoch}")
         if is_session_valid is not None:
             self._before_append.insert(0, _SessionCheck(self.name, is_session_valid))
-        self.group_commit.request(log, urgent=True)  # the epoch, and what was not flushed before
+        self.group_commit.request_flush(log, urgent=True)  # the epoch, and what was not flushed before
         if replica.high_watermark > high_watermark:
             self._high_watermark_advanced()
 
@@ -643,7 +643,7 @@ class Partition:
         new_leader = "no leader" if leader == NO_LEADER else f"broker {leader} is the leader"
         self._change_role(replica, f"{new_leader} in epoch {leader_epoch}")
         if log.end_offset > log.durable_end_offset:
-            self.group_commit.request(log, urgent=True)  # a follower reports its flushed end
+            self.group_commit.request_flush(log, urgent=True)  # a follower reports its flushed end
 
     def resign(self) -> None:
         """Neither lead nor follow until the next epoch."""
@@ -823,7 +823,7 @@ class Partition:
         """A batch without records, sent where compaction removed everything from `offset` to the end of the log."""
         log = self.log
         delta = min(log.end_offset - 1 - offset, OFFSET_DELTA_MAX)
-        epoch = log.leader_epochs.epoch_at(offset + delta)
+        epoch = log.leader_epochs.epoch_for_offset(offset + delta)
         return encode_batch(BatchHeader(offset, 0, epoch, 2, 0, 0, delta, -1, -1, -1, -1, -1, 0), b"")
 
     def park_follower(self, wake: Callable[[], None]) -> None:
@@ -848,11 +848,11 @@ class Partition:
 
     # Replication, as follower
 
-    def append_from_leader(self, records: memoryview, gaps_below: int) -> int:
+    def append_from_leader(self, records: memoryview, sparse_end_offset: int) -> int:
         """Append the whole batches of a leader's response as they are; returns their size in bytes. The caller has them
         flushed.
 
-        All batches are validated before the first is appended. Below `gaps_below`, the leader's high watermark,
+        All batches are validated before the first is appended. Below `sparse_end_offset`, the leader's high watermark,
         compaction may have left gaps. Raises `CorruptMessage` and subclasses for bytes that are not the leader's next
         batches, `ConcurrentChange` when the log must be reset and is being flushed, `StorageError` as `append` does.
         What was appended before the error stays.
@@ -873,7 +873,7 @@ class Partition:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
         before = log.end_offset
         try:
-            log.append_as_follower(records[:size], headers, gaps_below=gaps_below)
+            log.append_as_follower(records[:size], headers, sparse_end_offset=sparse_end_offset)
         except StorageError as error:
             raise self._append_error(error) from error
         finally:
@@ -1028,7 +1028,7 @@ class Partition:
     def roll(self) -> None:
         """Start a new segment, so that the one before can be deleted as a whole."""
         self.log.roll()
-        self.group_commit.request(self.log, urgent=False)
+        self.group_commit.request_flush(self.log, urgent=False)
 
     def retention_floor(self) -> int | None:
         """The lowest offset that a feature still needs; retention must not pass it."""

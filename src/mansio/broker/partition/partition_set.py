@@ -376,7 +376,7 @@ class PartitionSet:
         if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.log_truncated(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
-            self._group_commit.request(log, urgent=True)
+            self._group_commit.request_flush(log, urgent=True)
         return partition
 
     def _local_replicas(self, topics: Iterable[Topic]) -> list[Wanted]:
@@ -409,7 +409,7 @@ class PartitionSet:
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
-                self._group_commit.forget(partition.log)
+                self._group_commit.unregister(partition.log)
                 partition.log.close(save=False)
         # After this, no flush, checkpoint or repair of these logs is in progress.
         for thread in (self._sync_thread, self._verification_thread):
@@ -445,7 +445,7 @@ class PartitionSet:
     def truncated_partitions(self) -> list[Partition]:
         """Partitions that recovery truncated, at this start or at one that was killed before the next epoch: their next
         records need a new leader epoch."""
-        return [partition for partition in self if partition.log.epoch_due]
+        return [partition for partition in self if partition.log.needs_new_epoch]
 
     def report_unknown_directories(self) -> None:
         """Log directories under `topics/` that belong to no topic of the metadata; they are never removed."""

@@ -256,7 +256,7 @@ class LogRepairer:
                 failures[base] = before[base]
                 continue
             last = before.get(base)
-            first = log.first_damaged(segment, offsets)
+            first = log.first_damaged_offset(segment, offsets)
             if last is not None and log.start_offset <= last.offset < segment.end_offset:
                 first = last.offset
             repair = _SegmentRepair(self, partition, segment, first)
@@ -472,7 +472,7 @@ class _SegmentRepair:
         position, offset, delimit = 0, segment.base_offset, False
         while offset < segment.end_offset:
             try:
-                file = log.file_of(segment)
+                file = log.segment_file(segment)
                 task = log.scrub_task(segment, position, offset, with_index=delimit)
                 result = await self._in_thread(partial(self._copy.copy_intact, file, task, delimit=delimit))
             except StorageError:
@@ -517,7 +517,7 @@ class _SegmentRepair:
                 base_offset = header.base_offset
                 if not lowest <= base_offset <= offset <= header.last_offset < end_offset:
                     break
-                if header.leader_epoch != (epoch := log.leader_epochs.epoch_at(base_offset)):
+                if header.leader_epoch != (epoch := log.leader_epochs.epoch_for_offset(base_offset)):
                     raise StorageError(
                         f"broker {source} has leader epoch {header.leader_epoch} at {offset}, this log {epoch}"
                     )

@@ -292,7 +292,7 @@ class ReplicaFetcher:
                     partition.index,
                     fetched.replica.leader_epoch,
                     offset,
-                    log.leader_epochs.epoch_at(offset - 1),
+                    log.leader_epochs.epoch_for_offset(offset - 1),
                     log.durable_start_offset,
                     settings.partition_bytes_max,
                 )
@@ -349,7 +349,7 @@ class ReplicaFetcher:
             if (log := one.partition.log).end_offset > log.durable_end_offset and one.current
         ]
         if unsynced:
-            asked[0].partition.group_commit.request_all(unsynced)  # one group commit per broker
+            asked[0].partition.group_commit.request_flush_of_all(unsynced)  # one group commit per broker
         for fetched in grown:  # the others come first in the next request
             if self.partitions.pop(fetched.partition, None) is fetched:
                 self.partitions[fetched.partition] = fetched

@@ -85,7 +85,7 @@ def is_sound(diagnosis: DataCheckReport) -> bool:
     """Whether a broker opens it without loss, and nothing in it is worth a person's attention."""
     if diagnosis.clean:
         return True
-    left_out = any(one.log.findings_left_out for one in diagnosis.partitions)
+    left_out = any(one.log.omitted_finding_count for one in diagnosis.partitions)
     return not left_out and all(
         finding.severity == "note" or finding.repaired or _is_rebuilt_by_broker(finding)
         for finding in diagnosis.each_finding()
@@ -148,12 +148,12 @@ def _as_json(diagnosis: DataCheckReport) -> dict[str, Any]:
                 "directory": one.log.directory,
                 "start_offset": one.log.start_offset,
                 "end_offset": one.log.end_offset,
-                "segments": one.log.segments,
-                "batches": one.log.batches,
+                "segments": one.log.segment_count,
+                "batches": one.log.batch_count,
                 "size_bytes": one.log.size_bytes,
-                "damaged_records": one.log.damaged_offsets,
+                "damaged_records": one.log.damaged_offset_count,
                 "findings": [_finding_json(finding) for finding in one.log.findings],
-                "findings_left_out": one.log.findings_left_out,
+                "findings_left_out": one.log.omitted_finding_count,
                 "bad_ranges": [damaged_range._asdict() for damaged_range in one.log.bad_ranges],
             }
             for one in diagnosis.partitions
@@ -181,11 +181,11 @@ def _topic_rows(partitions: Iterable[PartitionReport]) -> list[dict[str, Any]]:
             ),
         )
         row["partitions"] += 1
-        row["segments"] += one.log.segments
-        row["batches"] += one.log.batches
+        row["segments"] += one.log.segment_count
+        row["batches"] += one.log.batch_count
         row["size_bytes"] += one.log.size_bytes
         row["damaged_partitions"] += one.log.has_damage
-        row["damaged_records"] += one.log.damaged_offsets
+        row["damaged_records"] += one.log.damaged_offset_count
     return [{"topic": topic, **row} for topic, row in sorted(rows.items())]
 
 
@@ -207,7 +207,7 @@ def _show(diagnosis: DataCheckReport) -> None:
             console.print(_line(finding, diagnosis.data_dir))
         shown += 1
     left_out = max(shown - FINDINGS_SHOWN_MAX, 0)
-    left_out += sum(one.log.findings_left_out for one in diagnosis.partitions)
+    left_out += sum(one.log.omitted_finding_count for one in diagnosis.partitions)
     if left_out:
         console.print(f"and {left_out:,} more findings")
     damaged = [one for one in diagnosis.partitions if one.log.bad_ranges]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.errors import RequestError
 from mansio.storage.cleaner.offset_map import digest_of
 from mansio.storage.index import NO_TIMESTAMP
-from mansio.storage.timestamp_search import OPENED_BYTES_MAX, OPENED_RECORDS_MAX
+from mansio.storage.timestamp_search import DECODED_BYTES_MAX, DECODED_RECORDS_MAX
 from mansio.wire.batch.compression import Codec, compress, decompress
 from mansio.wire.batch.record_batch import DELETE_HORIZON, HEADER_BYTES, TimestampType, encode_batch
 from mansio.wire.batch.record_reader import scan_records, with_timestamp_delta
@@ -44,7 +44,7 @@ INT64_MAX = (1 << 63) - 1
 INT64_MIN = -1 << 63
 
 
-def matches_none(_: BatchHeader) -> bool:
+def matches_no_batch(_: BatchHeader) -> bool:
     """Predicate that is true for no batch."""
     return False
 
@@ -66,9 +66,9 @@ class CompactionRules(NamedTuple):
     map_end_offset: int
     output_bytes_max: int
     tombstone_floor: int = INT64_MAX
-    is_aborted: Callable[[BatchHeader], bool] = matches_none
-    is_obsolete_marker: Callable[[BatchHeader], bool] = matches_none
-    is_last_of_producer: Callable[[BatchHeader], bool] = matches_none
+    is_aborted: Callable[[BatchHeader], bool] = matches_no_batch
+    is_obsolete_marker: Callable[[BatchHeader], bool] = matches_no_batch
+    is_last_of_producer: Callable[[BatchHeader], bool] = matches_no_batch
 
 
 class FilteredBatch(NamedTuple):
@@ -86,8 +86,8 @@ class FilteredBatch(NamedTuple):
 
 def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
     """The records' bytes; None if they cannot be decoded although the batch is undamaged, or exceed a limit."""
-    size_max = min(output_bytes_max, OPENED_BYTES_MAX)
-    if header.record_count > OPENED_RECORDS_MAX or (
+    size_max = min(output_bytes_max, DECODED_BYTES_MAX)
+    if header.record_count > DECODED_RECORDS_MAX or (
         header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max
     ):
         return None

@@ -32,7 +32,7 @@ from mansio.storage.cleaner.batch_filter import (
     filter_batch,
     key_digests,
 )
-from mansio.storage.cleaner.compaction_state import UNSET, Swap, cleaned_path, sync_log_directory
+from mansio.storage.cleaner.compaction_state import UNSET_FIELD, PendingSwap, cleaned_path, sync_log_directory
 from mansio.storage.cleaner.offset_map import ENTRY_BYTES, OffsetMap
 from mansio.storage.file_cache import recorded_end_offset
 from mansio.storage.index import SparseIndex
@@ -119,7 +119,9 @@ def plan_compaction(
         and oldest_dirty_ms is not None
         and oldest_dirty_ms < now_ms - settings.max_compaction_lag_ms
     )
-    tombstones = count > 0 and state.last_delete_horizon_ms != UNSET and state.last_delete_horizon_ms < now_ms
+    tombstones = (
+        count > 0 and state.last_delete_horizon_ms != UNSET_FIELD and state.last_delete_horizon_ms < now_ms
+    )
     forced = too_old or tombstones
     due = forced or (first_dirty < count and ratio >= settings.min_cleanable_dirty_ratio)
     return CompactionPlan(count, first_dirty, dirty_bytes, ratio, forced, due)
@@ -170,7 +172,7 @@ class CompactionTask(NamedTuple):
 
     directory: str
     segments: tuple[Segment, ...]
-    infos: tuple[SegmentInfo, ...]
+    segment_infos: tuple[SegmentInfo, ...]
     first_dirty: int
     dirty_offset: int
     rules: CompactionRules
@@ -179,7 +181,7 @@ class CompactionTask(NamedTuple):
     map_bytes_max: int
 
 
-class Progress(NamedTuple):
+class CompactionProgress(NamedTuple):
     """Bytes that a finished slice of work read and wrote."""
 
     bytes_read: int
@@ -187,17 +189,17 @@ class Progress(NamedTuple):
 
 
 class CleanedSegment(NamedTuple):
-    """A file on stable storage that can replace the segments `old`."""
+    """A file on stable storage that can replace the segments `old_segments`."""
 
-    swap: Swap
-    old: tuple[Segment, ...]
+    swap: PendingSwap
+    old_segments: tuple[Segment, ...]
     file: DiskFile
-    sparse: SparseIndex
+    sparse_index: SparseIndex
     delete_horizon_ms: int
     sparse_end_offset: int
 
 
-class Finished(NamedTuple):
+class CompactionFinished(NamedTuple):
     """The compaction is complete: below `cleaned_end_offset` no key has two values."""
 
     cleaned_end_offset: int
@@ -219,7 +221,7 @@ class Compaction:
         self._unfinished = ""
         self._work = self._run()
 
-    def step(self) -> Progress | CleanedSegment | Finished:
+    def step(self) -> CompactionProgress | CleanedSegment | CompactionFinished:
         """Run the next slice. After a `CleanedSegment` the next step continues with the next group.
 
         Raises `CorruptLog`, `StorageError`, `OSError`; then, and to stop before the end, call `abandon`.
@@ -238,7 +240,7 @@ class Compaction:
         """Pass the last `CleanedSegment`'s file to the log: `abandon` does not remove it any more."""
         self._unfinished = ""
 
-    def _run(self) -> Generator[Progress | CleanedSegment | Finished, None, None]:
+    def _run(self) -> Generator[CompactionProgress | CleanedSegment | CompactionFinished, None, None]:
         task = self.task
         for segment in task.segments:
             self._check_end(segment)
@@ -247,12 +249,12 @@ class Compaction:
                 yield self._slice()
         newest, map_end = yield from self._build_map()
         self._rules = task.rules._replace(map_end_offset=map_end)
-        count = sum(info.base_offset < map_end for info in task.infos)
+        count = sum(info.base_offset < map_end for info in task.segment_infos)
         last_delete_horizon_ms = NO_DELETE_HORIZON
-        for first, last in group_segments(task.infos[:count], task.segment_bytes):
+        for first, last in group_segments(task.segment_infos[:count], task.segment_bytes):
             delete_horizon_ms = yield from self._rewrite(task.segments[first:last], newest)
             last_delete_horizon_ms = max(last_delete_horizon_ms, delete_horizon_ms)
-        yield Finished(map_end, last_delete_horizon_ms)
+        yield CompactionFinished(map_end, last_delete_horizon_ms)
 
     def _check_end(self, segment: Segment) -> None:
         """Raise `CorruptLog` if the next segment does not begin where this one ended when it was closed."""
@@ -264,7 +266,7 @@ class Compaction:
 
     # The map
 
-    def _build_map(self) -> Generator[Progress, None, tuple[OffsetMap, int]]:
+    def _build_map(self) -> Generator[CompactionProgress, None, tuple[OffsetMap, int]]:
         """The map, and the offset up to which it is complete."""
         task = self.task
         dirty = task.segments[task.first_dirty :]
@@ -282,7 +284,9 @@ class Compaction:
             )
         return newest, map_end
 
-    def _fill(self, newest: OffsetMap, dirty: Sequence[Segment], end: int) -> Generator[Progress, None, int]:
+    def _fill(
+        self, newest: OffsetMap, dirty: Sequence[Segment], end: int
+    ) -> Generator[CompactionProgress, None, int]:
         """Put the dirty part into the map. Returns the offset of the first batch that does not fit completely, or
         `end`.
 
@@ -312,7 +316,7 @@ class Compaction:
 
     def _rewrite(
         self, group: Sequence[Segment], newest: OffsetMap
-    ) -> Generator[Progress | CleanedSegment, None, int]:
+    ) -> Generator[CompactionProgress | CleanedSegment, None, int]:
         """Write the kept records of some segments and yield the new file. Returns the latest delete horizon in it."""
         old = tuple(segment for segment in group if segment.end_offset > self.start_offset)
         if not old:
@@ -365,7 +369,7 @@ class Compaction:
         sync_log_directory(self._disk, self.task.directory)
         yield self._slice()
         end = old[-1].end_offset
-        swap = Swap(old[0].base_offset, end, position)
+        swap = PendingSwap(old[0].base_offset, end, position)
         yield CleanedSegment(swap, old, file, index, delete_horizon_ms, min(end, self._rules.map_end_offset))
         return delete_horizon_ms
 
@@ -416,7 +420,7 @@ class Compaction:
         self._bytes_read += len(data)
         return data
 
-    def _sliced(self, work: Generator[int, None, T]) -> Generator[Progress, None, T]:
+    def _sliced(self, work: Generator[int, None, T]) -> Generator[CompactionProgress, None, T]:
         while True:
             try:
                 self._records += next(work)
@@ -426,7 +430,7 @@ class Compaction:
             if self._records >= RECORDS_PER_SLICE:
                 yield self._slice()
 
-    def _slice(self) -> Progress:
-        done = Progress(self._bytes_read, self._bytes_written)
+    def _slice(self) -> CompactionProgress:
+        done = CompactionProgress(self._bytes_read, self._bytes_written)
         self._records = self._bytes_read = self._bytes_written = 0
         return done

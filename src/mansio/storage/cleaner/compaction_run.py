@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
 from mansio.ports import DISK_FULL_ERRNOS
-from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_none
+from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_no_batch
 from mansio.storage.cleaner.compaction import (
     CleanedSegment,
     Compaction,
+    CompactionFinished,
+    CompactionProgress,
     CompactionTask,
-    Finished,
-    Progress,
     plan_compaction,
 )
 from mansio.storage.cleaner.compaction_state import (
@@ -83,13 +83,15 @@ def plan_log_compaction(
     segment_swap = log.compaction
     segments = log.segments()
     limit_offset = min(limit_offset, log.durable_end_offset)
-    if len(segments) > 1 and segment_swap.limit_offset < min(limit_offset, segments[-1].base_offset):
+    if len(segments) > 1 and segment_swap.replaceable_end_offset < min(
+        limit_offset, segments[-1].base_offset
+    ):
         log.request_checkpoint()
     return plan_compaction(
         segments,
         segment_swap.state,
         settings,
-        limit_offset=min(limit_offset, segment_swap.limit_offset),
+        limit_offset=min(limit_offset, segment_swap.replaceable_end_offset),
         oldest_dirty_ms=segment_swap.first_dirty_timestamp(),
         now_ms=now_ms,
     )
@@ -115,16 +117,16 @@ def begin_compaction(
         delete_retention_ms=settings.delete_retention_ms,
         delete_horizon_below=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
-        output_bytes_max=log.settings.open_batch_bytes_max,
+        output_bytes_max=log.settings.decompressed_batch_bytes_max,
         tombstone_floor=tombstone_floor,
-        is_aborted=is_aborted or matches_none,
-        is_obsolete_marker=is_obsolete_marker or matches_none,
-        is_last_of_producer=is_last_of_producer or matches_none,
+        is_aborted=is_aborted or matches_no_batch,
+        is_obsolete_marker=is_obsolete_marker or matches_no_batch,
+        is_last_of_producer=is_last_of_producer or matches_no_batch,
     )
     task = CompactionTask(
         directory=log.directory,
-        segments=segment_swap.segments(plan.segment_count),
-        infos=tuple(log.segments()[: plan.segment_count]),
+        segments=segment_swap.first_segments(plan.segment_count),
+        segment_infos=tuple(log.segments()[: plan.segment_count]),
         first_dirty=plan.first_dirty,
         dirty_offset=max(segment_swap.state.cleaned_end_offset, log.start_offset),
         rules=rules,
@@ -139,7 +141,7 @@ class CompactionRun:
     """One run of a log at a time."""
 
     def __init__(self, disk: Disk, log: Log, compaction: Compaction) -> None:
-        self.end: CompactionOutcome | None = None
+        self.outcome: CompactionOutcome | None = None
         self.error: BaseException | None = None
         self.bytes_read = 0
         self.bytes_written = 0
@@ -149,13 +151,13 @@ class CompactionRun:
         self._compaction = compaction
         self._generation = log.generation
         self._stage = _Stage.WORK if log.compaction.state.swap is None else _Stage.PREPARE
-        self._next = CompactionState()
+        self._next_state = CompactionState()
         self._replacement: CleanedSegment | None = None
         self.waits_for_disk_space = False
         """A swap found the disk full: it is retried, preferably after a delay."""
         self._stop_requested = False
         self._pause_requested = False
-        self._outcome = CompactionOutcome.ABANDONED
+        self._outcome_if_abandoned = CompactionOutcome.ABANDONED
         self._delete_horizon_ms = log.compaction.state.last_delete_horizon_ms
 
     @property
@@ -167,7 +169,7 @@ class CompactionRun:
         """End as soon as possible, because the log is about to be closed or removed.
 
         A swap that finds the disk full is left to the next recovery. Until then readers see the new segment and the log
-        stays `busy`: no maintenance, no truncation and no other run can start.
+        stays `is_busy`: no maintenance, no truncation and no other run can start.
         """
         self._stop_requested = True
 
@@ -178,13 +180,13 @@ class CompactionRun:
     # On the loop
 
     def advance(self) -> Callable[[], object] | None:
-        """The next piece of work. None: nothing can be done now, or the run has ended (see `end`)."""
+        """The next piece of work. None: nothing can be done now, or the run has ended (see `outcome`)."""
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         is_over = self._stop_requested or log.closed or log.failure is not None
         abandoned = is_over or self._pause_requested or log.generation != self._generation
         if stage is _Stage.SWAP and is_over:
-            self.end = CompactionOutcome.ABANDONED
+            self.outcome = CompactionOutcome.ABANDONED
             return None
         if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.WRITTEN) and abandoned:
             self._stage = stage = _Stage.ABANDON
@@ -214,13 +216,13 @@ class CompactionRun:
     def _begin_swap(self) -> Callable[[], object] | None:
         log, segment_swap, replacement = self._log, self._log.compaction, self._replacement
         assert replacement is not None
-        if not segment_swap.holds(replacement.old):  # trimmed meanwhile
+        if not segment_swap.contains(replacement.old_segments):  # trimmed meanwhile
             self._stage = _Stage.ABANDON
             return self._compaction.abandon
         if log.maintenance_running:
             return None
         try:
-            segment_swap.pin(replacement)
+            segment_swap.open_old_files(replacement)
         except StorageError as failed:
             return self._abandon(failed)
         state = segment_swap.state
@@ -235,8 +237,8 @@ class CompactionRun:
         )
 
     def _write(self, state: CompactionState) -> Callable[[], object]:
-        self._log.compaction.busy = True
-        self._next = state
+        self._log.compaction.is_busy = True
+        self._next_state = state
         return lambda: write_state(self._disk, self._log.directory, state)
 
     def _succeeded(self, result: Any) -> Callable[[], object] | None:
@@ -246,16 +248,16 @@ class CompactionRun:
         if stage is _Stage.WORK:
             return self._step_finished(result)
         if stage is _Stage.ABANDON:
-            self.end = self._outcome
+            self.outcome = self._outcome_if_abandoned
             return None
         if stage is _Stage.SWAP:
             self.swaps += 1
             assert self._replacement is not None
-            segment_swap.release(self._replacement.swap.base_offset)
+            segment_swap.release_file(self._replacement.swap.base_offset)
             self._replacement = None
             self._stage = _Stage.CLEAR_INTENT
             return self._write(segment_swap.state._replace(swap=None))
-        segment_swap.state = self._next
+        segment_swap.state = self._next_state
         if stage is _Stage.INTENT:
             assert self._replacement is not None
             swap = self._replacement.swap
@@ -266,13 +268,13 @@ class CompactionRun:
             return lambda: swap_files(self._disk, log.directory, swap)
         log.resume_after_compaction()
         if stage is _Stage.FINAL_STATE:
-            self.end = CompactionOutcome.DONE
+            self.outcome = CompactionOutcome.DONE
             return None
         self._stage = _Stage.WORK
         return None
 
     def _step_finished(self, result: Any) -> Callable[[], object] | None:
-        if isinstance(result, Progress):
+        if isinstance(result, CompactionProgress):
             self.bytes_read += result.bytes_read
             self.bytes_written += result.bytes_written
             return None
@@ -280,10 +282,10 @@ class CompactionRun:
             self._replacement = result
             self._stage = _Stage.WRITTEN
             return None
-        assert isinstance(result, Finished)
+        assert isinstance(result, CompactionFinished)
         log, segment_swap = self._log, self._log.compaction
         if log.generation != self._generation or log.closed or log.failure is not None:
-            self.end = CompactionOutcome.ABANDONED
+            self.outcome = CompactionOutcome.ABANDONED
             return None
         self._stage = _Stage.FINAL_STATE
         return self._write(
@@ -297,13 +299,13 @@ class CompactionRun:
         log, segment_swap, stage = self._log, self._log.compaction, self._stage
         transient = is_transient(error)
         if stage is _Stage.ABANDON:  # recovery removes the file
-            self.end = self._outcome
+            self.outcome = self._outcome_if_abandoned
             return None
         if isinstance(error, DirectoryNotSynced) or (stage is _Stage.SWAP and not transient):
             log.fail(error, f"cannot compact {log.directory}")
             log.resume_after_compaction()
             self.error = error
-            self.end = CompactionOutcome.FAILED
+            self.outcome = CompactionOutcome.FAILED
             return None
         if stage is _Stage.SWAP:
             self.waits_for_disk_space = True
@@ -311,17 +313,17 @@ class CompactionRun:
         if stage is not _Stage.WORK:  # the state was not written: the one on disk is older, and still valid
             log.resume_after_compaction()
         if transient:
-            self._outcome = CompactionOutcome.DISK_FULL
-        elif not log.closed and not segment_swap.trimmed(self._compaction.task.segments):
+            self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
+        elif not log.closed and not segment_swap.is_any_trimmed(self._compaction.task.segments):
             self.error = error
-            self._outcome = CompactionOutcome.FAILED
+            self._outcome_if_abandoned = CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon
 
     def _abandon(self, error: BaseException) -> Callable[[], object]:
         if is_transient(error):
-            self._outcome = CompactionOutcome.DISK_FULL
+            self._outcome_if_abandoned = CompactionOutcome.DISK_FULL
         else:
-            self.error, self._outcome = error, CompactionOutcome.FAILED
+            self.error, self._outcome_if_abandoned = error, CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon

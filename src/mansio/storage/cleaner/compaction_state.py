@@ -1,4 +1,4 @@
-"""Progress of compaction in one log, in one small checksummed file; and the swap of segment files that it describes.
+"""Compaction state of one log, kept in a small checksummed file, and the segment swap that the state describes.
 
 Invariants:
 * Below `cleaned_end_offset` no key has more than one value. Records were removed only below `sparse_end_offset`, which
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 COMPACTION_MAGIC = b"MANSIOCM"
 COMPACTION_VERSION = 1
 COMPACTION_NAME = "compaction"
-UNSET = -1
+UNSET_FIELD = -1
 _FIELDS = struct.Struct(">qqqqqQ")
 
 
@@ -46,7 +46,7 @@ class DirectoryNotSynced(StorageError):
     """A directory could not be synced: its content after a crash is unknown, so its log must stop."""
 
 
-class Swap(NamedTuple):
+class PendingSwap(NamedTuple):
     """The finished file, `size_bytes` long, becomes the only segment of [base_offset, end_offset)."""
 
     base_offset: int
@@ -59,18 +59,18 @@ class CompactionState(NamedTuple):
 
     cleaned_end_offset: int = 0
     sparse_end_offset: int = 0
-    last_delete_horizon_ms: int = UNSET
-    swap: Swap | None = None
+    last_delete_horizon_ms: int = UNSET_FIELD
+    swap: PendingSwap | None = None
 
     def encode(self) -> bytes:
         """The bytes of the file (docs/FILE_FORMAT.md)."""
-        swap = self.swap or Swap(UNSET, UNSET, 0)
+        swap = self.swap or PendingSwap(UNSET_FIELD, UNSET_FIELD, 0)
         payload = _FIELDS.pack(
             self.cleaned_end_offset, self.sparse_end_offset, self.last_delete_horizon_ms, *swap
         )
         return encode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, payload)
 
-    def limited(self, end_offset: int) -> CompactionState:
+    def truncated_to(self, end_offset: int) -> CompactionState:
         """The state of a log that is truncated to `end_offset`."""
         return self._replace(
             cleaned_end_offset=min(self.cleaned_end_offset, end_offset),
@@ -98,7 +98,7 @@ def load_state(disk: Disk, directory: str) -> CompactionState | None:
     if payload is None or len(payload) != _FIELDS.size:
         return None
     cleaned, sparse, delete_horizon, base, end, size = _FIELDS.unpack(payload)
-    swap = None if base == UNSET else Swap(base, end, size)
+    swap = None if base == UNSET_FIELD else PendingSwap(base, end, size)
     return CompactionState(cleaned, sparse, delete_horizon, swap)
 
 
@@ -130,7 +130,7 @@ def sync_log_directory(disk: Disk, directory: str) -> None:
 logger = logging.getLogger(__name__)
 
 
-def swap_files(disk: Disk, directory: str, swap: Swap) -> None:
+def swap_files(disk: Disk, directory: str, swap: PendingSwap) -> None:
     """Perform the remaining steps of a swap; durable on return.
 
     Raises `OSError`, `DirectoryNotSynced`; `CorruptLog` when the file is missing.
@@ -160,7 +160,7 @@ def swap_files(disk: Disk, directory: str, swap: Swap) -> None:
         sync_log_directory(disk, directory)
 
 
-def _check_size(disk: Disk, path: str, swap: Swap) -> None:
+def _check_size(disk: Disk, path: str, swap: PendingSwap) -> None:
     size = disk.open_readonly(path).size() if disk.exists(path) else -1
     if size != swap.size_bytes:
         raise CorruptLog(

@@ -5,7 +5,7 @@ Belongs to one `Log` and to the loop.
 Invariants:
 * Readers see either all of the old segments or the new one. They see the new one as soon as the intent to swap is on
   stable storage, through a file that is already open; a reader that still holds an old segment continues with its file.
-* While `busy`, no maintenance touches the directory, no trimmed segment leaves the list and no truncation starts.
+* While `is_busy`, no maintenance touches the directory, no trimmed segment leaves the list and no truncation starts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class SegmentSwap:
-    """`state` is the content of the file on disk; `busy`: a swap, or a change of that file, is
+    """`state` is the content of the file on disk; `is_busy`: a swap, or a change of that file, is
     running.
     """
 
-    __slots__ = ("_files", "_flush_state", "_oldest", "_read_positions", "_segments", "busy", "state")
+    __slots__ = ("_files", "_flush_state", "_oldest", "_read_positions", "_segments", "is_busy", "state")
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class SegmentSwap:
         state: CompactionState,
     ) -> None:
         self.state = state
-        self.busy = False
+        self.is_busy = False
         self._segments = segments
         self._files = files
         self._flush_state = flush_state
@@ -49,9 +49,9 @@ class SegmentSwap:
         self._oldest: tuple[int, int | None] = (-1, None)
 
     @property
-    def limit_offset(self) -> int:
+    def replaceable_end_offset(self) -> int:
         """Segments that end at or below this offset are named by neither slot of the checkpoint on disk."""
-        return self._flush_state.stable_offset
+        return self._flush_state.lowest_checkpoint_base_offset
 
     def first_dirty_timestamp(self) -> int | None:
         """Timestamp (ms) of the first batch of the first dirty segment. None if there is none, or if the segment is
@@ -84,52 +84,52 @@ class SegmentSwap:
         segments = self._segments.segments
         return len(segments) == 1 or segments[-2].end_offset <= self.state.cleaned_end_offset
 
-    def segments(self, count: int) -> tuple[Segment, ...]:
+    def first_segments(self, count: int) -> tuple[Segment, ...]:
         """The first `count` segments, which are closed."""
         return tuple(self._segments.segments[:count])
 
-    def holds(self, segments: tuple[Segment, ...]) -> bool:
+    def contains(self, segments: tuple[Segment, ...]) -> bool:
         """Whether all of them are still in the log."""
-        return self._segments.holds(segments)
+        return self._segments.contains(segments)
 
-    def trimmed(self, segments: tuple[Segment, ...]) -> bool:
+    def is_any_trimmed(self, segments: tuple[Segment, ...]) -> bool:
         """Whether any of them left the log without being replaced."""
         current = set(self._segments.segments)
         return any(segment not in current and not segment.replaced for segment in segments)
 
-    def pin(self, replacement: CleanedSegment) -> None:
+    def open_old_files(self, replacement: CleanedSegment) -> None:
         """Open the files of the old segments: a reader must never find the new file under their name. Raises
         `StorageError`.
         """
-        for segment in replacement.old:
+        for segment in replacement.old_segments:
             segment.file = self._files.file(segment)
 
     def publish(self, replacement: CleanedSegment) -> None:
         """Make the new segment visible to readers; its file still has its temporary name."""
         swap = replacement.swap
-        new = Segment(replacement.old[0].directory, swap.base_offset, swap.size_bytes)
+        new = Segment(replacement.old_segments[0].directory, swap.base_offset, swap.size_bytes)
         new.end_offset = swap.end_offset
-        new.file, new.index = replacement.file, replacement.sparse
+        new.file, new.index = replacement.file, replacement.sparse_index
         new.checked = CheckedRanges()
-        for segment in replacement.old:
+        for segment in replacement.old_segments:
             segment.replaced = True
         self._segments.sparse_end_offset = max(
             self._segments.sparse_end_offset, replacement.sparse_end_offset
         )
-        self._segments.replace(replacement.old, new)
-        self._flush_state.segments_replaced(replacement.old, new)
+        self._segments.replace(replacement.old_segments, new)
+        self._flush_state.record_replaced_segments(replacement.old_segments, new)
         self._read_positions.clear()
         self._oldest = (-1, None)
 
-    def release(self, base_offset: int) -> None:
+    def release_file(self, base_offset: int) -> None:
         """Record that the new segment at `base_offset` has its final name."""
         for segment in self._segments.segments:
             if segment.base_offset == base_offset and segment is not self._segments.active:
                 segment.file = None
 
-    def truncating(self, disk: Disk, end_offset: int) -> None:
+    def truncate_state(self, disk: Disk, end_offset: int) -> None:
         """Lower the compaction state before the log is truncated to `end_offset`. Raises `OSError`."""
-        limited = self.state.limited(end_offset)._replace(swap=None)
+        limited = self.state.truncated_to(end_offset)._replace(swap=None)
         if limited != self.state:
             write_state(disk, self._segments.segments[0].directory, limited)
             self.state = limited

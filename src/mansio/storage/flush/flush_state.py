@@ -28,7 +28,11 @@ from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_checkpo
 from mansio.storage.checksummed_file import write_checksummed
 from mansio.storage.leader_epochs import EPOCHS_NAME
 from mansio.storage.segment import remove_segment_files
-from mansio.storage.segment_timestamps import TIMESTAMPS_NAME, encode_segment_timestamps, timestamps_of
+from mansio.storage.segment_timestamps import (
+    TIMESTAMPS_NAME,
+    closed_segment_timestamps,
+    encode_segment_timestamps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,48 +40,51 @@ if TYPE_CHECKING:
     from mansio.ports import Disk, DiskFile
     from mansio.storage.index import SparseIndex
     from mansio.storage.leader_epochs import LeaderEpochCache
-    from mansio.storage.recovery.recovery import Recovered
+    from mansio.storage.recovery.recovery import RecoveredLog
     from mansio.storage.segment import Segment
     from mansio.storage.segment_timestamps import SegmentTimestamp
 
 
 class LogDiskFull(StorageError):
-    """The disk is full and nothing was lost by it: the work can be done later. `checkpointed`: that part is done."""
+    """Raised when the disk is full, no data was lost, and the job can be repeated later.
 
-    def __init__(self, message: str, *, checkpointed: bool = False) -> None:
+    `checkpoint_written`: the checkpoint of the maintenance job had already been written.
+    """
+
+    def __init__(self, message: str, *, checkpoint_written: bool = False) -> None:
         super().__init__(message)
-        self.checkpointed = checkpointed
+        self.checkpoint_written = checkpoint_written
 
 
 @contextmanager
-def translate_disk_full(what: str, *, checkpointed: bool = False) -> Iterator[None]:
+def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Iterator[None]:
     """Raise `LogDiskFull` for a full disk inside the block; other errors pass unchanged."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
-        raise LogDiskFull(f"no space for {what}: {error}", checkpointed=checkpointed) from error
+        raise LogDiskFull(f"no space for {what}: {error}", checkpoint_written=checkpoint_written) from error
 
 
 class FlushJob(NamedTuple):
     """Makes one log durable up to `end_offset`, which is at `position` of `segment`."""
 
     directory: str
-    closing: tuple[DiskFile, ...]
-    active: DiskFile
+    closed_files: tuple[DiskFile, ...]
+    active_file: DiskFile
     directory_dirty: bool
     epochs: bytes | None
     generation: int
     segment: Segment
     position: int
     end_offset: int
-    closing_count: int
+    closed_segment_count: int
 
     @property
     def file_count(self) -> int:
         """Number of syncs this takes, one by one."""
-        return len(self.closing) + 1 + self.directory_dirty
+        return len(self.closed_files) + 1 + self.directory_dirty
 
     def run(self, disk: Disk) -> None:
         """Sync file by file. Raises `OSError`; `LogDiskFull` when nothing was synced yet."""
@@ -86,11 +93,11 @@ class FlushJob(NamedTuple):
 
     def sync(self, disk: Disk) -> None:
         """Sync file by file, except the epochs. Raises `OSError`."""
-        for file in self.closing:
+        for file in self.closed_files:
             file.sync()
         if self.directory_dirty:
             disk.sync_directory(self.directory)
-        self.active.sync()
+        self.active_file.sync()
 
     def write_epochs(self, disk: Disk, *, durable: bool) -> None:
         """Replace the epochs file if there are new epochs; unless `durable`, the caller syncs the file system next.
@@ -104,14 +111,14 @@ class FlushJob(NamedTuple):
             write_checksummed(disk, f"{self.directory}/{EPOCHS_NAME}", self.epochs, durable=durable)
 
 
-class IndexDue(NamedTuple):
+class DueIndex(NamedTuple):
     """An index to be saved: of the first `covered_bytes` of `segment`, which end at `end_offset`.
 
     `closed`: the segment is closed; otherwise this is a snapshot of the index of a segment that still grows.
     """
 
     segment: Segment
-    sparse: SparseIndex
+    sparse_index: SparseIndex
     end_offset: int
     covered_bytes: int
     closed: bool
@@ -122,11 +129,11 @@ class MaintenanceJob(NamedTuple):
 
     directory: str
     checkpoint: Checkpoint
-    indexes: tuple[IndexDue, ...]
-    garbage: tuple[Segment, ...]
+    indexes: tuple[DueIndex, ...]
+    trimmed_segments: tuple[Segment, ...]
     timestamps: tuple[SegmentTimestamp, ...] | None
     generation: int
-    previous: Checkpoint
+    previous_checkpoint: Checkpoint
     index_saved_bytes: int
 
     @property
@@ -137,27 +144,30 @@ class MaintenanceJob(NamedTuple):
     def run(self, disk: Disk) -> None:
         """Do all of it. Raises `OSError`, `LogDiskFull`."""
         self.write_checkpoint(disk, sync=True)
-        self.follow(disk)
+        self.run_after_checkpoint(disk)
 
     def write_checkpoint(self, disk: Disk, *, sync: bool) -> None:
-        """Write the checkpoint; without `sync` the caller syncs the file system before `follow`."""
+        """Write the checkpoint; without `sync` the caller syncs the file system before `run_after_checkpoint`."""
         with translate_disk_full(f"the checkpoint of {self.directory}"):
             write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
 
-    def follow(self, disk: Disk) -> None:
+    def run_after_checkpoint(self, disk: Disk) -> None:
         """Do what requires a durable checkpoint: remove trimmed segments; then save indexes and timestamps."""
-        trimmed = bool(self.garbage) or self.checkpoint.start_offset > self.previous.start_offset
+        trimmed = (
+            bool(self.trimmed_segments)
+            or self.checkpoint.start_offset > self.previous_checkpoint.start_offset
+        )
         if not trimmed and not self.indexes and self.timestamps is None:
             return
-        with translate_disk_full(f"the maintenance of {self.directory}", checkpointed=True):
+        with translate_disk_full(f"the maintenance of {self.directory}", checkpoint_written=True):
             if trimmed:
                 # If one slot were damaged, the other would bring back trimmed records, or require removed segments.
                 older = self.checkpoint._replace(sequence=self.checkpoint.sequence - 1)
                 write_checkpoint(disk, self.checkpoint_path, older)
-            for segment in self.garbage:
+            for segment in self.trimmed_segments:
                 remove_segment_files(disk, segment)
             for due in self.indexes:
-                data = due.sparse.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
+                data = due.sparse_index.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
                 write_checksummed(disk, due.segment.index_path, data, durable=False)
             if self.timestamps is not None:
                 path = f"{self.directory}/{TIMESTAMPS_NAME}"
@@ -189,15 +199,18 @@ def run_maintenance(
     for number, job in enumerate(jobs):
         if failed[number] is None:
             try:
-                job.follow(disk)
+                job.run_after_checkpoint(disk)
             except (OSError, LogDiskFull) as error:
                 failed[number] = error
     return failed
 
 
 class FlushState:
-    """Flush state of one log. `epochs_dirty`: there are leader epochs that are not on disk. `epoch_due`: a recovery
-    truncated the log, and no leader epoch was started since.
+    """Flush state of one log: the log is durable up to `end_offset`, which is at byte `position` of `segment`.
+
+    `checkpoint` is the last checkpoint that was prepared; `generation` counts truncations of the log. `epochs_dirty`:
+    there are leader epochs that are not on disk. `needs_new_epoch`: a recovery truncated the log, and no leader epoch
+    was started since.
     """
 
     __slots__ = (
@@ -205,21 +218,21 @@ class FlushState:
         "_closed",
         "_directory",
         "_directory_dirty",
-        "_garbage",
         "_index_saved_at",
         "_indexes_due",
         "_slots",
         "_timestamps_due",
+        "_trimmed_segments",
         "checkpoint",
         "end_offset",
-        "epoch_due",
         "epochs_dirty",
         "generation",
+        "needs_new_epoch",
         "position",
         "segment",
     )
 
-    def __init__(self, directory: str, recovered: Recovered) -> None:
+    def __init__(self, directory: str, recovered: RecoveredLog) -> None:
         self._directory = directory
         self.segment = recovered.segments[-1]
         self.position = self.segment.size
@@ -227,57 +240,57 @@ class FlushState:
         self.checkpoint = recovered.checkpoint
         self.generation = 0
         self.epochs_dirty = False
-        self.epoch_due = recovered.checkpoint.epoch_due
+        self.needs_new_epoch = recovered.checkpoint.needs_new_epoch
         self._directory_dirty = recovered.created
         self._closed: list[Segment] = []  # not yet durable
         self._indexes_due = list(recovered.indexes_due)
         self._index_saved_at = recovered.index_saved_bytes
-        self._garbage: list[Segment] = []
+        self._trimmed_segments: list[Segment] = []
         self._timestamps_due = recovered.timestamps_due
         self._slots = (0, recovered.checkpoint.segment_base)
         self._checkpoint_until_offset = 0
 
     @property
-    def stable_offset(self) -> int:
+    def lowest_checkpoint_base_offset(self) -> int:
         """Lowest segment that a checkpoint slot on disk may name; segments below it may change their size."""
         return min(self._slots)
 
     def request_checkpoints(self) -> None:
-        """Request checkpoints (two) until `stable_offset` is where the log is durable now."""
+        """Request checkpoints (two) until `lowest_checkpoint_base_offset` is where the log is durable now."""
         self._checkpoint_until_offset = self.segment.base_offset
 
     @property
     def checkpoints_pending(self) -> bool:
         """Whether a requested checkpoint is still to be written."""
-        return self.stable_offset < self._checkpoint_until_offset
+        return self.lowest_checkpoint_base_offset < self._checkpoint_until_offset
 
-    def checkpointed(self, job: MaintenanceJob) -> None:
+    def record_checkpoint(self, job: MaintenanceJob) -> None:
         """Record that the checkpoint of a job is on disk; the slot that was not written holds the previous one."""
         if job.generation == self.generation:
             self._slots = (self._slots[1], job.checkpoint.segment_base)
 
-    def segments_replaced(self, old: Sequence[Segment], new: Segment) -> None:
+    def record_replaced_segments(self, old: Sequence[Segment], new: Segment) -> None:
         """Record that compaction replaced several segments by one."""
         self._indexes_due = [segment for segment in self._indexes_due if segment not in old]
         self._indexes_due.append(new)
         self._timestamps_due = True
 
-    def segment_closed(self, segment: Segment) -> None:
+    def record_closed_segment(self, segment: Segment) -> None:
         """Record that a segment was closed and a new file created."""
         self._closed.append(segment)
         self._indexes_due.append(segment)
         self._directory_dirty = True
         self._index_saved_at = 0
 
-    def segments_trimmed(self, segments: list[Segment]) -> None:
+    def record_trimmed_segments(self, segments: list[Segment]) -> None:
         """Record that segments left the log; their files are removed once a checkpoint allows it."""
-        self._garbage += segments
+        self._trimmed_segments += segments
         self._indexes_due = [segment for segment in self._indexes_due if segment not in segments]
 
-    def take_garbage(self) -> list[Segment]:
+    def take_trimmed_segments(self) -> list[Segment]:
         """The trimmed segments whose files still exist; the caller removes them."""
-        garbage, self._garbage = self._garbage, []
-        return garbage
+        trimmed_segments, self._trimmed_segments = self._trimmed_segments, []
+        return trimmed_segments
 
     def sync_closed_before(self, segment: Segment) -> None:
         """Sync the closed segments before one that a truncation makes the last. Blocks; raises `OSError`."""
@@ -286,7 +299,7 @@ class FlushState:
                 closed.file.sync()
                 closed.file = None
 
-    def truncated(self, segment: Segment, position: int, end_offset: int) -> None:
+    def record_truncation(self, segment: Segment, position: int, end_offset: int) -> None:
         """Record that the log ends there now, and that this is durable."""
         self.segment, self.position, self.end_offset = segment, position, end_offset
         self._closed.clear()
@@ -297,9 +310,9 @@ class FlushState:
         self._slots = (min(self._slots[0], segment.base_offset), min(self._slots[1], segment.base_offset))
         self._checkpoint_until_offset = 0
 
-    def reset(self, segment: Segment) -> None:
+    def record_reset(self, segment: Segment) -> None:
         """Record that the log consists of this empty segment only, and that this is durable."""
-        self.truncated(segment, 0, segment.base_offset)
+        self.record_truncation(segment, 0, segment.base_offset)
         self._indexes_due.clear()
 
     def prepare_sync(self, active: Segment, epochs: LeaderEpochCache) -> FlushJob | None:
@@ -309,26 +322,26 @@ class FlushState:
             return None
         job = FlushJob(
             directory=self._directory,
-            closing=tuple(s.file for s in self._closed if s.file is not None) if self._closed else (),
-            active=active.file,  # type: ignore[arg-type]  # an active segment holds its file
+            closed_files=tuple(s.file for s in self._closed if s.file is not None) if self._closed else (),
+            active_file=active.file,  # type: ignore[arg-type]  # an active segment holds its file
             directory_dirty=self._directory_dirty,
             epochs=epochs.encode() if self.epochs_dirty else None,
             generation=self.generation,
             segment=active,
             position=active.size,
             end_offset=active.end_offset,
-            closing_count=len(self._closed),
+            closed_segment_count=len(self._closed),
         )
         self._directory_dirty = self.epochs_dirty = False
         return job
 
-    def synced(self, job: FlushJob) -> bool:
+    def record_sync(self, job: FlushJob) -> bool:
         """Record a successful sync. True when the durable end moved."""
         if job.generation != self.generation:
             return False
-        for segment in self._closed[: job.closing_count]:
+        for segment in self._closed[: job.closed_segment_count]:
             segment.file = None
-        del self._closed[: job.closing_count]
+        del self._closed[: job.closed_segment_count]
         self.segment, self.position = job.segment, job.position
         moved = job.end_offset > self.end_offset
         self.end_offset = job.end_offset
@@ -354,11 +367,11 @@ class FlushState:
             (active is not None and active.size != self._index_saved_at)
             or self.checkpoint.durable_end_offset != self.end_offset
             or self.checkpoint.start_offset != min(start_offset, self.end_offset)
-            or self.checkpoint.epoch_due != self.epoch_due
+            or self.checkpoint.needs_new_epoch != self.needs_new_epoch
             or bool(self._indexes_due)
             or self._timestamps_due
             or self.checkpoints_pending
-            or any(segment.end_offset <= self.checkpoint.start_offset for segment in self._garbage)
+            or any(segment.end_offset <= self.checkpoint.start_offset for segment in self._trimmed_segments)
         )
 
     def next_checkpoint(self, start_offset: int) -> Checkpoint:
@@ -370,7 +383,7 @@ class FlushState:
             self.segment.base_offset,
             self.position,
             start,
-            self.epoch_due,
+            self.needs_new_epoch,
         )
 
     def prepare_maintenance(
@@ -385,50 +398,52 @@ class FlushState:
         due = [segment for segment in self._indexes_due if segment.end_offset <= self.end_offset]
         self._indexes_due = [segment for segment in self._indexes_due if segment.end_offset > self.end_offset]
         indexes = [
-            IndexDue(segment, segment.index, segment.end_offset, segment.size, True)  # type: ignore[arg-type]  # kept until it is saved
+            DueIndex(segment, segment.index, segment.end_offset, segment.size, True)  # type: ignore[arg-type]  # kept until it is saved
             for segment in due
         ]
         if closing or active.size - self._index_saved_at >= snapshot_bytes:
             self._index_saved_at = active.size
             index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
-            indexes.append(IndexDue(active, index.frozen(), active.end_offset, active.size, False))
-        garbage = tuple(s for s in self._garbage if s.end_offset <= checkpoint.start_offset)
-        self._garbage = [s for s in self._garbage if s.end_offset > checkpoint.start_offset]
-        timestamps = timestamps_of(segments, self.end_offset) if due or self._timestamps_due else None
+            indexes.append(DueIndex(active, index.copy(), active.end_offset, active.size, False))
+        trimmed_segments = tuple(s for s in self._trimmed_segments if s.end_offset <= checkpoint.start_offset)
+        self._trimmed_segments = [s for s in self._trimmed_segments if s.end_offset > checkpoint.start_offset]
+        timestamps = (
+            closed_segment_timestamps(segments, self.end_offset) if due or self._timestamps_due else None
+        )
         self._timestamps_due = False
         return MaintenanceJob(
             self._directory,
             checkpoint,
             tuple(indexes),
-            garbage,
+            trimmed_segments,
             timestamps,
             self.generation,
             previous,
             index_saved_bytes,
         )
 
-    def retry_maintenance(self, job: MaintenanceJob, *, checkpointed: bool) -> None:
-        """Record that maintenance stopped on a full disk; it is due again. `checkpointed`: its checkpoint is on disk.
+    def retry_maintenance(self, job: MaintenanceJob, *, checkpoint_written: bool) -> None:
+        """Record that a maintenance job stopped on a full disk and has to be repeated.
 
-        Otherwise the previous checkpoint stays valid, and the next attempt writes the same slot, which may be damaged
-        now.
+        `checkpoint_written`: the job's checkpoint is on disk. Otherwise the previous checkpoint stays valid, and the
+        next attempt writes the same slot, which may be damaged now.
         """
         if self.generation != job.generation:
             return
-        if checkpointed:
-            self.checkpointed(job)
+        if checkpoint_written:
+            self.record_checkpoint(job)
         else:
-            self.checkpoint = job.previous
-        trimmed = set(self._garbage)
+            self.checkpoint = job.previous_checkpoint
+        trimmed = set(self._trimmed_segments)
         self._indexes_due[:0] = [
             due.segment for due in job.indexes if due.closed and due.segment not in trimmed
         ]
         self._index_saved_at = min(self._index_saved_at, job.index_saved_bytes)
-        self._garbage[:0] = job.garbage
+        self._trimmed_segments[:0] = job.trimmed_segments
         self._timestamps_due |= job.timestamps is not None
 
     def release(self) -> None:
         """Drop the files of closed segments: the log is closed."""
         self.generation += 1
-        for segment in (*self._closed, *self._garbage):
+        for segment in (*self._closed, *self._trimmed_segments):
             segment.file = None

@@ -42,7 +42,7 @@ SYNCS_BEFORE_MAINTENANCE_MAX = 16
 logger = logging.getLogger(__name__)
 
 
-class Outcome(NamedTuple):
+class JobOutcome(NamedTuple):
     """Result of the sync (or the maintenance) of one log."""
 
     log: Log
@@ -56,7 +56,7 @@ class GroupCommit:
     `log_flush_interval_ms`: how long a request that nothing waits for may be delayed.
     `log_flush_offset_checkpoint_interval_ms`: how old a checkpoint may get while its log moves. Both need a
     `scheduler`; without one every request is urgent and checkpoints are written after each sync.
-    `observe_s` is called on the thread with the seconds each sync took by `clock`.
+    `observe_sync_s` is called on the thread with the seconds each sync took by `clock`.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class GroupCommit:
         log_flush_offset_checkpoint_interval_ms: int = LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL_MS,
         sync_all_files_min: int = SYNC_ALL_FILES_MIN,
         clock: Clock | None = None,
-        observe_s: Callable[[float], None] | None = None,
+        observe_sync_s: Callable[[float], None] | None = None,
     ) -> None:
         self._disk = disk
         self._clock = clock
-        self._observe_s = observe_s
+        self._observe_sync_s = observe_sync_s
         self._background = background
         self._root = root
         self._scheduler = scheduler
@@ -93,8 +93,8 @@ class GroupCommit:
         self._maintenance_timer: Timer | None = None
         self._syncs_before_maintenance = 0
         self._sync_all_trusted = True
-        self.syncs = 0
-        self.file_system_syncs = 0
+        self.sync_count = 0
+        self.file_system_sync_count = 0
 
     def register(self, log: Log) -> None:
         """Perform the log's maintenance from now on."""
@@ -102,7 +102,7 @@ class GroupCommit:
         if log.needs_maintenance:
             self._schedule_maintenance(log)
 
-    def forget(self, log: Log) -> None:
+    def unregister(self, log: Log) -> None:
         """Start no new sync for this log. A running one may still end after this."""
         log.on_maintenance_due = None
         for waiting in (
@@ -128,7 +128,7 @@ class GroupCommit:
         if not self._running:
             self._start()
 
-    def request(self, log: Log, *, urgent: bool = True) -> None:
+    def request_flush(self, log: Log, *, urgent: bool = True) -> None:
         """Make what the log holds now durable: soon (`urgent`), or within `log_flush_interval_ms`."""
         if urgent or self._scheduler is None:
             self._dirty[log] = None
@@ -142,7 +142,7 @@ class GroupCommit:
                     self._log_flush_interval_ms, self._flush_interval_elapsed
                 )
 
-    def request_all(self, logs: Iterable[Log]) -> None:
+    def request_flush_of_all(self, logs: Iterable[Log]) -> None:
         """Request an urgent flush of several logs together. They share a sync; with single requests the first log would
         be synced separately."""
         for log in logs:
@@ -151,22 +151,22 @@ class GroupCommit:
         if self._dirty and not self._running:
             self._start()
 
-    def request_with_followers(self, log: Log) -> None:
+    def request_flush_with_followers(self, log: Log) -> None:
         """A request waits until the log is durable here and on followers: sync it when followers are sent its records
         (`sync_with_followers`), at the latest within `log_flush_interval_ms`. An earlier sync would be one more, and no
         request would complete earlier."""
         if log not in self._dirty:
             self._with_followers[log] = None
-            self.request(log, urgent=False)
+            self.request_flush(log, urgent=False)
 
     def sync_with_followers(self) -> None:
-        """Sync the logs of `request_with_followers` now: followers were sent what they are to make durable."""
+        """Sync the logs of `request_flush_with_followers` now: followers were sent what they are to make durable."""
         if self._with_followers:
             logs, self._with_followers = self._with_followers, {}
-            self.request_all(logs)
+            self.request_flush_of_all(logs)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing runs and nothing is requested, except what waits for space on the disk."""
         return not (self._running or self._dirty or self._delayed)
 
@@ -212,7 +212,7 @@ class GroupCommit:
             self._running = True
             self._syncs_before_maintenance += bool(self._maintenance_now)
             self._background.submit(
-                lambda: self._timed_sync(jobs), lambda done, error: self._synced(jobs, done, error)
+                lambda: self._timed_sync(jobs), lambda done, error: self._finish_sync(jobs, done, error)
             )
             return
         if self._maintenance_now or (self._scheduler is None and self._maintenance_later):
@@ -238,14 +238,14 @@ class GroupCommit:
             if job is not None:
                 jobs.append((log, job))
             elif log in self._start_offset_waits and not (
-                log.compaction.busy or log.repairing
+                log.compaction.is_busy or log.repairing
             ):  # afterwards it requests again
                 nothing_due.append(log)
         if jobs:
             self._running = True
             self._background.submit(
                 lambda: self._run_maintenance(jobs),
-                lambda done, error: self._maintenance_finished(jobs, done, error),
+                lambda done, error: self._finish_maintenance(jobs, done, error),
             )
         for log in nothing_due:  # its start is on disk already, or it accepts no more writes
             self._start_offset_persisted(log, log.start_offset, log.failure)
@@ -263,16 +263,16 @@ class GroupCommit:
 
     # On the thread
 
-    def _timed_sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[Outcome]:
+    def _timed_sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[JobOutcome]:
         """Sync, and report the duration in seconds: the time of the disk, without that of the loop."""
-        if self._clock is None or self._observe_s is None:
+        if self._clock is None or self._observe_sync_s is None:
             return self._sync(jobs)
         began = self._clock.monotonic()
         outcomes = self._sync(jobs)
-        self._observe_s(self._clock.monotonic() - began)
+        self._observe_sync_s(self._clock.monotonic() - began)
         return outcomes
 
-    def _sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[Outcome]:
+    def _sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[JobOutcome]:
         shared = self._use_sync_all(sum(job.file_count for _, job in jobs))
         outcomes = []
         ready = []
@@ -280,17 +280,17 @@ class GroupCommit:
             try:
                 job.write_epochs(self._disk, durable=not shared)
             except (OSError, LogDiskFull) as error:
-                outcomes.append(Outcome(log, job, error))
+                outcomes.append(JobOutcome(log, job, error))
             else:
                 ready.append((log, job))
         if shared and ready:
             try:
                 synced = self._sync_all()
             except OSError as error:  # it does not name the file: all of them have failed
-                return outcomes + [Outcome(log, job, error) for log, job in ready]
+                return outcomes + [JobOutcome(log, job, error) for log, job in ready]
             if synced:
-                self.file_system_syncs += 1
-                return outcomes + [Outcome(log, job, None) for log, job in ready]
+                self.file_system_sync_count += 1
+                return outcomes + [JobOutcome(log, job, None) for log, job in ready]
         for log, job in ready:
             failed: BaseException | None = None
             try:
@@ -299,13 +299,13 @@ class GroupCommit:
                 job.sync(self._disk)
             except (OSError, LogDiskFull) as error:
                 failed = error
-            outcomes.append(Outcome(log, job, failed))
+            outcomes.append(JobOutcome(log, job, failed))
         return outcomes
 
-    def _run_maintenance(self, jobs: Sequence[tuple[Log, MaintenanceJob]]) -> list[Outcome]:
+    def _run_maintenance(self, jobs: Sequence[tuple[Log, MaintenanceJob]]) -> list[JobOutcome]:
         sync_all = self._sync_all if self._use_sync_all(len(jobs)) else None
         failed = run_maintenance(self._disk, [job for _, job in jobs], sync_all)
-        return [Outcome(log, job, error) for (log, job), error in zip(jobs, failed, strict=True)]
+        return [JobOutcome(log, job, error) for (log, job), error in zip(jobs, failed, strict=True)]
 
     def _use_sync_all(self, files: int) -> bool:
         return self._sync_all_trusted and files >= self._sync_all_files_min
@@ -324,24 +324,24 @@ class GroupCommit:
 
     # Back on the loop
 
-    def _synced(
+    def _finish_sync(
         self,
         jobs: Sequence[tuple[Log, FlushJob]],
-        outcomes: Sequence[Outcome] | None,
+        outcomes: Sequence[JobOutcome] | None,
         error: BaseException | None,
     ) -> None:
-        self.syncs += 1
-        self._finish(outcomes if outcomes is not None else [Outcome(log, job, error) for log, job in jobs])
+        self.sync_count += 1
+        self._finish(outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs])
 
-    def _maintenance_finished(
+    def _finish_maintenance(
         self,
         jobs: Sequence[tuple[Log, MaintenanceJob]],
-        outcomes: Sequence[Outcome] | None,
+        outcomes: Sequence[JobOutcome] | None,
         error: BaseException | None,
     ) -> None:
-        self._finish(outcomes if outcomes is not None else [Outcome(log, job, error) for log, job in jobs])
+        self._finish(outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs])
 
-    def _finish(self, outcomes: Sequence[Outcome]) -> None:
+    def _finish(self, outcomes: Sequence[JobOutcome]) -> None:
         """Pass every log its result, then start the next job. An exception of a listener is raised last.
 
         `_running` stays set while listeners are called: a log's job is finished before its next one is prepared.

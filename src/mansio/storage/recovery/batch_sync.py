@@ -61,14 +61,14 @@ def run_single(disk: Disk, steps: SyncSteps[T]) -> T:
         step().sync(disk)
 
 
-def run_batch(disk: Disk, root: str, works: Sequence[SyncSteps[T]]) -> list[T | OSError | StorageError]:
-    """Run many works to their ends; for each its result, or the disk error that ended it.
+def run_batch(disk: Disk, root: str, tasks: Sequence[SyncSteps[T]]) -> list[T | OSError | StorageError]:
+    """Run many tasks to their ends; for each its result, or the disk error that ended it.
 
     `root` is a directory of their file system. The kernel reports an error of it once to each caller that uses the same
     path: use one that nothing else passes to `Disk.sync_all`.
     """
     ended: dict[int, T | OSError | StorageError] = {}
-    running = dict(enumerate(works))
+    running = dict(enumerate(tasks))
     while running:
         written: dict[int, tuple[SyncStep, PendingSync]] = {}
         for number, steps in running.items():
@@ -81,7 +81,7 @@ def run_batch(disk: Disk, root: str, works: Sequence[SyncSteps[T]]) -> list[T | 
                 ended[number] = error
         ended.update(_sync_steps(disk, root, written))
         running = {number: steps for number, steps in running.items() if number not in ended}
-    return [ended[number] for number in range(len(works))]
+    return [ended[number] for number in range(len(tasks))]
 
 
 def _sync_steps(

@@ -46,9 +46,9 @@ def open_logs(
 
     `root` is an existing directory of their file system that nothing else passes to `Disk.sync_all`.
     """
-    works = [recovery_steps(disk, request.directory, request.settings) for request in requests]
+    tasks = [recovery_steps(disk, request.directory, request.settings) for request in requests]
     opened: list[Log | StorageError] = []
-    for request, result in zip(requests, run_batch(disk, root, works), strict=True):
+    for request, result in zip(requests, run_batch(disk, root, tasks), strict=True):
         if isinstance(result, OSError):
             error = StorageError(f"cannot open the log {request.directory}: {result}")
             error.__cause__ = result

@@ -56,8 +56,8 @@ class TruncatedTail(NamedTuple):
     offset: int
     reason: str
     size_bytes: int
-    segments: int
-    batches: int = 0
+    segment_count: int
+    batch_count: int = 0
     first_offset: int = -1
     last_offset: int = -1
     path: str = ""
@@ -76,12 +76,12 @@ class FileRange(NamedTuple):
 
 
 class FoundBatches(NamedTuple):
-    """Complete batches found in byte ranges; `searched`: there are no others."""
+    """Complete batches found in byte ranges; `is_complete`: there are no others."""
 
-    batches: int
+    batch_count: int
     first_offset: int
     last_offset: int
-    searched: bool
+    is_complete: bool
 
 
 def find_batches(ranges: Sequence[FileRange]) -> FoundBatches:
@@ -132,10 +132,10 @@ def quarantine(
     size_bytes = sum(one.size_bytes for one in ranges)
     found = find_batches(ranges)
     path = ""
-    if found.batches or not found.searched:
+    if found.batch_count or not found.is_complete:
         path = yield from _copy_to_quarantine(disk, directory, offset, ranges)
     tail = TruncatedTail(
-        offset, reason, size_bytes, segments, found.batches, found.first_offset, found.last_offset, path
+        offset, reason, size_bytes, segments, found.batch_count, found.first_offset, found.last_offset, path
     )
     logger.log(
         logging.ERROR if path else logging.WARNING,
@@ -146,7 +146,7 @@ def quarantine(
             reason=reason,
             size_bytes=size_bytes,
             segments=segments,
-            batches=tail.batches,
+            batches=tail.batch_count,
             first_offset=tail.first_offset,
             last_offset=tail.last_offset,
             quarantine=path,

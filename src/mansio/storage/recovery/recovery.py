@@ -10,7 +10,7 @@ The order: find the start position, check, quarantine what may contain complete 
 Invariants:
 * Nothing below the checkpoint is changed. The result is durable (recovery syncs what it kept).
 * Truncation is done before anything new is written. What may contain complete batches is on stable storage elsewhere
-  before it is truncated, and by then the checkpoint has `epoch_due` set.
+  before it is truncated, and by then the checkpoint has `needs_new_epoch` set.
 * Running recovery twice, or being killed in it, changes nothing.
 """
 
@@ -38,7 +38,7 @@ from mansio.storage.segment import (
     WALK_CHUNK_BYTES,
     Segment,
     base_offset_of,
-    only_zeros,
+    contains_only_zeros,
     read_exactly,
     remove_segment_files,
     walk,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredLog:
     """Initial state of a `Log`. Everything in it is durable.
 
     `checked_bytes` were read and checked; `truncated_tail` is what was removed, None if nothing was.
@@ -81,12 +81,12 @@ class Recovered:
         return self.truncated_tail.size_bytes if self.truncated_tail is not None else 0
 
 
-def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
+def recover(disk: Disk, directory: str, settings: LogSettings) -> RecoveredLog:
     """Recover the log in `directory`, creating it if there is none. Raises `CorruptLog`, or `OSError` from the disk."""
     return run_single(disk, recovery_steps(disk, directory, settings))
 
 
-def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Recovered]:
+def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[RecoveredLog]:
     """`recover` for `run_batch`: in steps that many logs make durable with one sync.
 
     A log that was closed cleanly needs none.
@@ -96,7 +96,7 @@ def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSte
     return recovered
 
 
-def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Recovered]:
+def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[RecoveredLog]:
     if not disk.exists(directory):
         disk.make_directory(directory.rpartition("/")[0] or "/")
         disk.make_directory(directory, durable=False)  # `_create` syncs it
@@ -112,7 +112,7 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
     ):
         # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
         truncated = yield from _remove_unreachable(disk, directory, bases, checkpoint)
-        checkpoint = checkpoint._replace(sequence=checkpoint.sequence + 1, epoch_due=True)
+        checkpoint = checkpoint._replace(sequence=checkpoint.sequence + 1, needs_new_epoch=True)
         recovered = yield from _create(disk, directory, settings, checkpoint)
         recovered.truncated_tail = truncated
         return recovered
@@ -145,8 +145,8 @@ def _remove_unreachable(
         reason=f"the first segment begins at offset {bases[0]} instead of {checkpoint.start_offset}",
         segments=len(segments),
     )
-    due = checkpoint._replace(sequence=checkpoint.sequence + 1, epoch_due=True)
-    yield lambda: one_slot(disk, directory, due)
+    due = checkpoint._replace(sequence=checkpoint.sequence + 1, needs_new_epoch=True)
+    yield lambda: write_one_slot(disk, directory, due)
     for segment in reversed(segments):
         remove_segment_files(disk, segment)
     disk.sync_directory(directory)
@@ -167,7 +167,7 @@ def _clear_and_list(disk: Disk, directory: str) -> list[int]:
 
 def _create(
     disk: Disk, directory: str, settings: LogSettings, checkpoint: Checkpoint | None
-) -> SyncSteps[Recovered]:
+) -> SyncSteps[RecoveredLog]:
     """Create a log, or one whose last trim removed everything below an active segment that never reached the disk."""
     start = checkpoint.start_offset if checkpoint is not None else 0
     if checkpoint is not None and checkpoint.durable_end_offset != start:
@@ -175,16 +175,16 @@ def _create(
             f"{directory} has no segment, but records {start} to {checkpoint.durable_end_offset} were durable"
         )
     sequence = checkpoint.sequence + 1 if checkpoint is not None else 1
-    epoch_due = checkpoint is not None and checkpoint.epoch_due
-    checkpoint = Checkpoint(sequence, start, start, 0, start, epoch_due)
+    needs_new_epoch = checkpoint is not None and checkpoint.needs_new_epoch
+    checkpoint = Checkpoint(sequence, start, start, 0, start, needs_new_epoch)
     # A segment never exists without a checkpoint.
-    checkpoint = yield from both_slots(disk, directory, checkpoint)
+    checkpoint = yield from both_slot_steps(disk, directory, checkpoint)
     segment = Segment(directory, start)
     segment.file = disk.open(segment.path, create=True)
     segment.index = SparseIndex(settings.index_interval_bytes)
     epochs = load_leader_epochs(disk, f"{directory}/{EPOCHS_NAME}") or LeaderEpochCache()
     epochs.truncate_to(start + 1)
-    return Recovered([segment], start, start, epochs, checkpoint, created=True)
+    return RecoveredLog([segment], start, start, epochs, checkpoint, created=True)
 
 
 def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Checkpoint | None) -> list[int]:
@@ -206,21 +206,21 @@ def _verified_when_appended(active: Segment, size: int, offset: int) -> CheckedR
     checked = active.checked
     if checked is not None and checked.ranges and checked.ranges[0].end_position == size:
         size, offset = checked.ranges[0].position, checked.ranges[0].offset
-    return CheckedRanges.appended_from(size, offset) if size else None
+    return CheckedRanges.for_active_segment(size, offset) if size else None
 
 
-def one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
+def write_one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
     """Write one slot. `named_in`: the directories to be synced, for a file that may be new."""
     file = disk.open(f"{directory}/{CHECKPOINT_NAME}", create=True)
     write_slot(file, checkpoint)
     return PendingSync((file,), named_in)
 
 
-def both_slots(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
+def both_slot_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
     """Write the checkpoint to both slots; returns the newer one."""
-    yield lambda: one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
+    yield lambda: write_one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
-    yield lambda: one_slot(disk, directory, second)
+    yield lambda: write_one_slot(disk, directory, second)
     return second
 
 
@@ -251,7 +251,7 @@ class RecoveryScan:
         self.uncertain_lengths: list[Segment] = []
         """Segments whose files may be longer than their batches, or may be so again after a crash."""
 
-    def run(self) -> SyncSteps[Recovered]:
+    def run(self) -> SyncSteps[RecoveredLog]:
         first, position, offset = self._start_position()
         self._load_epochs(first, position, offset)
         durable_end = self.checkpoint.durable_end_offset if self.checkpoint is not None else offset
@@ -313,7 +313,7 @@ class RecoveryScan:
             end = segment.size if segment is not self.segments[first] else position
             for _, header in walk(file, 0, end, segment.base_offset, WALK_CHUNK_BYTES):
                 self.epochs.assign(header.leader_epoch, header.base_offset)
-        self.epochs_changed = self.epochs.last >= 0  # an empty log has no file
+        self.epochs_changed = self.epochs.latest_epoch >= 0  # an empty log has no file
 
     def _check(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
         """Check a segment from `position` on. Returns (end position, offset there, why it stops early or "")."""
@@ -333,7 +333,7 @@ class RecoveryScan:
             if header.base_offset != offset:
                 reason = f"a batch begins at offset {header.base_offset} instead of {offset}"
                 break
-            if header.leader_epoch < self.epochs.last:
+            if header.leader_epoch < self.epochs.latest_epoch:
                 reason = f"a batch of the old leader epoch {header.leader_epoch}"
                 break
             if self.epochs.assign(header.leader_epoch, epoch_start):
@@ -353,7 +353,7 @@ class RecoveryScan:
         size; the file is shortened once the whole log has been checked.
         """
         file = segment.file = segment.file or self.disk.open(segment.path)
-        if not only_zeros(file, position, segment.size):
+        if not contains_only_zeros(file, position, segment.size):
             return False
         segment.size = min(segment.size, position)
         return True
@@ -372,7 +372,7 @@ class RecoveryScan:
 
     def _finish(
         self, last: int, position: int | None, offset: int, durable_end: int, problem: str
-    ) -> SyncSteps[Recovered]:
+    ) -> SyncSteps[RecoveredLog]:
         """Truncate after the last valid batch if there is a `problem`, sync what stays, write the checkpoint.
         `position` None: segment `last` is removed as a whole.
         """
@@ -390,9 +390,9 @@ class RecoveryScan:
             truncated = yield from quarantine(
                 self.disk, self.directory, offset, ranges, reason=problem, segments=len(torn)
             )
-            if previous is not None and not previous.epoch_due:
-                previous = previous._replace(sequence=previous.sequence + 1, epoch_due=True)
-                yield partial(one_slot, self.disk, self.directory, previous)
+            if previous is not None and not previous.needs_new_epoch:
+                previous = previous._replace(sequence=previous.sequence + 1, needs_new_epoch=True)
+                yield partial(write_one_slot, self.disk, self.directory, previous)
         self._truncate(active, size, torn)
         self._truncate_files(kept[-1:], always=False)
         rolled = any(segment is not active for segment in self.uncertain_lengths)
@@ -404,18 +404,18 @@ class RecoveryScan:
         active.checked = _verified_when_appended(active, size, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
         sequence = previous.sequence + 1 if previous is not None else 1
-        epoch_due = previous.epoch_due if previous is not None else bool(problem)
-        checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, epoch_due)
+        needs_new_epoch = previous.needs_new_epoch if previous is not None else bool(problem)
+        checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, needs_new_epoch)
         if previous is None:
-            checkpoint = yield from both_slots(self.disk, self.directory, checkpoint)
+            checkpoint = yield from both_slot_steps(self.disk, self.directory, checkpoint)
         elif checkpoint != previous._replace(sequence=sequence):
-            yield lambda: one_slot(self.disk, self.directory, checkpoint)
+            yield lambda: write_one_slot(self.disk, self.directory, checkpoint)
         else:
             checkpoint = previous
         for segment in kept[:-1]:
             if segment.index is not None:
                 self.indexes_due.append(segment)
-        return Recovered(
+        return RecoveredLog(
             kept,
             offset,
             start_offset,
