@@ -47,9 +47,9 @@ def failing_once(
 
 PLACES = [
     (LeaderCache, "find"),
-    (Sender, "_next_batch"),
-    (Sender, "_start"),
-    (PendingRequest, "expect"),
+    (Sender, "_take_batch"),
+    (Sender, "_start_request"),
+    (PendingRequest, "set_encoding"),
     (RequestWriter, "send"),
     (Sender, "_handle_result"),
     (Sender, "_update_queue"),

@@ -1,12 +1,13 @@
 """Record accumulator of a producer: batches, and one queue per partition (Kafka's RecordAccumulator).
 
-A record is appended to the open batch of its partition. A batch is closed when it is full or when it is sent. A closed
-batch keeps its position and, with idempotence, its sequence numbers through every retry, so that the records of a
-partition are stored in the order of the calls.
+The producer appends a record to the open batch of its partition, and closes a batch when it is full or when it is sent.
+A closed batch keeps its position and, with idempotence, its sequence numbers through every retry, so that the records
+of a partition are stored in the order of the calls.
 
 Invariants:
 * A batch is completed once.
-* Sequence numbers of a queue are assigned in order, without a gap that the queue does not record (`gap`).
+* A queue assigns sequence numbers in ascending order. If a batch that had sequence numbers failed, so that the broker
+  may lack these numbers, the queue records that in `gap_sequence`.
 * A sequence number that the broker may have stored is not assigned to other records.
 """
 
@@ -29,34 +30,35 @@ if TYPE_CHECKING:
     from mansio.net.metadata import TopicView
     from mansio.wire.apis.produce import SinglePartitionProduce
 
-    Stamped = tuple[int, bytes | None, bytes | None, Headers]
+    StampedRecord = tuple[int, bytes | None, bytes | None, Headers]
 
 RECORD_OVERHEAD_BYTES = 24
-"""Upper estimate of the encoding overhead of one record: lengths, deltas, attributes."""
+"""Upper estimate of what the encoding of one record adds to its key, value and headers: lengths, deltas, attributes."""
 
 _new_metadata = partial(tuple.__new__, RecordMetadata)
 
 
 class Waiter(Protocol):
-    """Waits for a batch to be completed: a future, or an object with these two methods of one."""
+    """A future, or an object with the methods `done` and `set_result` of one, which a batch completes."""
 
     def done(self) -> bool:
         """Whether the waiter is completed or cancelled."""
 
     def set_result(self, result: None, /) -> None:
-        """The batch is completed, or was split; then wait for its halves."""
+        """The batch calls this method when it is completed or split. After a split the caller waits for both halves."""
 
 
 class Batch:
-    """Batch of records of one partition, stored or refused as a whole.
+    """Batch of records of one partition, which the broker stores or refuses as a whole.
 
-    Stored as columns, because most records have only a value: this avoids one object per record.
+    Timestamps and values are in separate lists, because most records have only a value: this avoids one object per
+    record.
     """
 
     __slots__ = (
         "base_offset",
         "base_sequence",
-        "created",
+        "created_s",
         "error",
         "halves",
         "is_completed",
@@ -72,21 +74,26 @@ class Batch:
         "waiters",
     )
 
-    def __init__(self, queue: PartitionQueue, created: float) -> None:
+    def __init__(self, queue: PartitionQueue, created_s: float) -> None:
         self.queue = queue
-        self.created = created
+        self.created_s = created_s
+        """Time of the event loop at which the batch got its first record, in seconds."""
         self.timestamps_ms: list[int] = []
         """Timestamp of each record, in ms."""
         self.values: list[bytes | None] = []
         """Value of each record."""
         self.keys_and_headers: dict[int, tuple[bytes | None, Headers]] = {}
-        """By index: key and headers of the records that have either, or whose value is None."""
+        """Key and headers, by index in the batch, of the records that have a key or headers, or whose value is None."""
         self.size = 0
+        """Upper estimate of the encoded size of the records before compression, in bytes."""
         self.base_sequence: int | None = None
+        """Sequence number of the first record; None before the batch is first sent."""
         self.producer_epoch = -1
+        """Number of the queue's epoch in which the sequence numbers were assigned, from 0 (see `PartitionQueue`)."""
         self.may_be_stored = False
-        """Whether an attempt ended without a response, so that the broker may have stored the batch."""
+        """Whether an attempt ended without a definite result, so that the broker may have stored the batch."""
         self.halves: tuple[Batch, Batch] | None = None
+        """The two batches that replace this batch after `split`."""
         self.is_completed = False
         self.base_offset = -1
         self.log_append_time_ms = -1
@@ -95,19 +102,19 @@ class Batch:
         self.waiters: list[Waiter] = []
 
     def add(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-        """Append a record. The caller adds its size to `size`."""
+        """Append a record. The caller adds the record's size to `size`."""
         if key is not None or headers or value is None:
             self.keys_and_headers[len(self.values)] = key, headers
         self.timestamps_ms.append(timestamp_ms)
         self.values.append(value)
 
     def add_values(self, timestamp_ms: int, values: Sequence[bytes]) -> None:
-        """Append records that have only a value. The caller adds their size to `size`."""
+        """Append records that have only a value. The caller adds the sizes of the records to `size`."""
         self.timestamps_ms += [timestamp_ms] * len(values)
         self.values += values
 
-    def rows(self) -> list[Stamped]:
-        """Each record as (timestamp_ms, key, value, headers)."""
+    def record_tuples(self) -> list[StampedRecord]:
+        """Return each record as a tuple (timestamp_ms, key, value, headers)."""
         keys_and_headers, nothing = self.keys_and_headers, (None, ())
         stamped = enumerate(zip(self.timestamps_ms, self.values, strict=True))
         return [
@@ -116,7 +123,7 @@ class Batch:
         ]
 
     def complete(self) -> None:
-        """Complete all waiters. The fields of the outcome are already set."""
+        """Complete all waiters. The caller has already set the fields of the outcome (`base_offset`, `error`)."""
         self.is_completed = True
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
@@ -124,7 +131,7 @@ class Batch:
                 waiter.set_result(None)
 
     async def wait_completed(self) -> None:
-        """Wait until the batch is completed. Cancelling the wait does not withdraw the records."""
+        """Wait until the batch is completed. If the wait is cancelled, the records are sent nevertheless."""
         while self.halves is not None or not self.is_completed:
             if self.halves is not None:
                 await self.halves[0].wait_completed()
@@ -135,20 +142,20 @@ class Batch:
             await waiter
 
     def outcome(self, index: int) -> RecordMetadata:
-        """Metadata of the record at `index` of a completed batch; raises its error."""
+        """Return the metadata of the record at `index` of a completed batch, or raise the error of that record."""
         if self.halves is not None:
             left, right = self.halves
             return (
                 left.outcome(index) if index < len(left.values) else right.outcome(index - len(left.values))
             )
         if self.error is not None:
-            raise self._error_of(index)
+            raise self._record_error(index)
         timestamp_ms = self.timestamps_ms[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms))
 
     def outcomes(self, begin: int, end: int) -> list[RecordMetadata]:
-        """`outcome` of each record in [begin, end)."""
+        """Return the metadata of the records at the indexes [begin, end), or raise the first error of one of them."""
         if self.halves is not None or self.error is not None or self.base_offset < 0:
             return [self.outcome(index) for index in range(begin, end)]
         timestamps_ms = (
@@ -162,9 +169,9 @@ class Batch:
             )
         )
 
-    def _error_of(self, index: int) -> MansioError:
-        """A new error object per record, because several tasks may raise it. The broker may name the invalid records
-        (KIP-467)."""
+    def _record_error(self, index: int) -> MansioError:
+        """Return a new error object for the record at `index`; each record has its own, because several tasks may raise
+        the errors of one batch. The broker may have reported which records are invalid (KIP-467)."""
         if self.error is None:
             raise AssertionError("the batch has no error")
         if not self.record_errors:
@@ -174,9 +181,9 @@ class Batch:
         return InvalidRecord("another record of the same batch was refused")
 
     def split(self) -> tuple[Batch, Batch]:
-        """Split into two halves that replace this batch and keep its sequence numbers."""
+        """Split the batch into two halves, which replace it and keep its sequence numbers."""
         middle = len(self.values) // 2
-        left, right = Batch(self.queue, self.created), Batch(self.queue, self.created)
+        left, right = Batch(self.queue, self.created_s), Batch(self.queue, self.created_s)
         left.timestamps_ms, right.timestamps_ms = self.timestamps_ms[:middle], self.timestamps_ms[middle:]
         left.values, right.values = self.values[:middle], self.values[middle:]
         for index, more in self.keys_and_headers.items():
@@ -193,7 +200,7 @@ class Batch:
 
 
 class Delivery:
-    """Future result of one published record. Awaiting it returns the `RecordMetadata` or raises the typed error."""
+    """Future result of one published record. `await` on it returns the `RecordMetadata` or raises the typed error."""
 
     __slots__ = ("_index", "batch")
 
@@ -207,15 +214,16 @@ class Delivery:
         return self.batch.outcome(self._index)
 
     def add_waiter(self, waiter: Waiter) -> None:
-        """Call `waiter.set_result` when the batch is completed or split. Only for a delivery that is not done."""
+        """Call `waiter.set_result` when the batch is completed or split. The delivery must not be done yet."""
         self.batch.waiters.append(waiter)
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the record is acknowledged or has failed."""
         return _is_done(self.batch)
 
     def result(self) -> RecordMetadata:
-        """The outcome of a delivery that is done; raises its typed error, or `RuntimeError` if it is not done."""
+        """Return the metadata of the stored record, or raise the typed error of a failed one. Raises `RuntimeError` if
+        the delivery is not done."""
         if not self.done():
             raise RuntimeError("the record is not acknowledged yet")
         return self.batch.outcome(self._index)
@@ -228,7 +236,7 @@ def _is_done(batch: Batch) -> bool:
 
 
 class ProducerIdentity(NamedTuple):
-    """Producer id and first epoch of an idempotent producer."""
+    """Producer id of an idempotent producer, and the epoch that the broker returned with the id."""
 
     producer_id: int
     first_epoch: int
@@ -237,35 +245,40 @@ class ProducerIdentity(NamedTuple):
 NO_IDENTITY = ProducerIdentity(-1, -1)
 
 
-class Route(NamedTuple):
-    """Encoding of the last request of a queue, valid while connection and metadata are unchanged."""
+class LastEncoding(NamedTuple):
+    """Request template and version of the last Produce request of a queue. They are used again for the next request
+    while the connection and the topic's metadata are the same objects."""
 
     connection: Connection
-    view: TopicView | None
+    topic_view: TopicView | None
     version: int
-    single: SinglePartitionProduce
-    names: dict[bytes, str]
+    template: SinglePartitionProduce
+    topic_names: dict[bytes, str]
+    """Topic id -> topic name, for decoding the response."""
 
 
 class PartitionQueue:
-    """The batches of one partition, oldest first, and its sequence numbers."""
+    """Batches of one partition, oldest first, and the sequence numbers of the partition's records.
+
+    `producer_epoch` counts the epochs of this queue from 0; the epoch that is sent is `identity.first_epoch` plus it.
+    """
 
     __slots__ = (
-        "blocked_until",
+        "blocked_until_s",
         "failures",
-        "gap",
+        "gap_sequence",
         "identity",
         "in_flight",
         "is_recovering",
+        "last_encoding",
+        "last_error",
         "last_waiter_count",
-        "needs_epoch",
+        "needs_new_epoch",
         "next_sequence",
         "open",
         "partition",
         "producer_epoch",
         "ready",
-        "refusal",
-        "route",
         "topic",
     )
 
@@ -273,65 +286,73 @@ class PartitionQueue:
         self.topic = topic
         self.partition = partition
         self.open: Batch | None = None
+        """The batch to which records are appended."""
         self.ready: deque[Batch] = deque()
+        """Closed batches that wait to be sent or sent again."""
         self.in_flight = 0
+        """Number of batches in flight."""
         self.last_waiter_count = 0
         """Number of waiters of the last completed batch."""
-        self.route: Route | None = None
-        """Encoding of the last request; owned by the request writer."""
+        self.last_encoding: LastEncoding | None = None
+        """Encoding of the last request; only the request writer uses it."""
         self.is_recovering = False
-        """After a failure: one batch at a time, until the batches that were in flight are stored."""
-        self.blocked_until = 0.0
+        """Whether batches are sent one at a time, after a failure, until the batches that were in flight are stored."""
+        self.blocked_until_s = 0.0
+        """Time of the event loop before which nothing is sent, in seconds."""
         self.failures = 0
-        self.refusal: MansioError | None = None
-        """Error of the last retried batch, until one is stored; named in the error of expired batches."""
+        """Number of failed attempts since a batch was last stored."""
+        self.last_error: MansioError | None = None
+        """Error of the last attempt that failed; None once a batch is stored. Errors of expired batches quote it."""
         self.identity: ProducerIdentity | None = None
         """Producer id of the assigned sequence numbers; a retry uses the same id."""
         self.producer_epoch = 0
         self.next_sequence = 0
-        self.gap: int | None = None
-        """Sequence number of the last batch that was given up; in this epoch the broker may refuse those after it."""
-        self.needs_epoch = False
-        """The broker refused them: a new epoch starts as soon as nothing is in flight."""
+        self.gap_sequence: int | None = None
+        """Base sequence number of the last failed batch. The broker may lack that batch, and then refuses later batches
+        of the same producer epoch."""
+        self.needs_new_epoch = False
+        """Whether the broker refused a sequence number, so that a new epoch starts as soon as no batch is in flight."""
 
-    def seal(self) -> None:
-        """Close the open batch and queue it."""
+    def close_open_batch(self) -> None:
+        """Close the open batch and queue it for sending."""
         if self.open is not None:
             self.ready.append(self.open)
             self.open = None
 
-    def number(self, batch: Batch) -> None:
-        """Assign the sequence numbers of a batch when it is first sent."""
+    def assign_sequences(self, batch: Batch) -> None:
+        """Assign sequence numbers to a batch that has none yet."""
         if batch.base_sequence is None:
             batch.base_sequence = self.next_sequence
             batch.producer_epoch = self.producer_epoch
             self.next_sequence = advance_sequence(self.next_sequence, len(batch.values))
 
     def requeue(self, batch: Batch) -> None:
-        """Queue a batch for a retry, before all batches with later sequence numbers."""
+        """Queue a batch to be sent again, before all batches with later sequence numbers."""
         self.is_recovering = True
         if batch.base_sequence is None:
             self.ready.appendleft(batch)
             return
         position = 0
         for other in self.ready:
-            if other.base_sequence is None or not _is_before(other.base_sequence, batch.base_sequence):
+            if other.base_sequence is None or not _is_earlier_sequence(
+                other.base_sequence, batch.base_sequence
+            ):
                 break
             position += 1
         self.ready.insert(position, batch)
 
-    def waits_before(self, batch: Batch) -> bool:
-        """Whether a batch with an earlier sequence number is queued for a retry."""
+    def has_earlier_retry(self, batch: Batch) -> bool:
+        """Whether a batch with earlier sequence numbers than `batch` is queued to be sent again."""
         return any(
             other.base_sequence is not None
             and batch.base_sequence is not None
-            and _is_before(other.base_sequence, batch.base_sequence)
+            and _is_earlier_sequence(other.base_sequence, batch.base_sequence)
             for other in self.ready
         )
 
-    def give_up(self, batch: Batch) -> None:
-        """Record that a batch is not retried. If it is known not to be stored and has the latest sequence numbers,
-        they are reused; otherwise there may be a gap."""
+    def on_batch_failed(self, batch: Batch) -> None:
+        """Record that a batch failed and is not retried. If the batch is certainly not stored and has the latest
+        sequence numbers, the next batch gets these numbers; otherwise the broker may lack them."""
         if batch.base_sequence is None:
             return
         after = advance_sequence(batch.base_sequence, len(batch.values))
@@ -341,39 +362,46 @@ class PartitionQueue:
             and batch.producer_epoch == self.producer_epoch
         ):
             self.next_sequence = batch.base_sequence
-        elif self.gap is None or _is_before(self.gap, batch.base_sequence):
-            self.gap = batch.base_sequence
+        elif self.gap_sequence is None or _is_earlier_sequence(self.gap_sequence, batch.base_sequence):
+            self.gap_sequence = batch.base_sequence
 
-    def stored(self, batch: Batch) -> None:
-        """Record that the broker stored a batch, and so all batches with earlier sequence numbers."""
+    def on_batch_stored(self, batch: Batch) -> None:
+        """Record that the broker stored a batch, which implies that it stored all batches with earlier sequence
+        numbers."""
         self.failures = 0
-        self.refusal = None
+        self.last_error = None
         sequence = batch.base_sequence
-        if self.gap is not None and sequence is not None and _is_before(self.gap, sequence):
-            self.gap = None
+        if (
+            self.gap_sequence is not None
+            and sequence is not None
+            and _is_earlier_sequence(self.gap_sequence, sequence)
+        ):
+            self.gap_sequence = None
 
-    def abandon(self) -> None:
-        """Drop all batches, which the sender fails; later records start a new producer epoch."""
+    def drop_batches(self) -> None:
+        """Remove all batches and start a new producer epoch. The caller fails the removed batches."""
         self.ready.clear()
         self.open = None
         self.in_flight = self.failures = 0
         self.is_recovering = False
-        self.blocked_until = 0.0
-        self.begin_epoch()
+        self.blocked_until_s = 0.0
+        self.start_epoch()
 
-    def begin_epoch(self) -> None:
-        """Start a new producer epoch and renumber all queued batches (KIP-360). Nothing may be in flight."""
+    def start_epoch(self) -> None:
+        """Start a new producer epoch, in which all queued batches get new sequence numbers (KIP-360). No batch may be
+        in flight."""
         self.producer_epoch += 1
         self.next_sequence = 0
-        self.gap, self.needs_epoch = None, False
+        self.gap_sequence, self.needs_new_epoch = None, False
         for batch in self.ready:
             batch.base_sequence = None
 
 
 def advance_sequence(sequence: int, count: int) -> int:
-    """The sequence number `count` records later; 31 bits, wraps around to 0."""
+    """Return the sequence number `count` records after `sequence`. Sequence numbers have 31 bits and continue with 0
+    after the highest one."""
     return (sequence + count) & 0x7FFFFFFF
 
 
-def _is_before(first: int, second: int) -> bool:
+def _is_earlier_sequence(first: int, second: int) -> bool:
     return 0 < (second - first) & 0x7FFFFFFF < 0x40000000

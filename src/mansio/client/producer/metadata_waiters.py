@@ -1,9 +1,9 @@
 """Publish calls that wait for the metadata of a topic; they continue in the order of the calls.
 
 Invariants:
-* One metadata request per topic serves all waiters.
-* Waiters continue in their order; a later caller waits behind them until all have continued.
-* A failed metadata request fails all waiters.
+* All calls that wait for one topic share one metadata request.
+* A call that arrives while earlier calls still wait for the same topic continues after all of them.
+* If the metadata request fails, all calls that wait for it fail.
 """
 
 from __future__ import annotations
@@ -22,33 +22,31 @@ if TYPE_CHECKING:
 
 
 class _TopicWaiters:
-    """Waiters for one topic, and the outcome of its metadata request."""
+    """Calls that wait for the metadata of one topic, and the outcome of the metadata request."""
 
-    __slots__ = ("length", "outcome", "waiters")
+    __slots__ = ("outcome", "waiter_count", "waiters")
 
     def __init__(self) -> None:
-        self.length = 0
-        """Number of waiters that have not continued yet, completed or not."""
+        self.waiter_count = 0
+        """Number of calls that have not continued yet, whether or not their future is completed."""
         self.waiters: deque[asyncio.Future[TopicView]] = deque()
         self.outcome: TopicView | MansioError | None = None
 
     def notify(self) -> None:
-        """Complete all waiters; they continue in the next iteration of the loop."""
+        """Complete the futures of all waiting calls, which then continue in the next iteration of the event loop."""
         while self.waiters:
             waiter = self.waiters.popleft()
             if waiter.done():
                 continue
             if isinstance(self.outcome, MansioError):
-                error = type(self.outcome)(
-                    str(self.outcome)
-                )  # one object per waiter: each is raised separately
-                waiter.set_exception(error)
+                # Each call raises its own error object.
+                waiter.set_exception(type(self.outcome)(str(self.outcome)))
             elif self.outcome is not None:
                 waiter.set_result(self.outcome)
 
 
 class MetadataWaiters:
-    """Metadata requests of one producer. All methods run on the event loop's thread."""
+    """Calls of one producer that wait for metadata. All methods run on the event loop's thread."""
 
     def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
         self._cluster = cluster
@@ -56,32 +54,37 @@ class MetadataWaiters:
         self._tasks = Tasks(loop, lambda error: self._complete_all(client_failed(error)))
         self._by_topic: dict[str, _TopicWaiters] = {}
 
-    def cached(self, topic: str) -> TopicView | None:
-        """Cached metadata of a topic; None if there is none or other callers wait for it."""
+    def cached_topic(self, topic: str) -> TopicView | None:
+        """Return the cached metadata of a topic; None if none is cached or if earlier calls still wait for it."""
         if self._by_topic and topic in self._by_topic:
             return None
         return self._cluster.cached_topic(topic)
 
-    async def find(self, topic: str) -> TopicView:
-        """Request the metadata of a topic. Raises `UnknownTopicOrPartition` if it does not exist."""
+    async def request_topic(self, topic: str) -> TopicView:
+        """Request the metadata of a topic, or wait for a request in progress. Raises `UnknownTopicOrPartition` if the
+        topic does not exist."""
         waiting = self._by_topic.get(topic)
         if waiting is None:
             waiting = self._by_topic[topic] = _TopicWaiters()
             self._tasks.spawn(self._request(topic, waiting))
         elif waiting.outcome is not None:
-            self._loop.call_soon(waiting.notify)  # after the earlier waiters have continued
+            self._loop.call_soon(waiting.notify)  # this call continues after the earlier ones
         waiter: asyncio.Future[TopicView] = self._loop.create_future()
         waiting.waiters.append(waiter)
-        waiting.length += 1
+        waiting.waiter_count += 1
         try:
             return await waiter
         finally:
-            waiting.length -= 1
-            if not waiting.length and waiting.outcome is not None and self._by_topic.get(topic) is waiting:
+            waiting.waiter_count -= 1
+            if (
+                not waiting.waiter_count
+                and waiting.outcome is not None
+                and self._by_topic.get(topic) is waiting
+            ):
                 del self._by_topic[topic]
 
     async def close(self) -> None:
-        """Fail the remaining waiters with `ConnectionLost`."""
+        """Fail all waiting calls with `ConnectionLost`."""
         await self._tasks.end()
         self._complete_all(ConnectionLost("the producer is closed"))
 
@@ -91,7 +94,7 @@ class MetadataWaiters:
             waiting.outcome = await self._cluster.topic(topic)
         except MansioError as error:
             waiting.outcome = error
-        if not waiting.length and self._by_topic.get(topic) is waiting:
+        if not waiting.waiter_count and self._by_topic.get(topic) is waiting:
             del self._by_topic[topic]  # all waiters were cancelled
         waiting.notify()
 

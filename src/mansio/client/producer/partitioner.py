@@ -1,5 +1,8 @@
-"""Partitioner of records without a key: *sticky* (KIP-480), the same partition until a batch is full, then another one
-at random. `mansio.wire.murmur2` partitions records with a key."""
+"""Sticky partitioner (KIP-480): chooses the partition of records without a key.
+
+Records without a key go to one partition until a batch is full, then to another partition chosen at random.
+`mansio.wire.murmur2` chooses the partition of records with a key.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def next_sticky_partition(partitions: Sequence[int], current: int | None) -> int:
-    """Random partition for the next batch without keys; not `current` if there is another one."""
+    """Return a random partition for the next batch of records without keys, different from `current` if the topic has
+    more than one partition. Raises `ValueError` if `partitions` is empty."""
     if not partitions:
         raise ValueError("a topic needs at least one partition")
     chosen = partitions[randrange(len(partitions))]

@@ -1,18 +1,18 @@
-"""One produce request in flight: encoding of its batches, and the results of its response.
+"""Produce requests: encoding the batches of a request, and decoding the results in its response.
 
-Most requests carry one batch and most responses report success: those use `SinglePartitionProduce`, the others the
-general codec.
+Most requests carry one batch, and most responses report success: `SinglePartitionProduce` encodes and decodes these;
+the general codec encodes and decodes the others.
 
 Invariants:
-* The sender is called back once per request, with its response or its error, unless the sender was closed before.
-* Encoding awaits nothing, so requests are written in the order in which they were created.
+* `on_end` is called once per request, with the results or with an error, unless the sender was closed before.
+* Encoding does not wait for anything, so requests are written in the order in which they were created.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from mansio.client.producer.accumulator import NO_IDENTITY, Route
+from mansio.client.producer.accumulator import NO_IDENTITY, LastEncoding
 from mansio.errors import MansioError
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.api_versions import ApiKey
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
 
     Outcomes = Sequence[tuple[Batch, produce.PartitionResult | None]]
 
-HIGHEST_VERSION_WITH_NAMES = 12
+TOPIC_NAME_VERSION_MAX = 12
+"""Highest version of Produce that identifies topics by name; later versions use topic ids (KIP-516)."""
 TEMPLATES_MAX = 1_000
-"""Bound on the cached request templates, one per topic; a full cache is cleared."""
+"""Maximum number of cached request templates, one per topic; a full cache is cleared."""
 
 
 class PendingRequest:
-    """A `net.connection.Waiter` for the response, without a future or a task.
+    """Produce request that waits for its response: a `net.connection.Waiter` that needs no future and no task.
 
-    `on_end` is called with the broker's result for each batch (None if the response lacks one), or with the error.
+    When the request ends, `on_end` is called with the broker's result for each batch (None if the response has no
+    result for it), or with an error.
     """
 
-    __slots__ = ("_is_over", "_names", "_on_end", "_single", "_version", "batches", "node")
+    __slots__ = ("_is_over", "_on_end", "_template", "_topic_names", "_version", "batches", "node")
 
     def __init__(
         self,
@@ -54,51 +56,54 @@ class PendingRequest:
         self.batches = batches
         self._on_end = on_end
         self._is_over = False
-        self._single: SinglePartitionProduce | None = None
+        self._template: SinglePartitionProduce | None = None
         self._version = 0
-        self._names: dict[bytes, str] = {}
+        self._topic_names: dict[bytes, str] = {}
 
-    def expect(self, version: int, names: dict[bytes, str], single: SinglePartitionProduce | None) -> None:
-        """Set what was sent, for decoding the response. `names`: topic id -> topic."""
-        self._version, self._names, self._single = version, names, single
+    def set_encoding(
+        self, version: int, topic_names: dict[bytes, str], template: SinglePartitionProduce | None
+    ) -> None:
+        """Set how the request was encoded, which decoding the response needs. `topic_names`: topic id -> topic name;
+        `template`: the request template, None if the general codec encoded the request."""
+        self._version, self._topic_names, self._template = version, topic_names, template
 
-    def give_up(self) -> None:
-        """Ignore the response."""
+    def ignore_response(self) -> None:
+        """End the request; its response is ignored and `on_end` is not called."""
         self._is_over = True
 
     def done(self) -> bool:
-        """Whether the request has ended."""
+        """Whether the request has ended, so that its response is ignored."""
         return self._is_over
 
     cancelled = done
 
     def set_result(self, frame: bytes, /) -> None:
-        """Handle the response frame."""
+        """Decode the response frame and call `on_end`."""
         self._is_over = True
-        if self._single is not None:
+        if self._template is not None:
             batch = self.batches[0]
-            stored = self._single.decode_stored(batch.queue.partition, frame)
+            stored = self._template.decode_stored(batch.queue.partition, frame)
             if stored is not None:
                 result = produce.PartitionResult(batch.queue.partition, 0, *stored)
                 self._on_end(self, ((batch, result),), None)
                 return
         try:
-            outcomes = self._read(frame)
+            outcomes = self._decode_outcomes(frame)
         except MansioError as error:
             self._on_end(self, (), error)
             return
         self._on_end(self, outcomes, None)
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """Handle the end of the request without a response."""
+        """Call `on_end` with the error that ended the request without a response."""
         self._is_over = True
         self._on_end(self, (), exception)
 
-    def _read(self, frame: bytes) -> Outcomes:
+    def _decode_outcomes(self, frame: bytes) -> Outcomes:
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in self.batches}
         outcomes: list[tuple[Batch, produce.PartitionResult | None]] = []
         for name, topic_id, results in produce.decode_response(self._version, frame).topics:
-            topic = name or self._names.get(bytes(topic_id or b""), "")
+            topic = name or self._topic_names.get(bytes(topic_id or b""), "")
             for result in results:
                 answered = expected.pop((topic, result.index), None)
                 if answered is not None:
@@ -108,7 +113,7 @@ class PendingRequest:
 
 
 class RequestWriter:
-    """Encodes and writes the requests of one producer."""
+    """Encodes the Produce requests of one producer and writes them to connections."""
 
     def __init__(self, cluster: Cluster, *, acks: int, codec: Codec) -> None:
         self._cluster = cluster
@@ -117,51 +122,51 @@ class RequestWriter:
         self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduce] = {}
 
     def send(self, connection: Connection, pending: PendingRequest) -> None:
-        """Write a request. With acks=0 there is no response, and `pending` is not called back. Raises
-        `ConnectionLost`, `UnsupportedVersion`."""
+        """Encode a request and write it to the connection; `pending` receives the response. With acks=0 there is no
+        response. Raises `ConnectionLost`, `UnsupportedVersion`."""
         batches = pending.batches
-        if len(batches) == 1 and self._send_like_last(connection, pending, batches[0]):
+        if len(batches) == 1 and self._send_with_last_encoding(connection, pending, batches[0]):
             return
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
-        highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
+        highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in ids.values() else None
         version = connection.version_for(ApiKey.PRODUCE, highest=highest)
         correlation_id = connection.next_correlation_id()
         single: SinglePartitionProduce | None = None
         buffers: Sequence[Buffer]
         if len(batches) == 1 and version >= SINGLE_PARTITION_VERSION_MIN:
             (batch,) = batches
-            single = self._template(connection, version, batch.queue.topic, ids[batch.queue.topic])
+            single = self._cached_template(connection, version, batch.queue.topic, ids[batch.queue.topic])
             buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch)),)
             names = {ids[batch.queue.topic]: batch.queue.topic}
             view = self._cluster.cached_topic(batch.queue.topic)
-            batch.queue.route = Route(connection, view, version, single, names)
+            batch.queue.last_encoding = LastEncoding(connection, view, version, single, names)
         else:
             buffers = self._encode_many(connection, version, correlation_id, batches, ids)
         if self._acks == 0:
             connection.send_one_way(buffers)
             return
-        pending.expect(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
+        pending.set_encoding(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
         connection.begin(buffers, correlation_id, pending)
 
-    def _send_like_last(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
-        """Fast path of `send` for a queue whose last request had the same encoding. False, with no effect, if it does
-        not apply."""
+    def _send_with_last_encoding(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
+        """Send a request with the template of the queue's last request, which is faster than `send`. Returns False and
+        sends nothing if the connection or the topic's metadata has changed since that request."""
         queue = batch.queue
-        route = queue.route
+        last = queue.last_encoding
         if (
-            route is None
-            or route.connection is not connection
-            or route.view is not self._cluster.cached_topic(queue.topic)
+            last is None
+            or last.connection is not connection
+            or last.topic_view is not self._cluster.cached_topic(queue.topic)
             or self._acks == 0
         ):
             return False
         correlation_id = connection.next_correlation_id()
-        framed = route.single.encode(correlation_id, queue.partition, self._encode(batch))
-        pending.expect(route.version, route.names, route.single)
+        framed = last.template.encode(correlation_id, queue.partition, self._encode(batch))
+        pending.set_encoding(last.version, last.topic_names, last.template)
         connection.begin((framed,), correlation_id, pending)
         return True
 
-    def _template(
+    def _cached_template(
         self, connection: Connection, version: int, topic: str, topic_id: bytes
     ) -> SinglePartitionProduce:
         options = connection.options
@@ -204,7 +209,7 @@ class RequestWriter:
             base_sequence = -1 if batch.base_sequence is None else batch.base_sequence
         if batch.keys_and_headers:
             return build_batch(
-                batch.rows(),
+                batch.record_tuples(),
                 codec=self._codec,
                 producer_id=producer_id,
                 producer_epoch=producer_epoch,

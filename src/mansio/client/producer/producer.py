@@ -1,10 +1,11 @@
-"""Producer: partitions, batches and publishes records; every record is acknowledged individually.
+"""Producer: publishes records and returns the result of each record.
 
-Chooses the partition, bounds the buffered bytes and closes full batches. `sender` sends the closed batches.
+The producer chooses the partition of a record, appends the record to a batch, closes full batches and bounds the
+buffered bytes. `sender` sends the closed batches.
 
 Invariants:
 * Records of one partition are stored in the order of the calls.
-* With idempotence (the default) each record is stored at most once, whatever is retried.
+* With idempotence (the default) each record is stored at most once, also if requests are retried.
 * At most `buffer_bytes_max` bytes are unacknowledged.
 """
 
@@ -41,28 +42,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer", "ProducerOptions"]
 
-MEASURED_VALUES_MAX = 512
-"""Number of values of a list whose sizes are computed at a time."""
+VALUES_PER_STEP_MAX = 512
+"""Maximum number of values that `publish_many` adds to a batch in one step, without executing bytecode per value."""
 
 
 class _TopicQueues:
-    """Partition queues of one topic, and the sticky partition of records without a key."""
+    """Partition queues of one topic, and the partition that records without a key go to until their batch is full."""
 
-    __slots__ = ("queues", "sticky", "topic")
+    __slots__ = ("queues", "sticky_partition", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.queues: dict[int, PartitionQueue] = {}
-        self.sticky: int | None = None
+        self.sticky_partition: int | None = None
 
-    def choose_sticky(self, view: TopicView) -> int:
+    def choose_sticky_partition(self, view: TopicView) -> int:
         led = [partition.index for partition in view.partitions if partition.leader >= 0]
-        self.sticky = next_sticky_partition(led or range(len(view.partitions)), self.sticky)
-        return self.sticky
+        self.sticky_partition = next_sticky_partition(
+            led or range(len(view.partitions)), self.sticky_partition
+        )
+        return self.sticky_partition
 
 
 class Producer:
-    """Publishes to any topic of one cluster. Use as `async with`, or call `close()`."""
+    """Publishes records to any topic of one cluster. Close it by `async with` or `close()`."""
 
     def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
         self.options = options or ProducerOptions()
@@ -105,15 +108,15 @@ class Producer:
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
-        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `RequestTimedOut`
-        after the delivery timeout. A cancelled call may still publish its record.
+        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, and
+        `RequestTimedOut` after the delivery timeout. If the call is cancelled, the record may still be published.
         """
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
-            batch = self._put_plain(topic, value, is_awaited=True)
+            batch = self._append_value(topic, value, is_awaited=True)
         if batch is None:
-            record = serialize_parts(value, key, headers, partition, timestamp_ms)
-            batch = self._put_at_once(topic, record) or (await self._put(topic, record))[1]
+            record = serialize_fields(value, key, headers, partition, timestamp_ms)
+            batch = self._append_nowait(topic, record) or (await self._wait_and_append(topic, record))[1]
         index = len(batch.values) - 1
         if not batch.is_completed:
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -133,9 +136,10 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery | None:
-        """`publish` without waiting, for callers without a task (the blocking client). None, with no effect, if
-        metadata or buffer space has to be awaited first."""
-        batch = self._put_at_once(topic, serialize_parts(value, key, headers, partition, timestamp_ms))
+        """Queue one record for publishing and return its delivery, without waiting. Returns None and queues nothing if
+        the call would have to wait for metadata or buffer space. The blocking client uses it, because it needs no
+        task."""
+        batch = self._append_nowait(topic, serialize_fields(value, key, headers, partition, timestamp_ms))
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
     async def send(
@@ -148,35 +152,39 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery:
-        """Queue one record and return its delivery; waits only for the topic's metadata or for buffer space."""
+        """Queue one record for publishing and return its delivery. The call waits only for the topic's metadata or for
+        buffer space."""
         if key is None and headers is None and partition is None and timestamp_ms is None:
-            put = self._put_plain(topic, value)
+            put = self._append_value(topic, value)
             if put is not None:
                 return Delivery(put, len(put.values) - 1)
-        record = serialize_parts(value, key, headers, partition, timestamp_ms)
-        sealed, batch = await self._put(topic, record)
+        record = serialize_fields(value, key, headers, partition, timestamp_ms)
+        was_batch_closed, batch = await self._wait_and_append(topic, record)
         delivery = Delivery(batch, len(batch.values) - 1)
-        if sealed:
-            await asyncio.sleep(0)  # a tight loop of sends lets the sender work once per batch
+        if was_batch_closed:
+            await asyncio.sleep(
+                0
+            )  # lets the sender run once per batch, also in a loop that only calls `send`
         return delivery
 
     async def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
         """Publish values (or `OutgoingRecord`s) in order and wait until all are acknowledged.
 
-        Raises the first error after all outcomes are known; the records before and after it may be stored.
+        If a record fails, raises the first error after the results of all records are known; the other records may be
+        stored.
         """
         spans: list[tuple[Batch, int, int]] = []
         for run in (records,) if isinstance(records, list | tuple) else zip(records):
             position = 0
             while position < len(run):
-                given = run[position]
-                sealed, batch = await self._put(topic, serialize(given))
+                record = run[position]
+                was_batch_closed, batch = await self._wait_and_append(topic, serialize_record(record))
                 begin = len(batch.values) - 1
                 position += 1
-                if type(given) is bytes:
-                    position += self._extend(batch, run, position)
+                if type(record) is bytes:
+                    position += self._append_values(batch, run, position)
                 spans.append((batch, begin, len(batch.values)))
-                if sealed:
+                if was_batch_closed:
                     await asyncio.sleep(0)
         await self._flush_batches({batch for batch, _, _ in spans})
         if len(spans) == 1:
@@ -185,11 +193,12 @@ class Producer:
         return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
 
     async def flush(self) -> None:
-        """Send what is buffered now and wait until its outcome is known. Errors are raised by the deliveries."""
-        await self._flush_batches(set(self._sender.incomplete))
+        """Send all records that are buffered now and wait until each is acknowledged or has failed. Raises no error of
+        a record; `publish` and the deliveries do."""
+        await self._flush_batches(set(self._sender.incomplete_batches))
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush, or with `flush=False` fail what is buffered, and stop. Closing twice is harmless."""
+        """Flush and stop; with `flush=False` fail all buffered records instead of sending them. May be called twice."""
         self._is_closed = True
         try:
             if flush:
@@ -200,24 +209,26 @@ class Producer:
             await self._metadata_waiters.close()
             await self._sender.close()
 
-    # -- inside --------
+    # -- appending to batches --------
 
-    def _put_at_once(self, topic: str, record: OutgoingRecord) -> Batch | None:
-        """Append an awaited record to its batch if that needs no waiting; None otherwise."""
-        view = self._metadata_waiters.cached(topic)
+    def _append_nowait(self, topic: str, record: OutgoingRecord) -> Batch | None:
+        """Append a record whose caller waits for the acknowledgement. Returns its batch; None, with no effect, if the
+        call would have to wait for metadata or buffer space."""
+        view = self._metadata_waiters.cached_topic(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
-        size = size_of(record)
+        size = estimate_size_bytes(record)
         if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             return None
         return self._append(topic, view, record, size, is_awaited=True)[1]
 
-    async def _put(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
-        """Append a record to its batch once its topic is known and there is buffer space. Returns as `_append`."""
-        view = self._metadata_waiters.cached(topic)
+    async def _wait_and_append(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
+        """Wait until the topic's metadata is known and there is buffer space, then append the record. Returns what
+        `_append` returns."""
+        view = self._metadata_waiters.cached_topic(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
-            view = await self._look_up(topic)
-        size = size_of(record)
+            view = await self._request_topic(topic)
+        size = estimate_size_bytes(record)
         if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             await self._wait_for_space(size)
         return self._append(topic, view, record, size)
@@ -225,7 +236,8 @@ class Producer:
     def _append(
         self, topic: str, view: TopicView, record: OutgoingRecord, size: int, *, is_awaited: bool = False
     ) -> tuple[bool, Batch]:
-        """Append a record to its batch. Returns (whether that closed the previous batch, the batch)."""
+        """Append a record to the open batch of its partition. Returns (whether a full batch was closed before, the
+        batch with the record)."""
         if self._is_closed:
             raise ConnectionLost("the producer is closed")
         queues = self._topics.get(topic)
@@ -238,19 +250,23 @@ class Producer:
                 partition = partition_for_key(key, len(view.partitions))
             else:
                 keyless = True
-                partition = queues.choose_sticky(view) if queues.sticky is None else queues.sticky
+                partition = (
+                    queues.choose_sticky_partition(view)
+                    if queues.sticky_partition is None
+                    else queues.sticky_partition
+                )
         queue = queues.queues.get(partition)
         if queue is None:
             if not 0 <= partition < len(view.partitions):
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
             queue = queues.queues[partition] = PartitionQueue(topic, partition)
         batch = queue.open
-        sealed = batch is not None and batch.size + size > self.options.batch_bytes_max
-        if sealed:
-            self._sender.seal(queue)
+        was_batch_closed = batch is not None and batch.size + size > self.options.batch_bytes_max
+        if was_batch_closed:
+            self._sender.close_open_batch(queue)
             batch = None
             if keyless:
-                queues.choose_sticky(view)  # for the next records
+                queues.choose_sticky_partition(view)  # for the next records
         is_new = batch is None
         if batch is None:
             batch = queue.open = Batch(queue, self._loop.time())
@@ -260,23 +276,23 @@ class Producer:
         batch.size += size
         self._sender.buffered_bytes += size
         if is_new:
-            self._sender.batch_opened(batch, is_awaited=is_awaited)
-        return sealed, batch
+            self._sender.on_batch_opened(batch, is_awaited=is_awaited)
+        return was_batch_closed, batch
 
-    def _put_plain(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
-        """Fast path of `_append` for the most frequent case: a value without a key, appended to the sticky partition.
-        Returns the batch; None if it does not apply, with no effect."""
+    def _append_value(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
+        """Append a bytes value without key and headers; faster than `_append`. Returns the batch; None, with no effect,
+        if the value is not bytes, does not fit into the open batch, or the call would have to wait."""
         queues = self._topics.get(topic)
         if (
             queues is None
-            or queues.sticky is None
+            or queues.sticky_partition is None
             or type(value) is not bytes
             or self._is_closed
             or self._space_waiters
         ):
             return None
-        queue = queues.queues.get(queues.sticky)
-        if queue is None or self._metadata_waiters.cached(topic) is None:
+        queue = queues.queues.get(queues.sticky_partition)
+        if queue is None or self._metadata_waiters.cached_topic(topic) is None:
             return None
         sender, options = self._sender, self.options
         size = len(value) + RECORD_OVERHEAD_BYTES
@@ -293,14 +309,12 @@ class Producer:
         batch.size += size
         sender.buffered_bytes += size
         if is_new:
-            sender.batch_opened(batch, is_awaited=is_awaited)
+            sender.on_batch_opened(batch, is_awaited=is_awaited)
         return batch
 
-    def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
-        """Append values from `position` on to the open batch that got the previous record. Returns their number.
-
-        Bulk variant of `_append`: only values without a key, and only while they fit into the batch and the buffer. It
-        executes no bytecode per record.
+    def _append_values(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
+        """Append the elements of `run` from `position` on to `batch`, as long as they are bytes and fit into the batch
+        and the buffer. Returns the number of appended values. Executes no bytecode per value.
         """
         if self._space_waiters:
             return 0
@@ -309,10 +323,10 @@ class Producer:
             self.options.batch_bytes_max - batch.size,
             self.options.buffer_bytes_max - self._sender.buffered_bytes,
         )
-        wanted = MEASURED_VALUES_MAX
-        while wanted == MEASURED_VALUES_MAX:
+        wanted = VALUES_PER_STEP_MAX
+        while wanted == VALUES_PER_STEP_MAX:
             values = run[position : position + wanted]
-            plain = _count_bytes(values)
+            plain = _count_leading_bytes(values)
             ends = list(accumulate(map(len, cast("Sequence[bytes]", values[:plain]))))
             fitting = bisect_right(
                 range(plain), space, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
@@ -328,11 +342,11 @@ class Producer:
             wanted = fitting
         return position - begin
 
-    async def _look_up(self, topic: str) -> TopicView:
-        """Metadata of a topic that is unknown or may have new partitions."""
+    async def _request_topic(self, topic: str) -> TopicView:
+        """Request the metadata of a topic that is not cached or may have new partitions."""
         if not isinstance(topic, str):
             raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")
-        return await self._metadata_waiters.find(topic)
+        return await self._metadata_waiters.request_topic(topic)
 
     async def _wait_for_space(self, size: int) -> None:
         waiter = asyncio.Event()
@@ -347,7 +361,7 @@ class Producer:
                     raise ConnectionLost("the producer is closed")
         finally:
             self._space_waiters.remove(waiter)
-            self._wake_space_waiter()  # the next one checks after this one has appended its record
+            self._wake_space_waiter()  # the next caller checks after this caller has appended its record
 
     def _lacks_space(self, size: int) -> bool:
         buffered = self._sender.buffered_bytes  # a record larger than the buffer is accepted when it is empty
@@ -359,16 +373,16 @@ class Producer:
             self._space_waiters[0].set()
 
     async def _flush_batches(self, batches: set[Batch]) -> None:
-        """Send these batches without waiting for more records, and wait until they are completed."""
+        """Send the given batches without waiting for more records, and wait until all are completed."""
         for batch in batches:
             if batch.queue.open is batch:
-                self._sender.seal(batch.queue)
+                self._sender.close_open_batch(batch.queue)
         for batch in batches:
             await batch.wait_completed()
 
 
-def _count_bytes(values: Sequence[Publishable]) -> int:
-    """Length of the longest prefix of values that are all bytes."""
+def _count_leading_bytes(values: Sequence[Publishable]) -> int:
+    """Return how many values at the beginning of the list are bytes objects, up to the first other one."""
     kinds = list(map(type, values))
     if kinds.count(bytes) == len(kinds):
         return len(kinds)
@@ -378,14 +392,15 @@ def _count_bytes(values: Sequence[Publishable]) -> int:
 # -- serialization --------
 
 
-def serialize_parts(
+def serialize_fields(
     value: bytes | str | None,
     key: bytes | str | None,
     headers: HeadersLike | None,
     partition: int | None,
     timestamp_ms: int | datetime | None,
 ) -> OutgoingRecord:
-    """The record with its parts as bytes and numbers. Raises `InvalidRecord`."""
+    """Return a record with key, value and headers as bytes and the timestamp in milliseconds. Raises `InvalidRecord`
+    for a wrong type."""
     return OutgoingRecord(
         _bytes(value),
         _bytes(key),
@@ -395,22 +410,23 @@ def serialize_parts(
     )
 
 
-def serialize(given: Publishable) -> OutgoingRecord:
-    """A record from a value or an `OutgoingRecord`, with its parts as bytes. Raises `InvalidRecord`."""
-    if not isinstance(given, OutgoingRecord):
-        return OutgoingRecord(_bytes(given))
-    value, key, headers = given.value, given.key, given.headers
+def serialize_record(record: Publishable) -> OutgoingRecord:
+    """Return a record, made from a value or an `OutgoingRecord`, with key, value and headers as bytes. Raises
+    `InvalidRecord` for a wrong type."""
+    if not isinstance(record, OutgoingRecord):
+        return OutgoingRecord(_bytes(record))
+    value, key, headers = record.value, record.key, record.headers
     if (
         (value is None or isinstance(value, bytes))
         and (key is None or isinstance(key, bytes))
         and not headers
     ):
-        return given
-    return given._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
+        return record
+    return record._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
 
 
-def size_of(record: OutgoingRecord) -> int:
-    """Approximate size of a record in its batch, in bytes."""
+def estimate_size_bytes(record: OutgoingRecord) -> int:
+    """Return the approximate size of a record in its batch before compression, in bytes."""
     size = RECORD_OVERHEAD_BYTES
     if record.value is not None:
         size += len(record.value)
@@ -421,15 +437,15 @@ def size_of(record: OutgoingRecord) -> int:
     return size
 
 
-def _bytes(given: object) -> bytes | None:
-    """The bytes of a key, value or header; text is encoded as UTF-8. Types are checked at run time."""
-    if given is None or isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, bytearray | memoryview):
-        return bytes(given)
-    raise InvalidRecord(f"keys, values and headers must be bytes, text or None, not {type(given).__name__}")
+def _bytes(content: object) -> bytes | None:
+    """Return a key, value or header as bytes; text is encoded as UTF-8. Raises `InvalidRecord` for any other type."""
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise InvalidRecord(f"keys, values and headers must be bytes, text or None, not {type(content).__name__}")
 
 
 def _headers(headers: HeadersLike) -> Headers:

@@ -1,4 +1,4 @@
-"""Options of a producer, validated when they are created."""
+"""Options of a producer, validated when `ProducerOptions` is created."""
 
 from __future__ import annotations
 
@@ -16,10 +16,15 @@ CODECS = {codec.name.lower(): codec for codec in Codec}
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """Options of a producer. Sizes are in bytes, times in milliseconds.
+    """Options of a producer. Raises `ValueError` for an invalid value. Sizes are in bytes, times in milliseconds.
 
-    `acks`: "all" (flushed to disk on every in-sync replica), 1 (in the leader's page cache), 0 (no response).
-    `idempotent`: None means yes with acks "all". `when_full`: wait for buffer space, or raise `QueueFull`.
+    `acks`: when the broker acknowledges a record. "all": every in-sync replica has flushed it to disk; 1: it is in the
+    leader's page cache; 0: the broker sends no response.
+    `idempotent`: whether retries store each record at most once; None: exactly if `acks` is "all".
+    `when_full`: whether publishing waits for buffer space or raises `QueueFull` while `buffer_bytes_max` bytes are
+    unacknowledged.
+    `delivery_timeout_ms`: time after which a record that is not acknowledged fails with `RequestTimedOut`.
+    `in_flight_batches_max`: number of batches per partition that are sent before the first one is acknowledged.
     """
 
     acks: Literal["all", 1, 0] = "all"
@@ -48,4 +53,5 @@ class ProducerOptions:
 
     @property
     def is_idempotent(self) -> bool:
+        """Whether the producer is idempotent: `idempotent`, or the default for `acks` if it is None."""
         return self.acks == "all" if self.idempotent is None else self.idempotent

@@ -1,24 +1,25 @@
-"""Sends the batches of one producer and decides their outcome (Kafka's Sender).
+"""Sender of a producer: sends batches and completes them with their result (Kafka's Sender).
 
-Selects the batches of each request, limits the requests in flight, and retries, splits or fails batches. The encoding
-of a request is in `produce_request`. Sequence numbers (KIP-98) are assigned when a batch is first sent and kept through
-every retry.
+The sender selects the batches of each request, limits the requests in flight, and retries, splits or fails batches.
+`produce_request` encodes requests. The sender assigns sequence numbers (KIP-98) when it first sends a batch; a batch
+keeps them through every retry.
 
 Ordering after a failure: a partition has up to `in_flight_batches_max` batches in flight. After a retriable failure the
 partition is *recovering*: no new batch is sent until all in-flight requests have ended; then the batches are resent one
 at a time in sequence order, until the failed ones are stored. A broker refuses a batch whose predecessor is missing
 (OUT_OF_ORDER_SEQUENCE) and accepts it once the predecessor is stored.
 
-A batch that was given up may or may not be stored. The batches behind it keep their sequence numbers: if it was stored
-they are accepted; if not they are refused, and only then the partition starts a new producer epoch (KIP-360) and
-renumbers them. So no record is stored twice.
+The broker may or may not have stored a batch that failed at its delivery timeout. Later batches of the partition keep
+their sequence numbers. If the failed batch is stored, the broker accepts them. If it is not, the broker refuses them,
+and only then the partition starts a new producer epoch (KIP-360) in which they get new sequence numbers. So no record
+is stored twice.
 
-A request to a connected broker needs neither a task nor a future: it is written in the same loop iteration, and its
-response is handled by the connection's read callback. While a connection is being opened, nothing else is sent to that
-broker, so that requests keep their order.
+A request to a connected broker needs neither a task nor a future: the sender writes it in the same iteration of the
+event loop, and the connection's read callback handles the response. While a connection to a broker is being opened,
+the sender sends no other request to that broker, so that requests keep their order.
 
 Invariants:
-* A batch is completed once; its bytes are then released from the buffer.
+* A batch is completed once; its bytes then no longer count as buffered.
 """
 
 from __future__ import annotations
@@ -62,12 +63,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 5
-EXPIRY_CHECK_S = 0.5
+"""Maximum number of Produce requests in flight to one broker."""
+EXPIRY_CHECK_INTERVAL_S = 0.5
+"""Interval between checks for batches that are older than the delivery timeout."""
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
-CHANNEL = "produce"
+PRODUCE_CHANNEL = "produce"
 DUPLICATE_SEQUENCE_NUMBER = 46
-NO_RESPONSE = PartitionResult(-1)
-"""Result of every batch with acks=0."""
+"""Kafka error code of a batch that the broker has already stored."""
+RESULT_WITHOUT_RESPONSE = PartitionResult(-1)
+"""Result of every batch with acks=0, for which the broker sends no response: error code 0 and no offset."""
 
 
 class Sender:
@@ -81,16 +85,21 @@ class Sender:
         self._on_space_freed = on_space_freed
         self._loop = asyncio.get_running_loop()
         self.buffered_bytes = 0
-        self.incomplete: set[Batch] = set()
+        """Approximate size of the records that are not acknowledged yet, in bytes."""
+        self.incomplete_batches: set[Batch] = set()
+        """Batches, open or closed, that are not completed yet."""
         self._queues: dict[PartitionQueue, None] = {}
         """Queues with batches, in round-robin order."""
         self._in_flight: dict[int, int] = {}
+        """Number of requests in flight, by node id."""
         self._connecting: set[int] = set()
+        """Node ids of the brokers to which a connection is being opened."""
         self._pending: set[PendingRequest] = set()
+        """Requests that wait for a response."""
         self._tasks = Tasks(self._loop, self._on_internal_error)
-        self._leader_cache = LeaderCache(cluster, self._tasks, self._wake)
+        self._leader_cache = LeaderCache(cluster, self._tasks, self._schedule_dispatch)
         self._is_dispatch_scheduled = False
-        self._earliest_timer = EarliestTimer(self._loop, self._wake)
+        self._earliest_timer = EarliestTimer(self._loop, self._schedule_dispatch)
         self._expiry: asyncio.TimerHandle | None = None
         self._identity = NO_IDENTITY
         self._is_initializing = False
@@ -100,54 +109,55 @@ class Sender:
 
     # -- called by the producer --------
 
-    def batch_opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
-        """Register a batch that got its first record; it is due after the linger time.
+    def on_batch_opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
+        """Register a batch that got its first record and schedule it for sending, after the linger time.
 
-        `is_awaited`: the caller waits for the record. If the last batch had one waiter, the batch is sent now;
-        otherwise in the loop's next iteration, so that records published in this one join it.
+        `is_awaited`: whether the caller waits for the acknowledgement of the record. Without a linger time, an awaited
+        batch is sent at once if the last batch of the queue had one waiter. Otherwise the batch is sent in the next
+        iteration of the event loop, so that records published in the current iteration join it.
         """
-        self.incomplete.add(batch)
+        self.incomplete_batches.add(batch)
         queue = batch.queue
         self._queues.setdefault(queue)
         if self._expiry is None:
-            self._expiry = self._loop.call_later(EXPIRY_CHECK_S, self._expire)
+            self._expiry = self._loop.call_later(EXPIRY_CHECK_INTERVAL_S, self._fail_expired_batches)
         if self._options.linger_ms:
-            self._earliest_timer.set(batch.created + self._options.linger_ms / 1000)
+            self._earliest_timer.set(batch.created_s + self._options.linger_ms / 1000)
         elif not queue.in_flight:  # otherwise it is sent when the response arrives
             if is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
                 self._dispatch()
             else:
-                self._wake()
+                self._schedule_dispatch()
 
-    def seal(self, queue: PartitionQueue) -> None:
-        """Close the open batch of a queue: it is full, or flush was called."""
-        queue.seal()
-        self._wake()
+    def close_open_batch(self, queue: PartitionQueue) -> None:
+        """Close the open batch of a queue, because it is full or flush was called, and schedule it for sending."""
+        queue.close_open_batch()
+        self._schedule_dispatch()
 
     async def close(self) -> None:
-        """Fail every incomplete batch and stop."""
+        """Fail every batch that is not completed with `ConnectionLost`, and stop."""
         self._earliest_timer.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
         await self._tasks.end()
-        self._abandon(ConnectionLost("the producer was closed before the record was acknowledged"))
+        self._fail_all(ConnectionLost("the producer was closed before the record was acknowledged"))
         if self._expiry is not None:
             self._expiry.cancel()
 
     # -- choosing what to send --------
 
-    def _wake(self) -> None:
+    def _schedule_dispatch(self) -> None:
         if not self._is_dispatch_scheduled:
             self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Start every request that can be sent now."""
+        """Send every request that can be sent now."""
         self._is_dispatch_scheduled = False
         try:
             if self._identity is not NO_IDENTITY or not self._options.is_idempotent:
                 for pending in self._select_requests():
-                    self._start(pending)
+                    self._start_request(pending)
             elif self._queues and not self._is_initializing:
                 self._is_initializing = True
                 self._tasks.spawn(self._init_producer_id())
@@ -155,27 +165,27 @@ class Sender:
             self._on_internal_error(error)
 
     def _select_requests(self) -> Iterable[PendingRequest]:
-        """Take the batches that can be sent now: one per queue, in one request per broker."""
+        """Take from each queue the batch that can be sent now, if there is one, and return one request per broker."""
         now = self._loop.time()
         if len(self._queues) == 1:
             (only,) = self._queues
-            node = self._node_for(only, now)
+            node = self._sendable_leader(only, now)
             return (
                 ()
                 if node is None
-                else (PendingRequest(node, [self._next_batch(only)], self._on_request_end),)
+                else (PendingRequest(node, [self._take_batch(only)], self._on_request_end),)
             )
         chosen: dict[int, PendingRequest] = {}
         sizes: dict[int, int] = {}
         for queue in list(self._queues):
-            node = self._node_for(queue, now)
+            node = self._sendable_leader(queue, now)
             if node is None:
                 continue
             size = (queue.ready[0] if queue.ready else cast("Batch", queue.open)).size
             if node in chosen and sizes[node] + size > self._options.request_bytes_max:
-                self._wake()
+                self._schedule_dispatch()
                 continue
-            batch = self._next_batch(queue)
+            batch = self._take_batch(queue)
             if node in chosen:
                 chosen[node].batches.append(batch)
                 sizes[node] += size
@@ -186,8 +196,8 @@ class Sender:
             self._queues[queue] = None
         return chosen.values()
 
-    def _node_for(self, queue: PartitionQueue, now: float) -> int | None:
-        """The leader to which this queue's next batch can be sent now; None if it has to wait."""
+    def _sendable_leader(self, queue: PartitionQueue, now: float) -> int | None:
+        """Return the node id of the leader if the next batch of the queue can be sent now; None if it has to wait."""
         if not self._may_send(queue, now):
             return None
         node = self._leader_cache.find(queue.topic, queue.partition, now)
@@ -198,23 +208,23 @@ class Sender:
             return None
         return node
 
-    def _next_batch(self, queue: PartitionQueue) -> Batch:
-        """Take the next batch and assign its sequence numbers."""
+    def _take_batch(self, queue: PartitionQueue) -> Batch:
+        """Remove the next batch from the queue, assign its sequence numbers and return it."""
         if not queue.ready:
-            queue.seal()
+            queue.close_open_batch()
         batch = queue.ready.popleft()
         if queue.identity is None:
             queue.identity = self._identity
-        queue.number(batch)
+        queue.assign_sequences(batch)
         queue.in_flight += 1
         if queue.ready:
-            self._wake()
+            self._schedule_dispatch()
         return batch
 
-    def _start(self, pending: PendingRequest) -> None:
+    def _start_request(self, pending: PendingRequest) -> None:
         node = pending.node
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
-        connection = self._cluster.open_connection(node, CHANNEL)
+        connection = self._cluster.open_connection(node, PRODUCE_CHANNEL)
         if connection is None:
             self._connecting.add(node)
             self._tasks.spawn(self._connect_and_send(pending))
@@ -222,23 +232,23 @@ class Sender:
             self._send(connection, pending)
 
     def _may_send(self, queue: PartitionQueue, now: float) -> bool:
-        if queue.blocked_until > now:
-            self._earliest_timer.set(queue.blocked_until)
+        if queue.blocked_until_s > now:
+            self._earliest_timer.set(queue.blocked_until_s)
             return False
         if queue.ready:
             return queue.in_flight < (1 if queue.is_recovering else self._options.in_flight_batches_max)
         if queue.open is None or queue.in_flight:
             return False  # an open batch keeps filling while another is in flight
-        due = queue.open.created + self._options.linger_ms / 1000
+        due = queue.open.created_s + self._options.linger_ms / 1000
         if due > now:
             self._earliest_timer.set(due)
             return False
         return True
 
-    def _begin_epoch(self, queue: PartitionQueue) -> None:
-        """Start a new producer epoch; a queue whose producer id has no epochs left gets a new id. Other queues keep
-        the old one, because the broker knows the batches they have to resend under it."""
-        queue.begin_epoch()
+    def _start_epoch(self, queue: PartitionQueue) -> None:
+        """Start a new producer epoch for a queue. If the producer id has no higher epoch left, the queue gets a new
+        producer id. Other queues keep the old id, under which the broker knows the batches that they resend."""
+        queue.start_epoch()
         identity = queue.identity
         if identity is not None and identity.first_epoch + queue.producer_epoch > PRODUCER_EPOCH_MAX:
             queue.identity, queue.producer_epoch = None, 0
@@ -246,7 +256,7 @@ class Sender:
                 self._identity = NO_IDENTITY  # InitProducerId is sent before the next batch
 
     def _on_leader_error(self, queue: PartitionQueue, error: MansioError) -> None:
-        queue.refusal = error
+        queue.last_error = error
         self._back_off(queue)
         if not error.retriable:
             self._fail_queue(queue, error)
@@ -254,7 +264,7 @@ class Sender:
     # -- one request --------
 
     async def _init_producer_id(self) -> None:
-        """Request a producer id (InitProducerId)."""
+        """Request a producer id (InitProducerId). A non-retriable error fails all queued batches."""
         fields = {
             "transactional_id": None,
             "transaction_timeout_ms": 60_000,
@@ -272,11 +282,11 @@ class Sender:
                     self._fail_queue(queue, error)
         finally:
             self._is_initializing = False
-            self._wake()
+            self._schedule_dispatch()
 
     async def _connect_and_send(self, pending: PendingRequest) -> None:
         try:
-            connection = await self._cluster.connection(pending.node, CHANNEL)
+            connection = await self._cluster.connection(pending.node, PRODUCE_CHANNEL)
         except MansioError as error:
             self._connecting.discard(pending.node)
             self._on_request_end(pending, (), error, was_sent=False)
@@ -286,7 +296,7 @@ class Sender:
         else:
             self._connecting.discard(pending.node)
             self._send(connection, pending)
-            self._wake()
+            self._schedule_dispatch()
 
     def _send(self, connection: Connection, pending: PendingRequest) -> None:
         try:
@@ -299,7 +309,9 @@ class Sender:
             self._on_request_end(pending, (), invalid, was_sent=False)
             return
         if self._options.acks == 0:
-            self._on_request_end(pending, [(batch, NO_RESPONSE) for batch in pending.batches], None)
+            self._on_request_end(
+                pending, [(batch, RESULT_WITHOUT_RESPONSE) for batch in pending.batches], None
+            )
         else:
             self._pending.add(pending)
 
@@ -311,7 +323,8 @@ class Sender:
         *,
         was_sent: bool = True,
     ) -> None:
-        """Complete a request: with the broker's result per batch, or with the error that replaced the response."""
+        """Handle the end of a request: the broker's result for each batch, or the error that ended the request without
+        results. `was_sent`: whether the broker may have received the request."""
         self._pending.discard(pending)
         try:
             if error is not None:
@@ -331,62 +344,62 @@ class Sender:
         except Exception as unexpected:  # noqa: BLE001  # reported through every incomplete batch
             self._on_internal_error(unexpected)
         if self._queues:
-            self._wake()
+            self._schedule_dispatch()
 
     # -- outcome of one batch --------
 
     def _handle_result(self, batch: Batch, result: PartitionResult) -> None:
-        """Apply the broker's result for one batch."""
+        """Complete a stored batch; handle the error of a refused one."""
         if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
             batch.base_offset = result.base_offset if result.error_code == 0 else -1
             batch.log_append_time_ms = result.log_append_time_ms
-            batch.queue.stored(batch)
+            batch.queue.on_batch_stored(batch)
             self._complete(batch, None)
             return
         batch.record_errors = {index: message or "" for index, message in result.record_errors}
         error = error_for(result.error_code, result.error_message)
         if not isinstance(error, RequestError):
-            # Not a rejection but a disk error, too few replicas or a timeout: the batch may be in the log.
+            # After a disk error, too few in-sync replicas or a timeout the batch may be in the log.
             batch.may_be_stored = True
         self._handle_error(batch, error)
 
     def _handle_error(self, batch: Batch, error: MansioError) -> None:
-        """Retry, renumber, split or fail a batch."""
+        """Handle the error of one attempt to store a batch: retry, split or fail the batch. A batch with a refused
+        sequence number is sent again, possibly in a new producer epoch, or fails."""
         queue = batch.queue
         if isinstance(error, OutOfOrderSequence | UnknownProducerId):
-            if self._is_repairable(batch):
+            if self._is_sequence_repairable(batch):
                 queue.requeue(batch)
                 return
-            queue.needs_epoch = (
-                True  # the batch fails; without a new epoch those after it would be refused as well
-            )
+            queue.needs_new_epoch = True  # without a new epoch the broker would refuse all later batches
         if isinstance(error, MessageTooLarge) and len(batch.values) > 1:
-            self.incomplete.discard(batch)
+            self.incomplete_batches.discard(batch)
             left, right = batch.split()
-            self.incomplete.update((left, right))
+            self.incomplete_batches.update((left, right))
             queue.requeue(right)
             queue.requeue(left)
             return
-        expired = self._loop.time() >= batch.created + self._options.delivery_timeout_ms / 1000
+        expired = self._loop.time() >= batch.created_s + self._options.delivery_timeout_ms / 1000
         if not error.retriable or expired:
-            self._give_up(batch, error)
+            self._fail_batch(batch, error)
             return
         self._cluster.mark_stale((queue.topic,))
         queue.requeue(batch)
-        queue.refusal = error
+        queue.last_error = error
         self._back_off(queue)
 
-    def _is_repairable(self, batch: Batch) -> bool:
-        """Whether a refused sequence number only means that an earlier batch must be resent or was given up.
-        Otherwise the broker has lost acknowledged records; that must be reported, not repaired."""
+    def _is_sequence_repairable(self, batch: Batch) -> bool:
+        """Whether the broker refused the sequence number of the batch only because an earlier batch must be sent again
+        or has failed. If not, the broker has lost acknowledged records; then the batch must fail, so that the
+        application learns of it."""
         queue = batch.queue
-        if queue.in_flight > 1 or queue.waits_before(batch):
+        if queue.in_flight > 1 or queue.has_earlier_retry(batch):
             return True
-        queue.needs_epoch = queue.gap is not None
-        return queue.needs_epoch
+        queue.needs_new_epoch = queue.gap_sequence is not None
+        return queue.needs_new_epoch
 
-    def _give_up(self, batch: Batch, error: MansioError) -> None:
-        batch.queue.give_up(batch)
+    def _fail_batch(self, batch: Batch, error: MansioError) -> None:
+        batch.queue.on_batch_failed(batch)
         if not batch.waiters:
             logger.warning(
                 "%d records for partition %d of topic %s were not stored: %s",
@@ -399,28 +412,28 @@ class Sender:
 
     def _complete(self, batch: Batch, error: MansioError | None) -> None:
         batch.error = error
-        self.incomplete.discard(batch)
+        self.incomplete_batches.discard(batch)
         self.buffered_bytes -= batch.size
         batch.queue.last_waiter_count = len(batch.waiters)
         batch.complete()
         self._on_space_freed()
 
     def _fail_queue(self, queue: PartitionQueue, error: MansioError) -> None:
-        """Fail every batch of a queue that is not in flight."""
-        queue.seal()
+        """Fail all batches of a queue except those in flight."""
+        queue.close_open_batch()
         while queue.ready:
-            self._give_up(queue.ready.popleft(), error)
+            self._fail_batch(queue.ready.popleft(), error)
         self._update_queue(queue)
 
     def _back_off(self, queue: PartitionQueue) -> None:
         queue.failures += 1
-        queue.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
+        queue.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
 
     def _update_queue(self, queue: PartitionQueue) -> None:
-        """Update a queue's state after batches left it; drop the queue when it is empty."""
+        """Update the state of a queue after some of its batches ended or failed; forget the queue if it is empty."""
         if queue.in_flight == 0:
-            if queue.needs_epoch:
-                self._begin_epoch(queue)
+            if queue.needs_new_epoch:
+                self._start_epoch(queue)
             queue.is_recovering = bool(queue.ready) and queue.ready[0].base_sequence is not None
         if queue.in_flight == 0 and not queue.ready and queue.open is None:
             self._queues.pop(queue, None)
@@ -428,40 +441,41 @@ class Sender:
     # -- failure and expiry --------
 
     def _on_internal_error(self, error: Exception) -> None:
-        """Fail every incomplete batch after an unexpected exception: how far the sender got is unknown, and no caller
-        may wait forever. Records published afterwards start with a clean state."""
+        """Fail every batch that is not completed after an unexpected exception, because the sender's state may be
+        inconsistent and no caller may wait forever. Later records start with an empty state."""
         self._tasks.cancel()
         self._leader_cache.forget()
         self._connecting.clear()
         self._is_initializing = False
-        self._abandon(client_failed(error))
+        self._fail_all(client_failed(error))
 
-    def _abandon(self, error: MansioError) -> None:
-        """Fail every incomplete batch. In-flight batches may still be stored, so later records get a new epoch."""
+    def _fail_all(self, error: MansioError) -> None:
+        """Fail every batch that is not completed. The broker may still store batches in flight, so later records get a
+        new producer epoch."""
         for pending in self._pending:
-            pending.give_up()
+            pending.ignore_response()
         self._pending.clear()
         self._in_flight.clear()
-        queues = {batch.queue for batch in self.incomplete}.union(self._queues)
+        queues = {batch.queue for batch in self.incomplete_batches}.union(self._queues)
         self._queues.clear()
         for queue in queues:
-            queue.abandon()
-        for batch in list(self.incomplete):
+            queue.drop_batches()
+        for batch in list(self.incomplete_batches):
             self._complete(batch, error)
 
-    def _expire(self) -> None:
-        """Fail queued batches that are older than the delivery timeout."""
+    def _fail_expired_batches(self) -> None:
+        """Fail queued batches that are older than the delivery timeout, and schedule the next check."""
         self._expiry = None
         oldest = self._loop.time() - self._options.delivery_timeout_ms / 1000
         for queue in list(self._queues):
-            while queue.ready and queue.ready[0].created <= oldest:
+            while queue.ready and queue.ready[0].created_s <= oldest:
                 batch = queue.ready.popleft()
                 message = f"not acknowledged within {self._options.delivery_timeout_ms:.0f} ms"
-                if queue.refusal is not None:
-                    message += f"; the last attempt: {queue.refusal.message}"
-                self._give_up(batch, RequestTimedOut(message))
-            if queue.open is not None and queue.open.created <= oldest:
-                queue.seal()
+                if queue.last_error is not None:
+                    message += f"; the last attempt: {queue.last_error.message}"
+                self._fail_batch(batch, RequestTimedOut(message))
+            if queue.open is not None and queue.open.created_s <= oldest:
+                queue.close_open_batch()
             self._update_queue(queue)
-        if self.incomplete:
-            self._expiry = self._loop.call_later(EXPIRY_CHECK_S, self._expire)
+        if self.incomplete_batches:
+            self._expiry = self._loop.call_later(EXPIRY_CHECK_INTERVAL_S, self._fail_expired_batches)
