@@ -61,7 +61,14 @@ from mansio.storage.segment import (
     remove_segment_files,
     walk,
 )
-from mansio.storage.segment_list import LogSlice, SegmentInfo, SegmentList, segment_info
+from mansio.storage.segment_list import (
+    BatchPosition,
+    LogSlice,
+    ReadPositions,
+    SegmentInfo,
+    SegmentList,
+    segment_info,
+)
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
@@ -158,7 +165,7 @@ class Log:
         self._prefix = bytearray(_PREFIX.size)
         self._roll_at = _ROLL_TIME_UNKNOWN
         self._preallocation = Preallocation(self._active.size)
-        self._read_positions: dict[int, tuple[Segment, int]] = {}
+        self._read_positions = ReadPositions()
         self._flush_state = FlushState(directory, recovery)
         self._disk_full_logged = False
         self.compaction = SegmentSwap(
@@ -593,6 +600,15 @@ class Log:
         At most `max_bytes`, but at least one batch; so it may end early. Its `next_offset` follows its last batch.
         Where compaction removed the whole range it is the batch that follows.
         """
+        partly_read = self._read_positions.partly_read
+        if partly_read is not None and partly_read.first_offset <= first_offset:
+            segment, position, length, _, next_offset = partly_read
+            if (
+                first_offset >= self.start_offset
+                and last_offset < next_offset <= limit_offset
+                and segment.checked is None  # otherwise damage may have been found meanwhile
+            ):
+                return LogSlice(segment.file or self._files.file(segment), position, length, next_offset)
         found = self.read(first_offset, max_bytes, limit_offset)
         if found is None or found.next_offset <= last_offset + 1:
             return found
@@ -611,7 +627,12 @@ class Log:
                     if len(positions) >= READ_POSITIONS_MAX:
                         del positions[next(iter(positions))]
                     positions[next_offset] = (segment, stop)
-                return LogSlice(found.file, found.position, stop - found.position, next_offset)
+                length = stop - found.position
+                if position == found.position and next_offset > last_offset + 1:
+                    positions.partly_read = BatchPosition(
+                        segment, position, length, header.base_offset, next_offset
+                    )
+                return LogSlice(found.file, found.position, length, next_offset)
         return found
 
     def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from mansio.ports import Disk, DiskFile
     from mansio.storage.file_cache import FileCache
-    from mansio.storage.segment import Segment
     from mansio.wire.batch.record_batch import BatchHeader
 
 
@@ -46,6 +45,35 @@ class LogSlice(NamedTuple):
     def read(self) -> bytes:
         """The bytes. Raises `StorageError` when the disk fails, `CorruptLog` when the file is shorter than it was."""
         return read_exactly(self.file, self.length, self.position)
+
+
+class BatchPosition(NamedTuple):
+    """One batch: its segment, position and length there, its first offset, and the offset after its last one."""
+
+    segment: Segment
+    position: int
+    length: int
+    first_offset: int
+    next_offset: int
+
+
+class ReadPositions(dict[int, tuple[Segment, int]]):
+    """Where readers are expected to continue: for an offset, the segment and the position of its batch.
+
+    `partly_read` is the batch of which one of the last reads wanted only some records, as share groups do that lease
+    few records at a time: the next read is likely to want others of it.
+    """
+
+    __slots__ = ("partly_read",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.partly_read: BatchPosition | None = None
+
+    def clear(self) -> None:
+        """Forget all positions: segments were replaced, removed or shortened."""
+        super().clear()
+        self.partly_read = None
 
 
 class SegmentInfo(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -268,3 +269,52 @@ def test_sequential_readers_are_remembered_but_not_without_bound() -> None:
     for offset in range(200):
         assert log.read(offset, 1, 200) is not None
     assert len(log._read_positions) <= 64
+
+
+def test_ranges_read_record_by_record_are_those_of_the_current_batches() -> None:
+    """A log remembers the batch that a reader wants record by record. Truncation, trimming, rolls and readers at other
+    places must not make it return a batch that is not there any more, or one that is not asked for."""
+    rng = random.Random(17)
+    for _ in range(20):
+        log = open_log(settings=LogSettings(segment_bytes=1500, index_interval_bytes=200))
+        batches: list[tuple[int, int, bytes]] = []  # first offset, next offset, bytes
+        position = 0
+        for step in range(150):
+            end = log.end_offset
+            action = rng.choice(["append", "read", "read", "read", "jump", "truncate", "trim"])
+            if action == "append" or not batches:
+                base, stored = append(log, make_batch([step] * rng.randint(1, 9), rng.randint(1, 60)))
+                batches.append((base, log.end_offset, stored))
+            elif action == "truncate" and rng.random() < 0.2:
+                cut = rng.choice(batches)[0]
+                log.truncate_to(max(cut, log.start_offset))
+                batches = [each for each in batches if each[1] <= log.end_offset]
+            elif action == "trim" and rng.random() < 0.2:
+                log.trim_to(rng.randint(log.start_offset, end))
+                batches = [each for each in batches if each[1] > log.start_offset]
+            elif action == "jump":
+                position = rng.randint(log.start_offset, end)
+            else:
+                position = max(position, log.start_offset)
+                limit = rng.choice([end, end, rng.choice(batches)[1]])
+                last, space = position + rng.randint(0, 3), rng.choice([0, 200, 10_000])
+                if position > end:
+                    position = log.start_offset
+                    continue
+                found = log.read_range(position, last, space, limit)
+                visible = [each for each in batches if each[1] <= limit and each[1] > position]
+                if not visible:
+                    assert found is None
+                    continue
+                assert found is not None
+                expected = b""
+                for first, following, stored in visible:
+                    if len(expected) == found.length:
+                        assert first > last or len(expected) + len(stored) > space or found.length < 1500
+                        break
+                    assert not expected or (first <= last and len(expected) + len(stored) <= space)
+                    expected += stored
+                    next_offset = following
+                assert found.read() == expected
+                assert found.next_offset == next_offset
+                position += rng.randint(0, 2)

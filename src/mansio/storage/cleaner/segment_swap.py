@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mansio.storage.cleaner.compaction import CleanedSegment
     from mansio.storage.file_cache import FileCache
     from mansio.storage.flush.flush_state import FlushState
-    from mansio.storage.segment_list import SegmentList
+    from mansio.storage.segment_list import ReadPositions, SegmentList
 
 
 class SegmentSwap:
@@ -37,7 +37,7 @@ class SegmentSwap:
         segments: SegmentList,
         files: FileCache,
         flush_state: FlushState,
-        read_positions: dict[int, tuple[Segment, int]],
+        read_positions: ReadPositions,
         state: CompactionState,
     ) -> None:
         self.state = state
