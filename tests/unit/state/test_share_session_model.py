@@ -60,7 +60,7 @@ class SessionModel(RuleBasedStateMachine):
     ) -> None:
         epoch = -1 if end and off else max(self.open.get(who, [5])[0] + off, 1)
         error = self.expected(who, epoch)
-        if error is None and epoch != -1 and len(self.open[who][1]) + len(add) > ROOM:
+        if error is None and epoch != -1 and len(self.open[who][1] | set(add)) > ROOM:
             error = InvalidRequest
 
         def call() -> Session:
@@ -131,6 +131,15 @@ class SessionModel(RuleBasedStateMachine):
 
 TestSessionModel = SessionModel.TestCase
 TestSessionModel.settings = settings(max_examples=examples(20, 100, 5_000))
+
+
+def test_full_session_may_name_its_partitions_again() -> None:
+    """A member names the partitions whose records it acknowledges in every request."""
+    sessions = Sessions(1, partitions_max=2, all_partitions_max=2)
+    named = [(b"t" * 16, index) for index in range(2)]
+    sessions.fetch("g", "a", 0, named, (), has_acks=False, connection=1)
+    session = sessions.fetch("g", "a", 1, named, (), has_acks=True, connection=1)
+    assert set(session.partitions()) == set(named)
 
 
 def test_refused_request_leaves_the_session_as_it_was() -> None:

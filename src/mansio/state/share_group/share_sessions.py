@@ -66,6 +66,10 @@ class Session:
         self._turn = (self._turn + 1) % len(found)
         return found[self._turn :] + found[: self._turn]
 
+    def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Those of the partitions that are not in the session."""
+        return [each for each in partitions if each not in self._partitions]
+
     def change(self, add: Iterable[TopicPartition], forget: Iterable[TopicPartition]) -> None:
         for partition in forget:
             self._partitions.pop(partition, None)
@@ -114,8 +118,9 @@ class Sessions:
         add, forget = list(add), list(forget)
         if epoch != OPEN_EPOCH:
             session = self._checked(group, member, epoch)
-            if add or forget:
-                self._check_limits(session, add)
+            new = session.missing(add)  # a request also names the partitions that it only acknowledges
+            if new or forget:
+                self._check_limits(session, new)
                 self._change(session, add, forget)
             self._next(session, connection)
             return session
