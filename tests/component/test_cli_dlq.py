@@ -49,7 +49,7 @@ class World:
             configs = self.service.group_configs
             assert configs is not None
             await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
-            live = self.service.shares.find("g", self.topic_id, 0)
+            live = self.service.share_partition_manager.find("g", self.topic_id, 0)
             core = await live.loaded()
             if (
                 update := live.call_and_rearm(core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5)

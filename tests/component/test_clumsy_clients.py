@@ -191,8 +191,10 @@ def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
         "pending writes": len(service.produce.pending),
         "parked at partitions": sum(len(one._parked) for one in service.partitions),
         "waiting for commits": sum(len(one._commit_waits) for one in service.partitions),
-        "waiting for groups": len(service.groups.actions.waiting),
-        "members": sum(len(entry.group.members) for entry in tuple(service.groups.store.entries.values())),
+        "waiting for groups": len(service.group_coordinator.actions.waiting),
+        "members": sum(
+            len(entry.group.members) for entry in tuple(service.group_coordinator.store.entries.values())
+        ),
     }
     return {name: value for name, value in found.items() if value}
 

@@ -113,7 +113,7 @@ def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(
     for checkpoint in (tmp_path / "views").glob("*"):
         checkpoint.unlink()  # else the view would not need the log
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
-        coordinator = broker.broker.service.groups
+        coordinator = broker.broker.service.group_coordinator
         served = []
         for group in groups:
             try:

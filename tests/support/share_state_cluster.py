@@ -138,7 +138,7 @@ class StateNode:
         self.refused: list[int] = []
         registry: Any = SimpleNamespace(epoch_of=lambda sender: cluster.epochs.get(sender, 0))
         self.service = SimpleNamespace(
-            share_state=self.state,
+            share_coordinator=self.state,
             scheduler=self.scheduler,
             authenticator=BrokerAuthenticator(node_id, registry, SimulatedRandom(cluster.simulation)),
             statistics=SimpleNamespace(count_error=lambda _, code: self.refused.append(code)),

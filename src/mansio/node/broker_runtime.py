@@ -335,8 +335,8 @@ class BrokerRuntime:
             wait_ms_max=settings.fetch_wait_ms_max,
             authenticator=authenticator,
         )
-        share = ShareService(
-            shares=self.shares,
+        share_service = ShareService(
+            share_partition_manager=self.shares,
             partitions=self.partitions,
             dead_letters=self.dead_letters,
             quotas=quotas,
@@ -374,16 +374,19 @@ class BrokerRuntime:
             configs=ConfigService(
                 topics=self.topics, groups=group_configs, brokers=self.broker_configs, settings=settings
             ),
-            groups=self.groups,
+            group_coordinator=self.groups,
             group_service=GroupService(self.groups, node_id=settings.node_id),
             group_configs=group_configs,
-            share=share,
+            share_service=share_service,
             share_offsets=ShareOffsetService(
-                groups=self.groups, shares=self.shares, topics=self.topics, partitions=self.partitions
+                group_coordinator=self.groups,
+                share_partition_manager=self.shares,
+                topics=self.topics,
+                partitions=self.partitions,
             ),
             receive=ReceiveService(
-                share=share,
-                shares=self.shares,
+                share_service=share_service,
+                share_partition_manager=self.shares,
                 topics=self.topics,
                 partitions=self.partitions,
                 quotas=quotas,
@@ -392,8 +395,8 @@ class BrokerRuntime:
                 scheduler=host_ports.scheduler,
                 random=host_ports.random,
             ),
-            shares=self.shares,
-            share_state=self.share_state,
+            share_partition_manager=self.shares,
+            share_coordinator=self.share_state,
             dead_letters=self.dead_letters,
             retention=self.retention,
             log_cleaner=self.log_cleaner,

@@ -59,7 +59,7 @@ async def acknowledge(
     for each in records:
         batch = AcknowledgementBatch(each.offset, each.offset, bytes([kind]))
         parts = [PartitionAcknowledgements(each.topic_id, each.partition, [batch])]
-        (result,) = await services.share.acknowledge("g", member_id, parts)
+        (result,) = await services.share_service.acknowledge("g", member_id, parts)
         assert result.error is None
 
 
@@ -129,7 +129,7 @@ def test_a_cancelled_call_leases_nothing(tmp_path: Path) -> None:
                 await waiting
         (one,) = (await receive(services)).records
         assert one.value == b"v"  # more deliveries than the limit, if those had counted as attempts
-        assert not services.shares.parked
+        assert not services.share_partition_manager.parked
 
     run(tmp_path, work)
 

@@ -9,10 +9,10 @@ import pytest
 
 from mansio.broker.services.share import (
     PartitionAcknowledgements,
-    Receive,
-    check_unique,
-    checked_ids,
-    lock_ms_of,
+    ReceiveOperation,
+    check_partitions_unique,
+    find_lock_ms,
+    validate_ids,
 )
 from mansio.errors import (
     GroupIdNotFound,
@@ -50,8 +50,8 @@ async def receive(
     prepared: Sequence[AcknowledgeResult] = (),
 ) -> tuple[dict[TopicPartition, ReceivedPartition], int]:
     key = room.partition.topic_id.bytes, 0
-    request = Receive(
-        room.service.share,
+    request = ReceiveOperation(
+        room.service.share_service,
         "g",
         member,
         client_id=None,
@@ -70,7 +70,7 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
     async def check(room: Room) -> None:
         await receive(room, max_wait_ms=200)  # a new group starts at the end of the log
         await room.write(5)
-        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         received, lock_ms = await receive(room)
         assert received[key].error is None
         assert [tuple(each) for each in received[key].acquired] == [(0, 4, 1)]
@@ -78,11 +78,13 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
         assert lock_ms > 0
         (result,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 1, ACCEPT))])
         assert (result.error, result.lock_ms) == (None, lock_ms)
-        (found,) = await share.describe("g", [key], ranges_max=10)
+        (found,) = await share.describe_leases("g", [key], ranges_max=10)
         assert found.counts is not None
         assert (found.counts.start, found.counts.leased, found.dead_letter_error) == (2, 3, "")
-        assert [(each.first, each.last, each.member_id) for each in found.ranges] == [(2, 4, "m1")]
-        assert await share.describe("g", None, ranges_max=0) != []
+        assert [(each.first_offset, each.last_offset, each.member_id) for each in found.ranges] == [
+            (2, 4, "m1")
+        ]
+        assert await share.describe_leases("g", None, ranges_max=0) != []
 
     run(check, tmp_path)
 
@@ -91,26 +93,26 @@ def test_prepared_acknowledgements_are_stored_with_the_next_leases(tmp_path: Pat
     async def check(room: Room) -> None:
         await receive(room, max_wait_ms=200)
         await room.write(6)
-        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         await receive(room, max_records=3)
-        prepared = await share.prepare(
+        prepared = await share.apply_acknowledgements(
             "g", "m1", [acknowledgements(room, (0, 1, ACCEPT), (2, 2, RELEASE))], allows_renewal=False
         )
         assert all(each.error is None and each.update is not None for each in prepared)
         received, _ = await receive(room, max_records=2, prepared=prepared)
         assert prepared[0].error is None
         assert sum(last - first + 1 for first, last, _ in received[key].acquired) == 2
-        assert lock_ms_of(prepared) > 0
+        assert find_lock_ms(prepared) > 0
 
     run(check, tmp_path)
 
 
 def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        share, key = room.service.share, (room.partition.topic_id.bytes, 0)
+        share, key = room.service.share_service, (room.partition.topic_id.bytes, 0)
         (unread,) = await share.acknowledge("g", "m1", [acknowledgements(room, (0, 0, ACCEPT))])
         assert isinstance(unread.error, InvalidRecordState)
-        (unknown,) = await share.describe("g", [key], ranges_max=1)
+        (unknown,) = await share.describe_leases("g", [key], ranges_max=1)
         assert isinstance(unknown.error, GroupIdNotFound)
         await receive(room, max_wait_ms=200)
         await room.write(2)
@@ -121,13 +123,13 @@ def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
         assert right.error is None
         (stolen,) = await share.acknowledge("g", "m2", [acknowledgements(room, (1, 1, ACCEPT))])
         assert isinstance(stolen.error, InvalidRecordState)
-        (renewal,) = await share.prepare(
+        (renewal,) = await share.apply_acknowledgements(
             "g", "m1", [acknowledgements(room, (1, 1, RENEW))], allows_renewal=False
         )
         assert isinstance(renewal.error, InvalidRequest)
         with pytest.raises(InvalidRequest):
-            await share.redrive("g", *key, redrive_id="", offsets=None, most=1)
-        result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, most=1)
+            await share.redrive("g", *key, redrive_id="", offsets=None, records_max=1)
+        result, dead = await share.redrive("g", *key, redrive_id="r", offsets=None, records_max=1)
         assert (result.redriven, dead) == (0, 0)
 
     run(check, tmp_path)
@@ -136,16 +138,16 @@ def test_errors_are_results_of_their_partitions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("member", [None, "", "m" * 256])
 def test_invalid_members_are_rejected(member: str | None) -> None:
     with pytest.raises(InvalidRequest):
-        checked_ids("g", member)
+        validate_ids("g", member)
     with pytest.raises(InvalidGroupId):
-        checked_ids("", "m")
+        validate_ids("", "m")
 
 
 def test_duplicate_partitions_are_rejected() -> None:
     part = PartitionAcknowledgements(bytes(16), 0, [])
-    check_unique([part, PartitionAcknowledgements(bytes(16), 1, [])])
+    check_partitions_unique([part, PartitionAcknowledgements(bytes(16), 1, [])])
     with pytest.raises(InvalidRequest):
-        check_unique([part, part])
+        check_partitions_unique([part, part])
 
 
 def test_unreadable_sector_that_a_receive_meets_is_reported_as_damage(

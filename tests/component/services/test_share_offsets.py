@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.share_offsets import NO_TOPIC_ID, UNKNOWN
+from mansio.broker.services.share_offsets import NO_TOPIC_ID, UNKNOWN_OFFSET_OR_LAG
 from mansio.errors import GroupIdNotFound, InvalidGroupId, InvalidRequest, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_start_offsets_are_set_described_and_deleted_without_a_member(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.groups.ready()
+        await services.group_coordinator.ready()
         offsets = services.share_offsets
         with pytest.raises(GroupIdNotFound):
             await offsets.describe("g", None)
@@ -31,7 +31,7 @@ def test_start_offsets_are_set_described_and_deleted_without_a_member(tmp_path: 
         (described,) = await offsets.describe("g", [("t", [0, 1])])
         assert [(each.start_offset, each.lag) for each in described.partitions] == [
             (5, 0),
-            (UNKNOWN, UNKNOWN),
+            (UNKNOWN_OFFSET_OR_LAG, UNKNOWN_OFFSET_OR_LAG),
         ]
         assert [each.topic for each in await offsets.describe("g", None)] == ["t"]
         deleted = await offsets.delete("g", ["t", "none"])
@@ -46,7 +46,7 @@ def test_start_offsets_are_set_described_and_deleted_without_a_member(tmp_path: 
 
 def test_a_request_without_an_existing_partition_creates_no_group(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.groups.ready()
+        await services.group_coordinator.ready()
         (altered,) = await services.share_offsets.alter("g", [("none", [(0, 0)])])
         assert altered.topic_id == NO_TOPIC_ID
         with pytest.raises(GroupIdNotFound):

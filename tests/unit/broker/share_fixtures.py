@@ -159,8 +159,8 @@ class Room:
             random=self.broker.machine.random if hasattr(self.broker, "machine") else _Even(),
             sessions_max=sessions_max,
         )
-        object.__setattr__(service, "shares", shares)  # the broker uses it, too
-        service.share.shares = shares
+        object.__setattr__(service, "share_partition_manager", shares)  # the broker uses it, too
+        service.share_service.share_partition_manager = shares
         return self.known_state
 
     async def peer(self, member: str = "m1", group: str = "g", version: int = 2) -> Peer:

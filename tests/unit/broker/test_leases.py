@@ -60,7 +60,7 @@ class World:
 
     async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
         """As a fetch would: these offsets are the member's."""
-        share_partition = self.service.shares.find(group, self.topic_id, index)
+        share_partition = self.service.share_partition_manager.find(group, self.topic_id, index)
         state_machine = await share_partition.loaded()
 
         async def due() -> bool:
@@ -201,7 +201,7 @@ def test_who_was_fenced_says_that_another_leads(
         async def write(*_: Any) -> None:
             raise fenced("behind")
 
-        monkeypatch.setattr(world.service.shares.persister, "write", write)
+        monkeypatch.setattr(world.service.share_partition_manager.persister, "write", write)
         refused = await world.settle(batch(0, 1, ACCEPT))
         assert refused.error_code == NotLeaderOrFollower.kafka_code
 
@@ -225,7 +225,7 @@ def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
 def test_looking_makes_no_state(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         assert await world.shares.leases("g", [ONE]) == {ONE: None}
-        assert len(world.service.shares) == 0
+        assert len(world.service.share_partition_manager) == 0
         nowhere = await world.call_and_rearm(
             ApiKey.DESCRIBE_LEASES,
             {"group_id": "g", "topics": [{"topic_id": b"\x07" * 16, "partitions": [0]}], "ranges_max": 1},
@@ -243,7 +243,7 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
 def test_settling_makes_no_state(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         assert (await world.settle(batch(0, 0, ACCEPT))).error_code == InvalidRecordState.kafka_code
-        assert len(world.service.shares) == 0
+        assert len(world.service.share_partition_manager) == 0
         assert "__share_group_state" not in world.service.topics.state.topics
 
     run(check, tmp_path)

@@ -139,19 +139,19 @@ def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_on
     async def check(room: Room) -> None:
         peer = await on_loaded(room)
         parked = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
-        await eventually(lambda: room.service.shares.parked)
+        await eventually(lambda: room.service.share_partition_manager.parked)
         again = await room.peer()
         again.epoch = peer.epoch + 1
         assert (await again.fetch(0)).error_code == 0, "its session goes on over another connection"
-        (waiting,) = room.service.shares.parked
-        (share_partition,) = room.service.shares.share_partitions()
+        (waiting,) = room.service.share_partition_manager.parked
+        (share_partition,) = room.service.share_partition_manager.share_partitions()
         for place in (share_partition, room.partition):  # the records come in the same moment as the end
             place.unpark(waiting._wake)  # type: ignore[attr-defined]
         await room.write(3)
         peer.close()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await parked
-        await eventually(lambda: not room.service.shares.parked)
+        await eventually(lambda: not room.service.share_partition_manager.parked)
         assert part_of(await again.fetch(3, wait_ms=500)).acquired == [(0, 2, 1)]
 
     run(check, tmp_path)
@@ -173,17 +173,17 @@ def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_it_says(tmp_
         other = await room.peer("m2")
         await other.fetch(0)
         waiting = asyncio.create_task(peer.fetch(10, wait_ms=LONG_MS))
-        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await eventually(lambda: len(room.service.share_partition_manager.parked) == 1)
         await room.write(3)
         assert offsets(part_of(await waiting)) == [0, 1, 2]
         waiting = asyncio.create_task(other.fetch(10, wait_ms=LONG_MS))
-        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await eventually(lambda: len(room.service.share_partition_manager.parked) == 1)
         assert code_of(await peer.acknowledge(ack(1, 1, RELEASE))) == 0
         assert part_of(await waiting).acquired == [(1, 1, 2)]
         began = time.monotonic()
         assert (await other.fetch(10, wait_ms=200)).topics == NOTHING
         assert 0.15 < time.monotonic() - began < scaled(5)
-        assert not room.service.shares.parked
+        assert not room.service.share_partition_manager.parked
 
     run(check, tmp_path)
 
@@ -196,7 +196,7 @@ def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
         assert offsets(part_of(await peer.fetch(1000, wait_ms=5000))) == list(range(100))
         assert (await other.fetch(1000, wait_ms=50)).topics == NOTHING
         waiting = asyncio.create_task(other.fetch(1000, wait_ms=LONG_MS))
-        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await eventually(lambda: len(room.service.share_partition_manager.parked) == 1)
         both = await peer.fetch(0, acks=[ack(0, 59)], max_bytes=0)
         assert part_of(both).acknowledge_error_code == 0
         assert offsets(part_of(await waiting)) == list(range(100, 160))
@@ -255,7 +255,7 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
         assert (refused.acknowledge_error_code, refused.acquired) == (CoordinatorNotAvailable.kafka_code, [])
         assert part_of(await peer.fetch(5, wait_ms=5000)).acquired == [(5, 9, 1)], "it is loaded anew"
         assert code_of(await peer.acknowledge(ack(0, 4))) == 0
-        assert room.service.shares.share_partitions()[0].state_machine.ranges.start == 5
+        assert room.service.share_partition_manager.share_partitions()[0].state_machine.ranges.start == 5
 
     run(check, tmp_path)
 
@@ -286,11 +286,13 @@ def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Pa
         waiting = asyncio.create_task(peer.fetch(5, wait_ms=5000))
         await eventually(lambda: room.known_state._held == {})
         peer.close()
-        await eventually(lambda: not room.service.shares.sessions.holds("g", "m1"))
+        await eventually(lambda: not room.service.share_partition_manager.sessions.holds("g", "m1"))
         release()
         assert part_of(await other.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)).acquired == [(0, 0, 2)]
         await eventually(
-            lambda: room.service.shares.share_partitions()[0].state_machine.counts(0).leased == 1
+            lambda: (
+                room.service.share_partition_manager.share_partitions()[0].state_machine.counts(0).leased == 1
+            )
         )
         assert part_of(await other.fetch(5, wait_ms=5000)).acquired == [(1, 4, 2)]
         with pytest.raises(asyncio.IncompleteReadError):
@@ -313,8 +315,10 @@ def test_a_record_that_kills_whoever_gets_it_is_given_up_like_any_other(tmp_path
             if in_order:
                 await peer.acknowledge(epoch=-1)
             peer.close()
-            await eventually(lambda name=peer.member: not room.service.shares.sessions.holds("g", name))
-        share_partition = room.service.shares.share_partitions()[0]
+            await eventually(
+                lambda name=peer.member: not room.service.share_partition_manager.sessions.holds("g", name)
+            )
+        share_partition = room.service.share_partition_manager.share_partitions()[0]
         await eventually(lambda: share_partition.state_machine.ranges.start == 1)
 
     run(check, tmp_path)
@@ -357,7 +361,7 @@ def test_a_stopping_broker_answers_who_waits(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await on_loaded(room)
         waiting = asyncio.create_task(peer.fetch(1, wait_ms=20_000))
-        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await eventually(lambda: len(room.service.share_partition_manager.parked) == 1)
         await room.broker.stop()
         assert (await waiting).topics == NOTHING
 
@@ -377,7 +381,8 @@ def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: P
         waiting = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
         await eventually(
             lambda: any(
-                share_partition.is_awaited for share_partition in room.service.shares.share_partitions()
+                share_partition.is_awaited
+                for share_partition in room.service.share_partition_manager.share_partitions()
             )
         )
         closer = await room.peer("m1")

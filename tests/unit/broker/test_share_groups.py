@@ -102,7 +102,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         peer = await room.peer()
         epoch = await joined(peer, "t")
         await room.write(3)
-        share_partition = room.service.shares.find("g", room.topic_id, 0)
+        share_partition = room.service.share_partition_manager.find("g", room.topic_id, 0)
         assert (await share_partition.loaded()).ranges.start == 3, "a topic that is new to it: from its end"
         await room.service.topics.grow("t", 2)
         added = room.service.partitions.find("t", None, 1)
@@ -110,7 +110,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         await added.committed(added.append(batch).end_offset)
         answer = await beat(peer, epoch)
         assert answer.error_code == 0
-        share_partition = room.service.shares.find("g", room.topic_id, 1)
+        share_partition = room.service.share_partition_manager.find("g", room.topic_id, 1)
         assert (await share_partition.loaded()).ranges.start == 0
 
     run(check, tmp_path)
@@ -227,7 +227,7 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
     async def check(room: Room) -> None:
         await begin_early(room)
         await room.write(5)
-        persister = room.service.shares.persister
+        persister = room.service.share_partition_manager.persister
         for number, way in enumerate(("group", "topic")):
             peer = await room.peer(f"m{number}")
             await joined(peer, "t")
@@ -247,7 +247,7 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
                 return await persister.summary(key) is None
 
             await eventually(is_gone)
-            assert not room.service.shares.share_partitions()
+            assert not room.service.share_partition_manager.share_partitions()
 
     run(check, tmp_path)
 
@@ -273,7 +273,7 @@ def test_a_group_created_by_its_offsets_outlives_a_restart_and_is_deleted_like_a
         assert [each.error_code for each in deleted.results] == [0]
 
     async def finally_(room: Room) -> None:
-        assert "g" not in room.service.groups.store.entries
+        assert "g" not in room.service.group_coordinator.store.entries
 
     run(before, tmp_path)
     run(after, tmp_path)

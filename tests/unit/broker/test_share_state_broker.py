@@ -28,8 +28,8 @@ def with_broker(data: Path, work: Callable[[Broker, ShareCoordinator], Awaitable
         broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(data)))
         await broker.start()
         try:
-            assert broker.service.share_state is not None
-            await work(broker, broker.service.share_state)
+            assert broker.service.share_coordinator is not None
+            await work(broker, broker.service.share_coordinator)
         finally:
             await broker.stop()
 

@@ -93,7 +93,7 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
 def _groups(broker: RunningBroker) -> Iterator[Measurement]:
     states: dict[str, int] = {}
     members = 0
-    for entry in tuple(broker.services.groups.store.entries.values()):
+    for entry in tuple(broker.services.group_coordinator.store.entries.values()):
         states[str(entry.group.state)] = states.get(str(entry.group.state), 0) + 1
         members += entry.member_count
     for state, groups in states.items():
@@ -244,7 +244,7 @@ def _shares(broker: RunningBroker) -> Iterator[Measurement]:
     """Acquired records and dead letters of share groups."""
     share_partitions = [
         share_partition
-        for share_partition in broker.services.shares.share_partitions()
+        for share_partition in broker.services.share_partition_manager.share_partitions()
         if share_partition.is_ready
     ]
     yield _gauge(
@@ -255,12 +255,12 @@ def _shares(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "share_sessions",
         "Members of share groups that fetch from this broker.",
-        len(broker.services.shares.sessions),
+        len(broker.services.share_partition_manager.sessions),
     )
     yield _gauge(
         "share_parked_fetches",
         "Fetches of share groups waiting for records.",
-        len(broker.services.shares.parked),
+        len(broker.services.share_partition_manager.parked),
     )
     manager = broker.services.dead_letters
     counts = manager.counts

@@ -128,7 +128,7 @@ class ServiceStats:
         if self._broker is None:
             return
         service = self._broker.services
-        for entry in tuple(service.groups.store.entries.values()):
+        for entry in tuple(service.group_coordinator.store.entries.values()):
             for topic, offsets in tuple(entry.offsets.items()):
                 records = 0
                 for index, committed in tuple(offsets.items()):

@@ -1,4 +1,4 @@
-"""Services of one broker: every use case, called by all protocols, so that they share rules and errors."""
+"""The services of one broker. All protocols call the same services, so that they have the same rules and errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerServices:
-    """All services of one broker, as the handlers of every protocol use them. Created once, when the broker starts."""
+    """The services and managers of one broker that protocol handlers call. One instance per broker, created at its
+    start."""
 
     settings: Settings
     clock: Clock
@@ -52,14 +53,14 @@ class BrokerServices:
     topics: TopicService
     quotas: QuotaService
     configs: ConfigService
-    groups: GroupCoordinator
+    group_coordinator: GroupCoordinator
     group_service: GroupService
     group_configs: GroupConfigManager
-    share: ShareService
+    share_service: ShareService
     share_offsets: ShareOffsetService
     receive: ReceiveService
-    shares: SharePartitionManager
-    share_state: ShareCoordinator
+    share_partition_manager: SharePartitionManager
+    share_coordinator: ShareCoordinator
     dead_letters: DeadLetterManager
     retention: RetentionManager
     log_cleaner: LogCleaner

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.services.caller import ANONYMOUS
-from mansio.broker.services.share import PARTITIONS_MAX, PartitionAcknowledgements, Receive
+from mansio.broker.services.share import PARTITIONS_MAX, PartitionAcknowledgements, ReceiveOperation
 from mansio.errors import InvalidRecord, InvalidRequest, MansioError, NotLeaderOrFollower, Unavailable
 from mansio.state.share_partition.types import GAP, RELEASE, AcknowledgementBatch
 from mansio.wire.batch.record_batch import check_stored_batch, iterate_batches
@@ -89,16 +89,16 @@ class ReceiveService:
         "_quotas",
         "_random",
         "_scheduler",
-        "_share",
-        "_shares",
+        "_share_partition_manager",
+        "_share_service",
         "_topics",
     )
 
     def __init__(
         self,
         *,
-        share: ShareService,
-        shares: SharePartitionManager,
+        share_service: ShareService,
+        share_partition_manager: SharePartitionManager,
         topics: TopicService,
         partitions: PartitionSet,
         quotas: QuotaService,
@@ -107,8 +107,8 @@ class ReceiveService:
         scheduler: Scheduler,
         random: Random,
     ) -> None:
-        self._share = share
-        self._shares = shares
+        self._share_service = share_service
+        self._share_partition_manager = share_partition_manager
         self._topics = topics
         self._partitions = partitions
         self._quotas = quotas
@@ -144,8 +144,8 @@ class ReceiveService:
             )
         member_id = self._random.bytes(MEMBER_ID_RANDOM_BYTES).hex()
         promise: Promise[ReceiveResult] = self._scheduler.promise()  # done: the result is not wanted any more
-        receive = Receive(
-            self._share,
+        receive = ReceiveOperation(
+            self._share_service,
             group_id,
             member_id,
             client_id=caller.client_id,
@@ -166,7 +166,7 @@ class ReceiveService:
                 received = await receive.run(())
                 result = await self._decoded(group_id, member_id, names, received, receive, caller)
                 if promise.done():
-                    await self._shares.release(group_id, member_id)
+                    await self._share_partition_manager.release(group_id, member_id)
                 else:
                     is_complete = True
                     promise.set_result(result)
@@ -185,7 +185,9 @@ class ReceiveService:
         finally:  # if this is cancelled, the storing of leases is not interrupted; they are released after it
             receive.finish()
             if is_complete and not is_returned:
-                self._scheduler.spawn(self._shares.release(group_id, member_id), name="release leases")
+                self._scheduler.spawn(
+                    self._share_partition_manager.release(group_id, member_id), name="release leases"
+                )
 
     def _led(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
         """The partitions that this broker leads, each time beginning with another one."""
@@ -206,7 +208,7 @@ class ReceiveService:
         member_id: str,
         names: Mapping[bytes, str],
         received: Mapping[TopicPartition, ReceivedPartition],
-        receive: Receive,
+        receive: ReceiveOperation,
         caller: Caller,
     ) -> ReceiveResult:
         records: list[ReceivedRecord] = []
@@ -252,7 +254,7 @@ class ReceiveService:
             if missing:
                 unused.append(PartitionAcknowledgements(topic_id, index, missing))
         if unused:
-            await self._share.acknowledge(group_id, member_id, unused)
+            await self._share_service.acknowledge(group_id, member_id, unused)
         self._counters.fetched(size_bytes)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)

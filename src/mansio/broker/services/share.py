@@ -1,14 +1,16 @@
-"""Share groups (KIP-932): receiving records, acknowledging them, inspecting leases and redriving dead records.
+"""Share groups (KIP-932): leasing records, acknowledging them, describing leases and redriving dead-lettered records.
 
-The use cases of every protocol. A protocol with sessions calls `prepare` and `Receive`, so that acknowledgements
-and new leases of one share partition are stored as one change; a protocol without sessions calls `acknowledge`.
+Handlers of all protocols call this service. A protocol with share sessions calls `ShareService.apply_acknowledgements`
+and then `ReceiveOperation.run`, which stores the acknowledgements and the new leases of one share partition as one
+change. A protocol without share sessions calls `ShareService.acknowledge`.
 
 Invariants:
-* No lease and no acknowledgement is reported before it is stored as it has to be. Leases are reported only by the
-  leader, and only to a member that is still connected.
-* The acknowledgements of one partition are applied as a whole, or not at all. The state machines apply all of `prepare`
-  in one iteration of the event loop, together with the start of whatever stores it.
-* An offset is leased only with its bytes in the same result.
+* A lease or an acknowledgement is reported to the client only after its update of the share state is stored. Only the
+  leader of the partition reports leases, and only to a member that is still connected.
+* The acknowledgements of one partition are applied together, or none of them is. `apply_acknowledgements` applies the
+  acknowledgements of all partitions in one iteration of the event loop; the caller starts to store them in the same
+  iteration.
+* An offset is leased only if the result also contains the bytes of its record.
 """
 
 from __future__ import annotations
@@ -54,25 +56,36 @@ if TYPE_CHECKING:
     from mansio.storage.log import LogSlice
 
 PARTITIONS_MAX: Final = 10_000
-"""Partitions of one request without a session."""
+"""Maximum number of partitions in one request without a share session."""
 
-RANGES_MAX: Final = 10_000
-"""Leased ranges in the description of one share partition."""
+LEASE_RANGES_MAX: Final = 10_000
+"""Maximum number of leased ranges in the description of one share partition."""
 
-REDRIVEN_MAX: Final = 10_000
-"""Records offered again by one request."""
+REDRIVEN_RECORDS_MAX: Final = 10_000
+"""Maximum number of records that one redrive request offers again."""
 
 REDRIVE_ID_CHARACTERS_MAX: Final = 100
-PENDING_CHECKS_MAX: Final = 20
-PENDING_CHECK_MS: Final = 250
+"""Maximum length of a redrive id in characters."""
 
-TRANSIENT: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress, OffsetNotAvailable)
-"""Errors of a state that is not available now: a receive waits for it, and they are not reported."""
+ARCHIVE_CHECKS_MAX: Final = 20
+"""How often a redrive checks whether the state of recently archived records is stored."""
+
+ARCHIVE_CHECK_INTERVAL_MS: Final = 250
+"""Maximum time between two of these checks."""
+
+TRANSIENT_ERRORS: Final = (
+    NotCoordinator,
+    CoordinatorNotAvailable,
+    CoordinatorLoadInProgress,
+    OffsetNotAvailable,
+)
+"""Errors which mean that share state is temporarily unavailable. A receive operation waits and tries again instead of
+reporting them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionAcknowledgements:
-    """Acknowledgements of one partition, ascending and disjoint."""
+    """Acknowledgements of one partition. `batches` are in ascending order of offsets and do not overlap."""
 
     topic_id: bytes
     partition: int
@@ -81,7 +94,11 @@ class PartitionAcknowledgements:
 
 @dataclass(slots=True)
 class AcknowledgeResult:
-    """Result of one partition's acknowledgements; `error` is final once they are stored."""
+    """Result of the acknowledgements of one partition.
+
+    `error`: the reason why they failed, None if they did not; final once they are stored. `leader`: the share partition
+    that applied them, None if none did. `update`: the change of the share state that has to be stored, None if there is
+    none."""
 
     topic_id: bytes
     partition: int
@@ -91,13 +108,15 @@ class AcknowledgeResult:
 
     @property
     def lock_ms(self) -> int:
-        """Duration of a lease of the group, 0 if unknown."""
+        """Lease duration of the group in milliseconds, 0 if unknown."""
         return 0 if self.leader is None else int(self.leader.state_machine.settings.lock_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPartition:
-    """Leased records of one partition, or why there are none."""
+    """Leased records of one partition, or the error for which no records were leased.
+
+    `slices`: the parts of the log that contain the records of the ranges in `acquired`, `size_bytes` in total."""
 
     error: MansioError | None = None
     acquired: Sequence[AcquiredRange] = ()
@@ -107,18 +126,21 @@ class ReceivedPartition:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRange:
-    """Offsets leased to one member, with one delivery count. `age_ms`: since delivery or the last renewal."""
+    """Range of offsets leased to one member, with one delivery count. `age_ms`: time since the records were leased or
+    the lease was renewed."""
 
-    first: int
-    last: int
+    first_offset: int
+    last_offset: int
     member_id: str
-    deliveries: int
+    delivery_count: int
     age_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SharePartitionDescription:
-    """One share partition, or why it cannot be described. `dead_letter_error`: why dead letters wait, "" for none."""
+    """Record counts and leases of one share partition, or the error for which it cannot be described.
+
+    `dead_letter_error`: the last error in writing to the dead-letter topic, "" if there is none."""
 
     topic_id: bytes
     partition: int
@@ -129,12 +151,13 @@ class SharePartitionDescription:
 
 
 class ShareService:
-    """All methods run on the broker's event loop."""
+    """Leases, acknowledges, describes and redrives records of share groups. All methods run on the broker's event
+    loop."""
 
     def __init__(
         self,
         *,
-        shares: SharePartitionManager,
+        share_partition_manager: SharePartitionManager,
         partitions: PartitionSet,
         dead_letters: DeadLetterManager,
         quotas: QuotaService,
@@ -142,7 +165,7 @@ class ShareService:
         clock: Clock,
         scheduler: Scheduler,
     ) -> None:
-        self.shares = shares
+        self.share_partition_manager = share_partition_manager
         self.quotas = quotas
         self.settings = settings
         self.clock = clock
@@ -153,21 +176,24 @@ class ShareService:
     # ------------------------------------------------------------------ acknowledging
 
     async def acknowledge(
-        self, group_id: str | None, member_id: str | None, parts: Sequence[PartitionAcknowledgements]
+        self,
+        group_id: str | None,
+        member_id: str | None,
+        acknowledgements: Sequence[PartitionAcknowledgements],
     ) -> list[AcknowledgeResult]:
-        """Accept, release, reject or renew leased records without a session; returns when all of it is stored.
+        """Accept, release, reject or renew leased records without a share session; return when all changes are stored.
 
-        Raises `InvalidGroupId`, and `InvalidRequest` for an invalid member id, for too many or duplicate partitions;
-        other errors are in the results.
+        Raises `InvalidGroupId`, and `InvalidRequest` if the member id is invalid, a partition occurs twice or there are
+        more than `PARTITIONS_MAX` partitions. Other errors are in the results.
         """
-        group_id, member_id = checked_ids(group_id, member_id)
-        check_unique(parts)
-        if len(parts) > PARTITIONS_MAX:
-            raise InvalidRequest(f"{len(parts)} partitions; at most {PARTITIONS_MAX} per request")
-        results = [AcknowledgeResult(part.topic_id, part.partition) for part in parts]
+        group_id, member_id = validate_ids(group_id, member_id)
+        check_partitions_unique(acknowledgements)
+        if len(acknowledgements) > PARTITIONS_MAX:
+            raise InvalidRequest(f"{len(acknowledgements)} partitions; at most {PARTITIONS_MAX} per request")
+        results = [AcknowledgeResult(part.topic_id, part.partition) for part in acknowledgements]
         works = [
             self._acknowledge(group_id, member_id, part, result)
-            for part, result in zip(parts, results, strict=True)
+            for part, result in zip(acknowledgements, results, strict=True)
         ]
         errors = await gather_results(self.scheduler, works, name="acknowledge records")
         for result, error in zip(results, errors, strict=True):
@@ -177,10 +203,10 @@ class ShareService:
     async def _acknowledge(
         self, group_id: str, member_id: str, part: PartitionAcknowledgements, result: AcknowledgeResult
     ) -> None:
-        leader = self.shares.peek(ShareKey(group_id, part.topic_id, part.partition))
+        leader = self.share_partition_manager.peek(ShareKey(group_id, part.topic_id, part.partition))
         if leader is None:
             try:
-                leader = await self._existing(group_id, part.topic_id, part.partition)
+                leader = await self._load_existing(group_id, part.topic_id, part.partition)
             except GroupIdNotFound as error:  # a group that has read nothing has no leases
                 raise InvalidRecordState(error.message) from error
         update = leader.acknowledge(member_id, part.batches)
@@ -188,37 +214,35 @@ class ShareService:
         if update is not None:
             await leader.persist(update)
 
-    async def prepare(
+    async def apply_acknowledgements(
         self,
         group_id: str,
         member_id: str,
-        parts: Sequence[PartitionAcknowledgements],
+        acknowledgements: Sequence[PartitionAcknowledgements],
         *,
         allows_renewal: bool,
     ) -> list[AcknowledgeResult]:
-        """Apply acknowledgements to the state machines; `store`, or a `Receive`, has to store them.
+        """Apply acknowledgements to the share partitions in memory; errors are in the results.
 
-        `allows_renewal`: otherwise a renewal is an `InvalidRequest`.
+        The caller must then pass the results to `store_acknowledgements` or to `ReceiveOperation.run`, which store
+        them. If `allows_renewal` is false, a renewal fails with `InvalidRequest`.
         """
         results: list[AcknowledgeResult] = []
         loaded: list[tuple[AcknowledgeResult, SharePartitionLeader, PartitionAcknowledgements]] = []
-        for part in parts:
+        for part in acknowledgements:
             result = AcknowledgeResult(part.topic_id, part.partition)
             results.append(result)
             try:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
-                leader = self.shares.find(group_id, part.topic_id, part.partition)
+                leader = self.share_partition_manager.find(group_id, part.topic_id, part.partition)
                 await leader.loaded()
             except MansioError as error:
                 result.error = error
             else:
                 loaded.append((result, leader, part))
-        for (
-            result,
-            leader,
-            part,
-        ) in loaded:  # in one iteration of the loop with the start of whatever stores it
+        # No await from here on: the caller starts to store the changes in the same iteration of the event loop.
+        for result, leader, part in loaded:
             result.leader = leader
             try:
                 result.update = leader.call(leader.acknowledge, member_id, part.batches)
@@ -226,8 +250,8 @@ class ShareService:
                 result.error = error
         return results
 
-    async def store(self, results: Iterable[AcknowledgeResult]) -> None:
-        """Store prepared acknowledgements concurrently; failures are set as `error`."""
+    async def store_acknowledgements(self, results: Iterable[AcknowledgeResult]) -> None:
+        """Store the results of `apply_acknowledgements` concurrently; a failure sets `AcknowledgeResult.error`."""
         pending = [each for each in results if each.update is not None]
         works = [each.leader.persist(each.update) for each in pending if each.leader and each.update]
         errors = await gather_results(self.scheduler, works, name="share acks")
@@ -236,19 +260,22 @@ class ShareService:
 
     # ------------------------------------------------------------------ inspecting leases
 
-    async def describe(
+    async def describe_leases(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, ranges_max: int
     ) -> list[SharePartitionDescription]:
-        """Counts and leases of share partitions led here. `partitions` None: those of the group that are in use.
+        """Return record counts and leases of share partitions whose partitions this broker leads.
 
-        Loads the state of a share partition that is not in use, and never creates one. Raises `InvalidRequest`.
+        `partitions` None: all share partitions of the group whose state this broker holds in memory. For a partition in
+        `partitions`, the state is loaded if necessary; it is never created. `ranges_max`: maximum number of leased
+        ranges per share partition, at most `LEASE_RANGES_MAX`. Raises `InvalidGroupId`, and `InvalidRequest` for more
+        than `PARTITIONS_MAX` partitions; other errors are in the results.
         """
         check_group_id(group_id)
-        ranges_max = min(max(ranges_max, 0), RANGES_MAX)
+        ranges_max = min(max(ranges_max, 0), LEASE_RANGES_MAX)
         if partitions is None:
             leaders = [
                 each
-                for each in self.shares.share_partitions()
+                for each in self.share_partition_manager.share_partitions()
                 if each.key.group == group_id and each.is_ready
             ]
             return [self._described(each, ranges_max) for each in leaders[:PARTITIONS_MAX]]
@@ -258,7 +285,7 @@ class ShareService:
 
         async def describe(number: int, topic_id: bytes, index: int) -> None:
             try:
-                leader = await self._existing(group_id, topic_id, index)
+                leader = await self._load_existing(group_id, topic_id, index)
             except MansioError as error:
                 found[number] = SharePartitionDescription(topic_id, index, error)
             else:
@@ -285,14 +312,17 @@ class ShareService:
             leader.key.topic_id, leader.key.partition, None, counts, error, tuple(ranges)
         )
 
-    async def _existing(self, group_id: str, topic_id: bytes, index: int) -> SharePartitionLeader:
-        """The leader of a share partition that has a state, loaded. Raises `GroupIdNotFound` if it has none."""
+    async def _load_existing(self, group_id: str, topic_id: bytes, index: int) -> SharePartitionLeader:
+        """Return a share partition after its state is loaded. Raises `GroupIdNotFound` if it has no state."""
         partition = self._partitions.find(None, topic_id, index)
         partition.ensure_leader()
         key = ShareKey(group_id, topic_id, index)
-        if self.shares.peek(key) is None and await self.shares.persister.summary(key) is None:
+        if (
+            self.share_partition_manager.peek(key) is None
+            and await self.share_partition_manager.persister.summary(key) is None
+        ):
             raise GroupIdNotFound(f"group {group_id} has read nothing of {partition.name}")
-        leader = self.shares.find(group_id, topic_id, index)
+        leader = self.share_partition_manager.find(group_id, topic_id, index)
         await leader.loaded()
         return leader
 
@@ -302,49 +332,55 @@ class ShareService:
         self,
         group_id: str,
         topic_id: bytes,
-        index: int,
+        partition: int,
         *,
         redrive_id: str,
         offsets: Sequence[tuple[int, int]] | None,
-        most: int,
+        records_max: int,
     ) -> tuple[RedriveResult, int]:
-        """Offer at most `most` dead records again: those among `offsets`, or any (None). A repeated request with the
-        same id reports offsets that were offered before.
+        """Offer at most `records_max` dead-lettered records to the share group again.
 
-        Returns the result and the number of records that are dead after it. Raises `InvalidRequest`,
-        `GroupIdNotFound`.
+        `offsets`: (first, last) offsets of the records to choose from, None for all. `redrive_id`: chosen by the
+        client; a repeated request with the same id does not offer a record twice, and counts such records in
+        `RedriveResult.repeated`.
+
+        Returns the result and the number of dead-lettered records that remain. Raises `InvalidGroupId`,
+        `InvalidRequest`, `GroupIdNotFound`.
         """
         check_group_id(group_id)
         if not 0 < len(redrive_id) <= REDRIVE_ID_CHARACTERS_MAX:
             raise InvalidRequest(f"a redrive id has 1 to {REDRIVE_ID_CHARACTERS_MAX} characters")
-        if not 0 < most <= REDRIVEN_MAX:
-            raise InvalidRequest(f"{most} records; 1 to {REDRIVEN_MAX} per request")
-        leader = await self._existing(group_id, topic_id, index)
-        await self._wait_archived(leader)
+        if not 0 < records_max <= REDRIVEN_RECORDS_MAX:
+            raise InvalidRequest(f"{records_max} records; 1 to {REDRIVEN_RECORDS_MAX} per request")
+        leader = await self._load_existing(group_id, topic_id, partition)
+        await self._wait_until_archived(leader)
         leader.ready_state_machine()
         leader.ensure_leader()
         machine = leader.state_machine
-        update, result = leader.call_and_rearm(machine.redrive, redrive_id, offsets, most, leader.now_ms())
+        update, result = leader.call_and_rearm(
+            machine.redrive, redrive_id, offsets, records_max, leader.now_ms()
+        )
         if update is not None:
             await leader.persist(update)
         return result, leader.state_machine.counts(leader.now_ms()).dead
 
-    async def _wait_archived(self, leader: SharePartitionLeader) -> None:
-        """Wait for a limited time until records that just died are stored: before that they cannot be offered."""
-        for _ in range(PENDING_CHECKS_MAX):
+    async def _wait_until_archived(self, leader: SharePartitionLeader) -> None:
+        """Wait until the state of recently archived records is stored, for a limited time. Records can be redriven only
+        afterwards."""
+        for _ in range(ARCHIVE_CHECKS_MAX):
             ranges = leader.state_machine.ranges
             if leader.ended is not None or all(
                 each.pending_token == NOT_PENDING for each in ranges if each.state == ARCHIVED
             ):
                 return
-            await leader.wait_change(PENDING_CHECK_MS)
+            await leader.wait_change(ARCHIVE_CHECK_INTERVAL_MS)
 
 
-class Receive:
-    """One request for records, from its arrival to its result: acquires, stores, and waits while there is nothing.
+class ReceiveOperation:
+    """One request of a member for records: leases records, stores the leases, and waits while no records are available.
 
-    `partitions` returns the partitions in the order to look at them; `is_connected` whether the result can still be
-    delivered; `is_active` whether the member's session still exists.
+    `partitions` returns the partitions in the order in which they are searched for records. `is_connected` returns
+    whether the client's connection is still open. `is_active` returns whether the member still wants records.
     """
 
     __slots__ = (
@@ -380,7 +416,8 @@ class Receive:
         max_wait_ms: int,
         strict: bool,
     ) -> None:
-        """`strict`: exactly at most `max_records`; otherwise the last batch is completed (KIP-1206)."""
+        """`strict`: lease at most `max_records` records. If false, all records of the batch that contains the last
+        leased record are leased as well, even above `max_records` (KIP-1206)."""
         self._service = service
         self._group_id = group_id
         self._member_id = member_id
@@ -396,39 +433,42 @@ class Receive:
         self._waiting: Promise[None] | None = None
         self._is_over = False
         self.lock_ms = 0
-        """Duration of the leases granted, 0 for none."""
+        """Duration of the leases of this operation in milliseconds, 0 as long as there are none."""
 
     def _now_ms(self) -> float:
         return self._service.clock.monotonic() * 1000
 
     async def run(self, acknowledged: Sequence[AcknowledgeResult]) -> dict[TopicPartition, ReceivedPartition]:
-        """Acquire records and store prepared acknowledgements with them; waits if there is nothing to return.
+        """Lease records; store the leases together with `acknowledged`, results of `apply_acknowledgements`.
 
-        A request with acknowledgements does not wait, so that they are confirmed at once.
+        Waits until records are available if there are none, but not if the request has acknowledgements, so that the
+        client learns at once that they are stored. Errors are in the results.
         """
         received: dict[TopicPartition, ReceivedPartition] = {}
         to_store = acknowledged
         while True:
-            # Nothing is leased to a closed connection: a session of the member on another one would not know of it.
+            # Do not lease to a closed connection: the member may have a new session on another connection, which would
+            # not know of these leases.
             found, is_unavailable = self._acquire(received) if self._is_connected() else ([], False)
             await self._store(to_store, found, received)
             to_store = ()
             if self._is_over or acknowledged or received or not self._is_connected():
                 return received
-            if not any(
-                each.update is not None for _, each in found
-            ):  # else the lease bound advanced: try again
+            # An update without leases has raised the lease bound, so that records can be leased now: do not wait.
+            if not any(each.update is not None for _, each in found):
                 left_ms = self._deadline_ms - self._now_ms()
                 if left_ms <= 0:
                     return received
                 await self._wait(min(left_ms, RETRY_MS) if is_unavailable else left_ms)
                 if not self._is_active():
-                    return received  # leases granted now would be released again, and count as delivered
+                    # Leases would be released again, and their records would count as delivered.
+                    return received
 
     def _acquire(
         self, received: dict[TopicPartition, ReceivedPartition]
     ) -> tuple[list[tuple[SharePartitionLeader, AcquiredRecords]], bool]:
-        """Acquire what is available; also returns whether a state was unavailable. Errors go to `received`."""
+        """Lease available records of the partitions. Also return whether the share state of any partition was
+        unavailable. Other errors are added to `received`."""
         space = self._max_bytes
         quotas = self._service.quotas.active
         if quotas is not None:
@@ -443,12 +483,12 @@ class Receive:
             if left <= 0 or space <= 0:
                 break
             try:
-                leader = self._service.shares.find(self._group_id, topic_id, index)
-                # A defect ends the leader: its acknowledged or acquired records would stay pending for ever.
+                leader = self._service.share_partition_manager.find(self._group_id, topic_id, index)
+                # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
                 acquired = leader.call(
                     leader.acquire, self._member_id, left, space, strict=self._strict, is_first=not found
                 )
-            except TRANSIENT:
+            except TRANSIENT_ERRORS:
                 is_unavailable = True
                 continue
             except MansioError as error:
@@ -466,7 +506,7 @@ class Receive:
         found: list[tuple[SharePartitionLeader, AcquiredRecords]],
         received: dict[TopicPartition, ReceivedPartition],
     ) -> None:
-        """Store leases and acknowledgements, those of one share partition as one change."""
+        """Store leases and acknowledgements; those of one share partition are stored as one change."""
         changes: dict[int, _Change] = {}
         for result in acknowledged:
             if result.leader is not None and result.update is not None:
@@ -482,41 +522,41 @@ class Receive:
         for change, error in zip(stored, errors, strict=True):
             if change.result is not None:
                 change.result.error = change.result.error or error
-            given = change.acquired
-            if given is not None and given.acquired and self._is_connected():
-                self._add(change.leader, given, error, received)
-            # else: a member without connection has no session, and its leases are released
+            acquired_records = change.acquired
+            if acquired_records is not None and acquired_records.acquired and self._is_connected():
+                self._add_result(change.leader, acquired_records, error, received)
+            # else: a member without a connection has no share session, and its leases are released
 
-    def _add(
+    def _add_result(
         self,
         leader: SharePartitionLeader,
         acquired: AcquiredRecords,
         error: MansioError | None,
         received: dict[TopicPartition, ReceivedPartition],
     ) -> None:
-        """The result of leases that were stored, or failed to be."""
+        """Add the leases of one share partition to `received`, or the error if they could not be stored."""
         key = leader.key.topic_id, leader.key.partition
         try:
             if error is not None:
                 raise error
             leader.ensure_leader()
         except MansioError as refused:
-            if not isinstance(refused, TRANSIENT):
+            if not isinstance(refused, TRANSIENT_ERRORS):
                 received[key] = ReceivedPartition(refused)
             return
         self.lock_ms = self.lock_ms or leader.state_machine.settings.lock_ms
         received[key] = ReceivedPartition(None, acquired.acquired, acquired.slices, acquired.size_bytes)
 
     async def _wait(self, timeout_ms: float) -> None:
-        """Wait until a partition or share partition may have records, for the timeout, or for `finish`."""
-        scheduler, shares = self._service.scheduler, self._service.shares
+        """Wait until a partition or share partition may have records, the timeout expires or `finish` is called."""
+        scheduler, shares = self._service.scheduler, self._service.share_partition_manager
         self._waiting = scheduler.promise()
         unpark: list[Callable[[Callable[[], None]], None]] = []
         for topic_id, index in self._candidates:
             try:
                 leader = shares.find(self._group_id, topic_id, index)
             except MansioError:
-                continue  # it is tried again after the timeout
+                continue  # `run` tries this share partition again after the timeout
             for each in (leader.partition, leader):
                 each.park(self._wake)
                 unpark.append(each.unpark)
@@ -536,14 +576,14 @@ class Receive:
             self._waiting.set_result(None)
 
     def finish(self) -> None:
-        """Stop waiting and return what there is."""
+        """Make `run` return the records that it has leased so far, without further waiting."""
         self._is_over = True
         self._wake()
 
 
 @dataclass(slots=True)
 class _Change:
-    """The updates of one share partition that are stored as one."""
+    """The updates of one share partition that are stored as one change, with the results that depend on them."""
 
     leader: SharePartitionLeader
     updates: list[Update]
@@ -551,23 +591,24 @@ class _Change:
     acquired: AcquiredRecords | None = None
 
 
-def checked_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """Group id and member id. Raises `InvalidGroupId`, `InvalidRequest`."""
+def validate_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
+    """Return both ids if they are valid. Raises `InvalidGroupId`, and `InvalidRequest` for an invalid member id."""
     check_group_id(group_id)
     if not member_id or len(member_id.encode()) > MEMBER_BYTES_MAX:
         raise InvalidRequest(f"a member id has 1 to {MEMBER_BYTES_MAX} bytes")
     return group_id or "", member_id
 
 
-def lock_ms_of(results: Iterable[AcknowledgeResult]) -> int:
-    """Duration of a lease of any share partition that is ready, 0 if there is none."""
+def find_lock_ms(results: Iterable[AcknowledgeResult]) -> int:
+    """Return the lease duration in milliseconds of the first result whose share partition is ready, 0 if none is."""
     for result in results:
         if result.leader is not None and result.leader.is_ready:
             return result.lock_ms
     return 0
 
 
-def check_unique(parts: Sequence[PartitionAcknowledgements]) -> None:
+def check_partitions_unique(acknowledgements: Sequence[PartitionAcknowledgements]) -> None:
     """Raise `InvalidRequest` if a partition occurs twice."""
-    if len(parts) > 1 and len({(part.topic_id, part.partition) for part in parts}) < len(parts):
+    partitions = {(part.topic_id, part.partition) for part in acknowledgements}
+    if len(partitions) < len(acknowledgements):
         raise InvalidRequest("a partition occurs twice in the request")

@@ -1,11 +1,12 @@
 """Start offsets of share groups: describe, alter, delete (KIP-932; KIP-1226 for the lag).
 
-Handled by the group coordinator, which calls the broker that keeps the delivery state. Altering replaces the state of a
-share partition in a higher state epoch, so that its leader is fenced with its next write; a leader on this broker ends
-at once.
+The broker that coordinates the group executes these requests; it reads and writes share state on the broker that leads
+the partition of `__share_group_state`. Altering a start offset replaces the state of a share partition and increases
+its state epoch. The leader of the share partition is fenced when it next writes the state; if it runs on this broker,
+it ends at once.
 
-Invariants: a group with members is not altered. Topics of a group are altered or deleted one at a time; errors are
-reported per partition or topic.
+Invariants: offsets of a group with members are not changed. Topics of a group are altered or deleted one at a time;
+errors are reported per partition or topic.
 """
 
 from __future__ import annotations
@@ -29,26 +30,28 @@ if TYPE_CHECKING:
     from mansio.state.share_group.group import ShareGroup
     from mansio.state.share_partition.types import ShareSummary
 
-UNKNOWN: Final = -1
-"""The start offset of a share partition without state, and the lag that this broker cannot tell."""
+UNKNOWN_OFFSET_OR_LAG: Final = -1
+"""Start offset of a share partition without state; lag if this broker has no replica of the partition."""
+
 NO_TOPIC_ID: Final = bytes(16)
+"""Topic id of a topic that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """One share partition: its start offset, the epoch of its leader, and its lag in records."""
+    """Start offset of one share partition, the leader epoch stored with it, and the lag in records."""
 
     partition: int
-    start_offset: int = UNKNOWN
+    start_offset: int = UNKNOWN_OFFSET_OR_LAG
     leader_epoch: int = 0
-    lag: int = UNKNOWN
+    lag: int = UNKNOWN_OFFSET_OR_LAG
     error: MansioError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicShareOffsets:
-    """Share partitions of one topic; `topic_id` is `NO_TOPIC_ID` if there is no such topic. `error` concerns the topic
-    as a whole."""
+    """Start offsets of the share partitions of one topic. `topic_id` is `NO_TOPIC_ID` if the topic does not exist.
+    `error` concerns the whole topic."""
 
     topic: str
     topic_id: bytes
@@ -57,20 +60,21 @@ class TopicShareOffsets:
 
 
 class ShareOffsetService:
-    """All methods run on the broker's event loop, of the broker that coordinates the group."""
+    """Describes, alters and deletes start offsets of share groups that this broker coordinates. All methods run on the
+    broker's event loop."""
 
-    __slots__ = ("_groups", "_partitions", "_shares", "_topics")
+    __slots__ = ("_group_coordinator", "_partitions", "_share_partition_manager", "_topics")
 
     def __init__(
         self,
         *,
-        groups: GroupCoordinator,
-        shares: SharePartitionManager,
+        group_coordinator: GroupCoordinator,
+        share_partition_manager: SharePartitionManager,
         topics: TopicService,
         partitions: PartitionSet,
     ) -> None:
-        self._groups = groups
-        self._shares = shares
+        self._group_coordinator = group_coordinator
+        self._share_partition_manager = share_partition_manager
         self._topics = topics
         self._partitions = partitions
 
@@ -79,18 +83,21 @@ class ShareOffsetService:
     async def describe(
         self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]] | None
     ) -> list[TopicShareOffsets]:
-        """The share partitions of a group: the given ones, or all with state if `topics` is None. Raises the errors of
-        a coordinator: `InvalidGroupId`, `GroupIdNotFound`, `CoordinatorLoadInProgress`, ..."""
+        """Return the start offsets of the (topic, partitions) in `topics`, or, if it is None, of all share partitions
+        of the group that have a state.
+
+        Raises `InvalidGroupId`, `GroupIdNotFound` and errors of the coordinator, such as `CoordinatorLoadInProgress`;
+        other errors are in the results."""
         try:
             check_group_id(group_id)
-            _, group = self._groups.share_groups.find(group_id)
+            _, group = self._group_coordinator.share_groups.find(group_id)
             wanted = self._with_state(group) if topics is None else topics
             return [await self._describe_topic(group_id, *each) for each in wanted]
         except MansioError as error:
             raise _for_client(error) from error
 
     def _with_state(self, group: ShareGroup) -> list[tuple[str, Sequence[int]]]:
-        name_of = self._groups.topic_resolver.name_of
+        name_of = self._group_coordinator.topic_resolver.name_of
         return [
             (name, each.partitions)
             for each in group.state_partitions.initialized
@@ -110,17 +117,18 @@ class ShareOffsetService:
         return TopicShareOffsets(name, topic_id, offsets)
 
     async def _describe_partition(self, name: str, key: ShareKey) -> ShareOffset:
-        summary = await self._shares.persister.summary(key)
+        summary = await self._share_partition_manager.persister.summary(key)
         if summary is None:
             return ShareOffset(key.partition)
         lag = self._lag(name, key, summary)
         return ShareOffset(key.partition, summary.start_offset, max(summary.leader_epoch, 0), lag)
 
     def _lag(self, name: str, key: ShareKey, summary: ShareSummary) -> int:
-        """`UNKNOWN` without a local replica. The end of a replica may lag behind its leader."""
+        """Return the lag in records, `UNKNOWN_OFFSET_OR_LAG` if this broker has no replica of the partition. It is too
+        small while the high watermark of the local replica is behind that of the leader."""
         partition = self._partitions.get(name, key.partition)
         if partition is None:
-            return UNKNOWN
+            return UNKNOWN_OFFSET_OR_LAG
         start = max(summary.start_offset, partition.start_offset)
         return max(partition.high_watermark - start - summary.done_count, 0)
 
@@ -129,10 +137,12 @@ class ShareOffsetService:
     async def alter(
         self, group_id: str, start_offsets: Sequence[tuple[str, Sequence[tuple[int, int]]]]
     ) -> list[TopicShareOffsets]:
-        """Set new start offsets, (partition, offset) by topic; their leases and delivery state are dropped.
+        """Set new start offsets: (topic, [(partition, offset), ...]). The leases and delivery state of these share
+        partitions are deleted.
 
-        A group that does not exist is created with them, so that an administrator can set where it will begin
-        (KAFKA-19662), unless none of the partitions exists. Raises `NonEmptyGroup` and the errors of a coordinator."""
+        If the group does not exist and at least one of the partitions does, the group is created, so that an
+        administrator can set the offsets before its first member joins (KAFKA-19662). Raises `InvalidGroupId`,
+        `NonEmptyGroup` and errors of the coordinator; other errors are in the results."""
         topics = self._topics.state.topics
         owner: tuple[GroupEntry, ShareGroup] | None = None
         try:
@@ -142,7 +152,7 @@ class ShareOffsetService:
                 for name, partitions in start_offsets
                 for index, _ in partitions
             ):
-                owner = await self._groups.share_groups.find_or_create(group_id)
+                owner = await self._group_coordinator.share_groups.find_or_create(group_id)
                 _check_empty(owner[1])
         except MansioError as error:
             raise _for_client(error) from error
@@ -160,7 +170,8 @@ class ShareOffsetService:
                     failure = _for_client(error)
                 offsets.append(ShareOffset(index, start_offset, error=failure))
             if topic is not None and owner is not None and any(each.error is None for each in offsets):
-                # All partitions of the topic: from then on the others do not count as added.
+                # For all partitions of the topic, so that the group does not treat the others as newly added
+                # partitions.
                 await self._record_state(*owner, topic_id, name, range(len(topic.partitions)))
             results.append(TopicShareOffsets(name, topic_id, offsets))
         return results
@@ -168,28 +179,30 @@ class ShareOffsetService:
     async def _alter_partition(self, key: ShareKey, start_offset: int) -> None:
         if start_offset < 0:
             raise InvalidRequest(f"{start_offset} is not an offset")
-        shares = self._shares
-        await shares.wait_for_dead_letters(key)
-        summary = await shares.persister.summary(key)
+        manager = self._share_partition_manager
+        await manager.wait_for_dead_letters(key)
+        summary = await manager.persister.summary(key)
         state_epoch = 0 if summary is None else summary.state_epoch + 1
-        await shares.persister.initialize(key, state_epoch, start_offset)
-        shares.forget(key)
+        await manager.persister.initialize(key, state_epoch, start_offset)
+        manager.forget(key)
 
     async def _record_state(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]
     ) -> None:
         """Record partitions with state in the group, so that the state is deleted with the group."""
         if not entry.is_unloaded and entry.group is group:
-            await self._groups.share_groups.initialized(entry, group, topic_id, name, indexes)
+            await self._group_coordinator.share_groups.initialized(entry, group, topic_id, name, indexes)
 
     # ------------------------------------------------------------------ delete
 
     async def delete(self, group_id: str, topics: Sequence[str]) -> list[TopicShareOffsets]:
-        """Delete the delivery state of topics; the group starts in them like a new one. Raises `NonEmptyGroup` and the
-        errors of a coordinator."""
+        """Delete the delivery state of topics. In these topics, the group then starts like a new group.
+
+        Raises `InvalidGroupId`, `GroupIdNotFound`, `NonEmptyGroup` and errors of the coordinator; other errors are in
+        the results."""
         try:
             check_group_id(group_id)
-            entry, group = self._groups.share_groups.find(group_id)
+            entry, group = self._group_coordinator.share_groups.find(group_id)
             _check_empty(group)
         except MansioError as error:
             raise _for_client(error) from error
@@ -201,7 +214,7 @@ class ShareOffsetService:
             try:
                 if topic is None:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
-                await self._groups.share_groups.delete_topics(entry, group, [topic_id])
+                await self._group_coordinator.share_groups.delete_topics(entry, group, [topic_id])
             except MansioError as error:
                 failure = _for_client(error)
             results.append(TopicShareOffsets(name, topic_id, error=failure))
@@ -227,5 +240,5 @@ def _check_empty(group: ShareGroup) -> None:
 
 
 def _for_client(error: MansioError) -> MansioError:
-    """Errors of the group's log become those of a coordinator."""
+    """Convert an error of a log that belongs to the coordinator into the coordinator error that clients expect."""
     return error if isinstance(error, UnknownTopicOrPartition) else as_coordinator_error(error)

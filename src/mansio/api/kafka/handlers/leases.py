@@ -1,10 +1,11 @@
-"""AcknowledgeRecords (20100), DescribeLeases (20101) and RedriveRecords (20102): see `wire.apis.mansio_apis`.
+"""AcknowledgeRecords (20100), DescribeLeases (20101) and RedriveRecords (20102), APIs of Mansio for share groups. Their
+fields are defined in `mansio.wire.apis.mansio_apis`.
 
-Behavior: all three are answered by the leader of the partition, and each partition of a request succeeds or fails
-on its own. Acknowledgements and redrives are stored when they are answered. Describing a share partition that is
-not in use loads its state if there is one, and never creates one.
-Not obvious: a redrive is answered with the offsets it offered; a repeated request with the same id reports them as
-done.
+Behavior: the leader of a partition answers requests about it; each partition of a request succeeds or fails on its own.
+Acknowledgements and redrives are stored before they are answered. DescribeLeases loads the state of a share partition
+that is not in memory, and never creates a state.
+Not obvious: a redrive is answered with the number of records that it offered. If a client repeats a request with the
+same redrive id, records that the earlier request offered are counted as `repeated`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 async def acknowledge_records(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    """Accept, release, reject or renew leased records; no session is needed."""
+    """Accept, release, reject or renew leased records. The client needs no share session."""
     group, member, partitions = wire.decode_request(memoryview(request))
     parts = [
         PartitionAcknowledgements(topic_id, index, [AcknowledgementBatch(*batch) for batch in batches])
@@ -33,7 +34,7 @@ async def acknowledge_records(service: BrokerServices, request: bytes, context: 
     ]
     topics: dict[bytes, list[AcknowledgedPartition]] = {}
     lock_ms = 0
-    for result in await service.share.acknowledge(group, member, parts):
+    for result in await service.share_service.acknowledge(group, member, parts):
         code, message = error_for_client(result.error)
         if code:
             service.statistics.count_error(context.api_key, code)
@@ -46,12 +47,14 @@ async def acknowledge_records(service: BrokerServices, request: bytes, context: 
 async def describe_leases(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Leases and counts of a group's share partitions."""
+    """Return leases and record counts of share partitions of a group."""
     del context
     wanted = None
     if request.topics is not None:
         wanted = [(topic.topic_id or b"", index) for topic in request.topics for index in topic.partitions]
-    found = await service.share.describe(request.group_id, wanted, ranges_max=request.ranges_max)
+    found = await service.share_service.describe_leases(
+        request.group_id, wanted, ranges_max=request.ranges_max
+    )
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for each in found:
         topics.setdefault(each.topic_id, []).append(_described(each))
@@ -86,10 +89,10 @@ def _described(found: SharePartitionDescription) -> dict[str, Any]:
         ],
         "ranges": [
             {
-                "first_offset": each.first,
-                "last_offset": each.last,
+                "first_offset": each.first_offset,
+                "last_offset": each.last_offset,
                 "member_id": each.member_id,
-                "delivery_count": each.deliveries,
+                "delivery_count": each.delivery_count,
                 "age_ms": each.age_ms,
             }
             for each in found.ranges
@@ -100,18 +103,18 @@ def _described(found: SharePartitionDescription) -> dict[str, Any]:
 async def redrive_records(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Offer dead records of one partition to their group again."""
+    """Offer dead-lettered records of one partition to their share group again."""
     del context
     offsets = None
     if request.offsets is not None:
         offsets = [(one.first_offset, one.last_offset) for one in request.offsets]
-    result, dead = await service.share.redrive(
+    result, dead = await service.share_service.redrive(
         request.group_id,
         request.topic_id or b"",
         request.partition_index,
         redrive_id=request.redrive_id,
         offsets=offsets,
-        most=request.most,
+        records_max=request.most,
     )
     return {
         "redriven": result.redriven,

@@ -1,6 +1,7 @@
-"""ShareFetch (API 78): leases records to a member of a share group and acknowledges earlier ones in one request.
+"""ShareFetch (API 78) and ShareAcknowledge (API 79).
 
-A request without records or acknowledgements to return waits; one with acknowledgements is answered at once.
+ShareFetch leases records to a member of a share group, and acknowledges records that were leased before. It waits while
+no records are available, unless it contains acknowledgements; then it is answered at once.
 
 Invariants: leases are reported only to a connected member; a request is answered once.
 
@@ -15,10 +16,10 @@ from uuid import UUID
 
 from mansio.broker.services.share import (
     PartitionAcknowledgements,
-    Receive,
-    check_unique,
-    checked_ids,
-    lock_ms_of,
+    ReceiveOperation,
+    check_partitions_unique,
+    find_lock_ms,
+    validate_ids,
 )
 from mansio.errors import (
     CorruptLog,
@@ -54,20 +55,20 @@ if TYPE_CHECKING:
 def share_fetch(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> None:
-    """Start a ShareFetch, which is answered later. Raises `WireError`."""
+    """Decode a ShareFetch request and start a task that answers it. Raises `WireError`."""
     request = wire.decode_request(header.api_version, frame, header.body)
     fetch = _ShareFetch(service, connection, header, request)
     service.scheduler.spawn(fetch.run(), name="share fetch")
 
 
-def answer_parked(service: BrokerServices) -> None:
-    """Answer all waiting fetches with what there is: the broker stops."""
-    for parked in tuple(service.shares.parked):
+def answer_parked_requests(service: BrokerServices) -> None:
+    """Answer all ShareFetch requests that wait for records, because the broker stops."""
+    for parked in tuple(service.share_partition_manager.parked):
         parked.finish()
 
 
 class _ShareFetch:
-    """One ShareFetch, from its arrival to its response."""
+    """One ShareFetch request, from its arrival to its response."""
 
     __slots__ = ("_connection", "_header", "_pending_response", "_receive", "_request", "_service")
 
@@ -82,7 +83,7 @@ class _ShareFetch:
         self._connection = connection
         self._header = header
         self._request = request
-        self._receive: Receive | None = None
+        self._receive: ReceiveOperation | None = None
         self._pending_response: PendingResponse = connection.defer()
         self._pending_response.on_lost = self._finish
 
@@ -91,7 +92,7 @@ class _ShareFetch:
             self._receive.finish()
 
     async def run(self) -> None:
-        """Process the request and answer it."""
+        """Process the request and send the response, or an error response."""
         pending_response = self._pending_response
         try:
             try:
@@ -107,9 +108,9 @@ class _ShareFetch:
 
     async def _process(self) -> Sequence[ResponsePart]:
         request, service = self._request, self._service
-        share, shares = service.share, service.shares
-        group, member = checked_ids(request.group_id, request.member_id)
-        parts = acknowledgements_of(request.topics)
+        share, shares = service.share_service, service.share_partition_manager
+        group, member = validate_ids(request.group_id, request.member_id)
+        parts = acknowledgements_by_partition(request.topics)
         wants_records = self._check(parts)
         forget = [(topic_id, index) for topic_id, indexes in request.forgotten for index in indexes]
         forgotten = frozenset(forget)
@@ -125,7 +126,7 @@ class _ShareFetch:
         )
         receive = None
         if wants_records:
-            receive = self._receive = Receive(
+            receive = self._receive = ReceiveOperation(
                 share,
                 group,
                 member,
@@ -140,22 +141,24 @@ class _ShareFetch:
             )
         if session.replaced:
             await shares.release(group, member)
-        results = await share.prepare(group, member, parts, allows_renewal=request.is_renew_ack)
+        results = await share.apply_acknowledgements(
+            group, member, parts, allows_renewal=request.is_renew_ack
+        )
         received: Mapping[TopicPartition, ReceivedPartition] = {}
         if receive is not None:
             received = await receive.run(results)
         else:
-            await share.store(results)
+            await share.store_acknowledgements(results)
         if not shares.sessions.holds(group, member):
             await shares.release(group, member)
         leaders = LeaderHints(service)
         lock_ms = receive.lock_ms if receive is not None else 0
-        return self._encode(_merged(received, results, leaders), leaders, lock_ms or lock_ms_of(results))
+        return self._encode(_merged(received, results, leaders), leaders, lock_ms or find_lock_ms(results))
 
     def _check(self, parts: Sequence[PartitionAcknowledgements]) -> bool:
-        """Whether the member wants records. Raises `InvalidRequest`."""
+        """Check the request and return whether the member wants records. Raises `InvalidRequest`."""
         request = self._request
-        check_unique(parts)
+        check_partitions_unique(parts)
         wants_records = request.max_records > 0 and request.max_bytes > 0
         if request.is_renew_ack:
             if request.max_records or request.max_bytes or request.min_bytes or request.max_wait_ms:
@@ -210,7 +213,7 @@ def _merged(
     results: Sequence[AcknowledgeResult],
     leaders: LeaderHints,
 ) -> dict[TopicPartition, SharePartitionData]:
-    """Received records and acknowledgement results, by partition."""
+    """Combine leased records and results of acknowledgements by partition."""
     found: dict[TopicPartition, SharePartitionData] = {}
     for key, each in received.items():
         if each.error is None:
@@ -219,13 +222,13 @@ def _merged(
             )
             continue
         code, message = error_for_client(each.error)
-        leader_id, leader_epoch = leaders.of(*key, each.error)
+        leader_id, leader_epoch = leaders.leader_of(*key, each.error)
         found[key] = SharePartitionData(key[1], code, message, leader_id=leader_id, leader_epoch=leader_epoch)
     for result in results:
         key = result.topic_id, result.partition
         data = found.get(key)
         if data is None:
-            leader_id, leader_epoch = leaders.of(*key, result.error)
+            leader_id, leader_epoch = leaders.leader_of(*key, result.error)
             data = SharePartitionData(key[1], leader_id=leader_id, leader_epoch=leader_epoch)
         if result.error is not None:
             code, message = error_for_client(result.error)
@@ -234,10 +237,10 @@ def _merged(
     return found
 
 
-def acknowledgements_of(
+def acknowledgements_by_partition(
     topics: Sequence[tuple[bytes, list[AckPartition]]],
 ) -> list[PartitionAcknowledgements]:
-    """The acknowledgements of a request, by partition."""
+    """Convert the decoded topics of a request into acknowledgements, one item per partition that has any."""
     return [
         PartitionAcknowledgements(
             topic_id, part.index, [AcknowledgementBatch(*batch) for batch in part.batches]
@@ -249,7 +252,8 @@ def acknowledgements_of(
 
 
 def error_for_client(error: MansioError | None) -> tuple[int, str | None]:
-    """Code and message for a client; (0, None) for no error."""
+    """Return the Kafka error code and the message for a client; (0, None) if `error` is None. Errors for which Kafka's
+    share group APIs have no code are replaced by the nearest one that clients handle."""
     if error is None:
         return 0, None
     if isinstance(error, FencedLeaderEpoch | FencedStateEpoch):
@@ -260,7 +264,7 @@ def error_for_client(error: MansioError | None) -> tuple[int, str | None]:
 
 
 class LeaderHints:
-    """Current leaders of partitions that this broker does not lead, with their endpoints."""
+    """Current leaders of the partitions of one response that this broker does not lead, with their endpoints."""
 
     __slots__ = ("_endpoints", "_service")
 
@@ -270,11 +274,12 @@ class LeaderHints:
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        """Endpoints of all leaders returned by `of`."""
+        """Endpoints of all leaders that `leader_of` has returned."""
         return list(self._endpoints.values())
 
-    def of(self, topic_id: bytes, index: int, error: MansioError | None) -> tuple[int, int]:
-        """(leader, leader epoch) in the metadata for an error NOT_LEADER_OR_FOLLOWER; (-1, -1) for any other."""
+    def leader_of(self, topic_id: bytes, index: int, error: MansioError | None) -> tuple[int, int]:
+        """Return the leader and leader epoch of a partition according to the metadata if a client gets `error` as
+        NOT_LEADER_OR_FOLLOWER; (-1, -1) otherwise."""
         if error is None or error_for_client(error)[0] != NotLeaderOrFollower.kafka_code:
             return -1, -1
         state = self._service.topics.state
@@ -295,7 +300,7 @@ class LeaderHints:
 def share_acknowledge(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> None:
-    """Start a ShareAcknowledge, which is answered later. Raises `WireError`."""
+    """Decode a ShareAcknowledge request and start a task that answers it. Raises `WireError`."""
     request = acknowledge_wire.decode_request(header.api_version, frame, header.body)
     work = _answer(service, connection, header, request, connection.defer())
     service.scheduler.spawn(work, name="share acknowledge")
@@ -322,22 +327,24 @@ async def _answer(
 async def _acknowledge(
     service: BrokerServices, connection: Connection, request: acknowledge_wire.ShareAcknowledgeRequest
 ) -> ShareAcknowledgeResponse:
-    share, sessions = service.share, service.shares.sessions
-    parts = acknowledgements_of(request.topics)
+    share, sessions = service.share_service, service.share_partition_manager.sessions
+    parts = acknowledgements_by_partition(request.topics)
     try:
-        group, member = checked_ids(request.group_id, request.member_id)
-        check_unique(parts)
+        group, member = validate_ids(request.group_id, request.member_id)
+        check_partitions_unique(parts)
         sessions.acknowledge(group, member, request.session_epoch, connection=connection)
     except MansioError as error:
         return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
-    results = await share.prepare(group, member, parts, allows_renewal=request.is_renew_ack)
-    await share.store(results)
+    results = await share.apply_acknowledgements(group, member, parts, allows_renewal=request.is_renew_ack)
+    await share.store_acknowledgements(results)
     if not sessions.holds(group, member):
-        await service.shares.release(group, member)
+        await service.share_partition_manager.release(group, member)
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service)
     for result in results:
         code, message = error_for_client(result.error)
-        leader = leaders.of(result.topic_id, result.partition, result.error)
+        leader = leaders.leader_of(result.topic_id, result.partition, result.error)
         topics.setdefault(result.topic_id, []).append(AckResult(result.partition, code, message, *leader))
-    return ShareAcknowledgeResponse(0, 0, None, lock_ms_of(results), list(topics.items()), leaders.endpoints)
+    return ShareAcknowledgeResponse(
+        0, 0, None, find_lock_ms(results), list(topics.items()), leaders.endpoints
+    )

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 ASSIGNOR: Final = "simple"
+"""Name of the assignor of share groups in ShareGroupDescribe responses (Kafka `SimpleAssignor`)."""
 
 
 async def share_group_heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """A member joins, stays, or leaves; returns its epoch, and its partitions if they changed."""
+    """Process the heartbeat of a member that joins, stays in or leaves a share group. The response has the member's
+    epoch, and its assigned partitions if they have changed."""
     try:
         answer = await service.group_service.share_heartbeat(request.group_id, _heartbeat(request, context))
     except MansioError as error:
@@ -41,7 +43,8 @@ def _heartbeat(request: Struct, context: RequestContext) -> ShareHeartbeat:
 
 
 async def share_group_describe(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """Groups with members and assignments; duplicates in the request are answered once."""
+    """Describe share groups with their members and assignments. A group that occurs twice in the request is described
+    once."""
     return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 

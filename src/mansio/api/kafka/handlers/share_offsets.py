@@ -25,7 +25,7 @@ def _outcome(error: MansioError | None) -> Fields:
 async def describe_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Start offset and lag of each partition of the groups."""
+    """Return the start offset and lag of each requested partition of the share groups."""
     del context
     count = Counter(each.group_id for each in request.groups)
     return {
@@ -38,7 +38,7 @@ async def _described(service: BrokerServices, wanted: Struct, *, once: bool) -> 
     if wanted.topics is not None:
         topics = [(each.topic_name, each.partitions) for each in wanted.topics]
     try:
-        if not once:  # a short request would cause a large response
+        if not once:  # otherwise a short request could cause a large response
             raise InvalidRequest(f"group {wanted.group_id!r} is in the request more than once")
         described = await service.share_offsets.describe(wanted.group_id, topics)
     except MansioError as error:
@@ -70,7 +70,7 @@ def _described_partition(offset: ShareOffset) -> Fields:
 async def alter_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Set new start offsets of a group without members, which is created if it does not exist."""
+    """Set new start offsets of a share group without members. The group is created if it does not exist."""
     del context
     start_offsets = [
         (each.topic_name, [(one.partition_index, one.start_offset) for one in each.partitions])
@@ -96,7 +96,7 @@ async def alter_share_group_offsets(
 async def delete_share_group_offsets(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Delete the state of topics of a group without members."""
+    """Delete the delivery state of topics of a share group without members."""
     del context
     try:
         deleted = await service.share_offsets.delete(

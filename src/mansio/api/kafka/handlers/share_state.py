@@ -1,13 +1,16 @@
-"""APIs 83 to 87 (KIP-932): state of share partitions, read and written by the brokers that lead them.
+"""InitializeShareGroupState, ReadShareGroupState, WriteShareGroupState, DeleteShareGroupState and
+ReadShareGroupStateSummary (APIs 83 to 87, KIP-932). Leaders of share partitions send them to the broker that stores
+their state.
 
-Behavior: only a broker of the same cluster may send these requests, in its own name and its registered epoch, on a
-connection on which it has authenticated; a single node accepts none. A request is answered when all entries are done.
-Entries to be committed are appended first, so that they share one flush.
+Behavior: only a broker of the same cluster may send these requests. It must have authenticated on the connection, and
+the request must contain its own id and registered epoch. A single node refuses all of them. A request is answered when
+all its entries are processed. All entries are appended before the first one waits for its flush, so that they share one
+flush.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_response
@@ -21,29 +24,38 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequest
     from mansio.broker.services.broker_services import BrokerServices
 
-UNKNOWN_SENDER = -1
+UNKNOWN_SENDER_ID: Final = -1
+"""Broker id in errors about a request that does not name its sender."""
 
 
-async def initialize(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+async def initialize_share_group_state(
+    service: BrokerServices, request: bytes, context: RequestContext
+) -> bytes:
+    """Create the state of share partitions with a start offset and a state epoch, or replace it."""
+
+    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
         await client.initialize(state_request.key, state_request.state_epoch, state_request.start_offset)
         return StateResult()
 
-    return await _answer(service, request, context, one)
+    return await _answer(service, request, context, process)
 
 
-async def read(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+async def read_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    """Return the state of share partitions to their new leader."""
+
+    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
         state, session = await client.read(state_request.key, state_request.leader_epoch)
         return StateResult(session=session, state=state)
 
-    return await _answer(service, request, context, one)
+    return await _answer(service, request, context, process)
 
 
-async def write(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
-        assert state_request.write_token is not None, "a write is not read without"
-        assert state_request.update is not None, "nor without this"
+async def write_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    """Store updates of the state of share partitions."""
+
+    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        assert state_request.write_token is not None, "decode_request sets the token of a write"
+        assert state_request.update is not None, "decode_request sets the update of a write"
         await client.write(
             state_request.key,
             state_request.write_token,
@@ -53,36 +65,42 @@ async def write(service: BrokerServices, request: bytes, context: RequestContext
         )
         return StateResult()
 
-    return await _answer(service, request, context, one)
+    return await _answer(service, request, context, process)
 
 
-async def delete(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+async def delete_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    """Delete the state of share partitions."""
+
+    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
         await client.delete(state_request.key)
         return StateResult()
 
-    return await _answer(service, request, context, one)
+    return await _answer(service, request, context, process)
 
 
-async def summary(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
-    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+async def read_share_group_state_summary(
+    service: BrokerServices, request: bytes, context: RequestContext
+) -> bytes:
+    """Return start offset, epochs and number of completed records of share partitions, without their batches."""
+
+    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
         return StateResult(summary=await client.summary(state_request.key))
 
-    return await _answer(service, request, context, one)
+    return await _answer(service, request, context, process)
 
 
 async def _answer(
     service: BrokerServices,
     request: bytes,
     context: RequestContext,
-    one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+    process: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
 ) -> bytes:
     sender, state_requests = decode_request(context.api_key, request)
     refusal = _refusal(service, sender, context)
     if refusal is not None:
         answers = [refusal] * len(state_requests)
     else:
-        answers = await _each(service, service.share_state.client, state_requests, one)
+        answers = await _process_all(service, service.share_coordinator.client, state_requests, process)
     for answer in answers:
         if answer.error_code:
             service.statistics.count_error(context.api_key, answer.error_code)
@@ -92,28 +110,29 @@ async def _answer(
 def _refusal(
     service: BrokerServices, sender: RequestSender | None, context: RequestContext
 ) -> StateResult | None:
-    """The error for a sender that is not a broker of the cluster in its registered epoch; None if it is."""
+    """Return an error if the sender is not an authenticated broker of the cluster in its registered epoch, else
+    None."""
     authenticator = service.authenticator
     try:
         if sender is None:
-            raise authenticator.refused(context.peer, UNKNOWN_SENDER, context.client_host)
+            raise authenticator.refused(context.peer, UNKNOWN_SENDER_ID, context.client_host)
         authenticator.require(context.peer, *sender, context.client_host)
     except MansioError as error:
         return StateResult(error.kafka_code, error.message)
     return None
 
 
-async def _each(
+async def _process_all(
     service: BrokerServices,
     client: LocalStateClient,
     state_requests: list[StateRequest],
-    one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+    process: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
 ) -> list[StateResult]:
-    """Process all entries concurrently; each starts before any waits."""
+    """Call `process` for all entries concurrently, and return one result per entry in the same order."""
     answers = [StateResult()] * len(state_requests)
 
     async def work(number: int, state_request: StateRequest) -> None:
-        answers[number] = await one(client, state_request)
+        answers[number] = await process(client, state_request)
 
     works = [work(number, state_request) for number, state_request in enumerate(state_requests)]
     errors: list[MansioError | None] = await gather_results(service.scheduler, works, name="share states")

@@ -122,7 +122,7 @@ class KafkaServer:
             connection.end_pause()
             connection.pause_reading()
         self.service.fetch.stop()
-        share_fetch.answer_parked(self.service)
+        share_fetch.answer_parked_requests(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
         await _until(
             lambda: not any(connection.busy for connection in self._connections), self.clock, deadline
@@ -176,7 +176,7 @@ class KafkaServer:
             del self._hosts[host]
         self.set_unsent_bytes(connection, 0)
         self._release(connection)
-        self.service.shares.connection_lost(connection)
+        self.service.share_partition_manager.connection_lost(connection)
 
     def _sweep_idle(self) -> None:
         now = self.now = self.clock.monotonic()
