@@ -146,7 +146,7 @@ def test_flipped_bit_in_a_record_costs_its_batch_and_no_other(data: Path, number
     assert (found.severity, found.path) == (DAMAGE, str(segment))
     assert (found.first_offset, found.end_offset, found.position) == (offset, offset + 1, position)
     assert "CRC" in found.what
-    assert f"record {offset} cannot be read, all others can" in found.meaning
+    assert f"record {offset} cannot be read, all other records can" in found.meaning
 
 
 @pytest.mark.parametrize("byte", range(HEADER_BYTES))

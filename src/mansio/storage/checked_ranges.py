@@ -1,7 +1,7 @@
-"""Which byte ranges of a segment are known to be intact or damaged.
+"""Checked ranges of a segment: the byte ranges that are known to be intact or damaged.
 
 Invariant: `CheckedRanges.ranges` are in order, do not overlap and begin and end at batch boundaries. At most
-`RANGES_MAX` are kept per segment; a dropped one is checked again.
+`RANGES_MAX` ranges are kept per segment; the batches of a range that is dropped are checked again when they are read.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 RANGES_MAX: Final = 32
 OPEN_RANGE_END: Final = (1 << 63) - 1
-"""End position and end offset of a range that grows with the active segment."""
+"""End position and end offset of the range that grows with each append to the active segment."""
 
 
 class CheckedRange(NamedTuple):
     """A range of a segment that was checked: bytes [position, end_position), offsets [offset, end_offset).
 
-    `damage` describes the first problem found in it; "" if all of its batches are intact."""
+    `damage` describes the first problem in the range; it is "" if all batches are intact."""
 
     position: int
     end_position: int
@@ -34,23 +34,25 @@ class CheckedRange(NamedTuple):
 
 
 class CheckedRanges:
-    """What is known about the batches of one segment. A segment of which everything is verified has none of these."""
+    """The checked ranges of one segment. `Segment.checked` is None once all batches of the segment are verified."""
 
     __slots__ = ("_offsets", "error", "ranges")
 
     def __init__(self, ranges: Sequence[CheckedRange] = ()) -> None:
         self.ranges = list(ranges)
         self.error: StorageError | None = None
-        """The disk failed in the last check: the next reader that needs one gets this."""
+        """The disk error of the last check. It is raised to the next reader whose batches are not checked."""
         self._offsets = [each.offset for each in self.ranges]
 
     @classmethod
     def for_active_segment(cls, position: int, offset: int) -> CheckedRanges:
-        """Of an active segment to which this process appends from `position`, where `offset` is next."""
+        """Checked ranges of an active segment: all batches that this process appends are intact.
+
+        `position` and `offset` are the end of the segment before the first of these appends."""
         return cls([CheckedRange(position, OPEN_RANGE_END, offset, OPEN_RANGE_END)])
 
     def find(self, offset: int) -> CheckedRange | None:
-        """The range that contains `offset`; None if its batch is not checked."""
+        """The range that contains `offset`; None if the batch with that offset was not checked."""
         at = bisect_right(self._offsets, offset) - 1
         if at >= 0 and offset < (found := self.ranges[at]).end_offset:
             return found
@@ -73,7 +75,7 @@ class CheckedRanges:
         return [each for each in self.ranges if each.damage]
 
     def is_complete(self, size: int, end_offset: int) -> bool:
-        """Whether all of a segment of `size` bytes is intact, and no offset below its end is missing."""
+        """Whether a segment of `size` bytes is intact as a whole, and contains all offsets below `end_offset`."""
         return (
             len(self.ranges) == 1
             and not self.ranges[0].position
@@ -83,14 +85,14 @@ class CheckedRanges:
         )
 
     def add(self, new: CheckedRange) -> None:
-        """Add what a check found; it replaces what was known about that range."""
+        """Add a range that was just checked. The new result replaces older results for the same offsets."""
         kept: list[CheckedRange] = []
         for old in self.ranges:
             if old.end_offset <= new.offset or old.offset >= new.end_offset:
                 kept.append(old)
                 continue
             if old.damage:
-                continue  # it was delimited by other evidence than the new one: checked again where it is read
+                continue  # the two checks disagree on its boundaries: it is checked again when it is read
             if old.offset < new.offset and old.position < new.position:
                 kept.append(old._replace(end_position=new.position, end_offset=new.offset))
             if old.end_offset > new.end_offset and old.end_position > new.end_position:
@@ -124,7 +126,7 @@ def _bytes_of(one: CheckedRange) -> int:
 
 
 def damaged_range_error(path: str, found: CheckedRange) -> DamagedRange:
-    """The error for a reader of a damaged range."""
+    """The error that a reader of a damaged range gets, with the first and last damaged offset."""
     last = found.end_offset - 1
     error = DamagedRange(f"{path}: offsets {found.offset} to {last} are damaged: {found.damage}")
     error.first_offset, error.end_offset = found.offset, found.end_offset

@@ -1,8 +1,8 @@
-"""Recovery-point checkpoint of one log: a lower bound of its durable end, written about once a second.
+"""Recovery-point checkpoint of one log: a lower bound of its durable end offset, written about once a second.
 
-The checkpoint separates a torn tail (above it: truncated) from damage (below it: reported), and is where recovery
-starts to read. It is a file of two slots that are overwritten in turn, each with a sequence number and a CRC: a torn
-write damages the slot being written, never the other.
+Recovery starts to read at the checkpoint. Invalid bytes above it are a torn tail, which recovery truncates; invalid
+bytes below it are damage, which recovery reports. The file has two slots that are overwritten in turn, each with a
+sequence number and a CRC. A torn write damages only the slot that is being written.
 
 Invariants: a slot is written only after the records it covers were synced, and only when the other slot is on disk. A
 checkpoint may be old; it is never ahead of the log.
@@ -28,9 +28,11 @@ _CRC = struct.Struct(">I")
 
 
 class Checkpoint(NamedTuple):
-    """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`.
+    """Checkpoint of a log that starts at `start_offset` and is durable up to `durable_end_offset`.
 
-    `needs_new_epoch`: a recovery truncated the log, or was about to, and no leader epoch was started since.
+    `durable_end_offset` is at byte `position` of the segment with the base offset `segment_base`. The slot with the
+    higher `sequence` is the newer one. `needs_new_epoch`: a recovery truncated the log, or was about to, and no leader
+    epoch was started since.
     """
 
     sequence: int
@@ -41,7 +43,7 @@ class Checkpoint(NamedTuple):
     needs_new_epoch: bool = False
 
     def encode(self) -> bytes:
-        """One slot (docs/FILE_FORMAT.md)."""
+        """The bytes of one slot of the checkpoint file (docs/FILE_FORMAT.md)."""
         body = _SLOT.pack(
             CHECKPOINT_MAGIC,
             CHECKPOINT_VERSION,
@@ -56,7 +58,7 @@ class Checkpoint(NamedTuple):
 
 
 def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
-    """The newest undamaged slot; None if there is none."""
+    """Read the newest intact slot of the checkpoint file at `path`; None if there is none."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:
@@ -66,17 +68,17 @@ def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
 
 
 def are_slots_intact(data: bytes) -> tuple[bool, bool]:
-    """Whether the first and the second slot of a checkpoint file can be read."""
+    """Whether the first slot, and whether the second slot, of a checkpoint file with the bytes `data` is intact."""
     return _decode(data, 0) is not None, _decode(data, SLOT_DISTANCE_BYTES) is not None
 
 
 def write_slot(file: DiskFile, checkpoint: Checkpoint) -> None:
-    """Write the slot that this checkpoint's sequence number selects. The caller syncs it before it writes the next."""
+    """Write the slot that the checkpoint's sequence number selects. The caller syncs it before it writes the next."""
     file.write_at([checkpoint.encode()], SLOT_DISTANCE_BYTES * (checkpoint.sequence % 2))
 
 
 def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint, *, sync: bool = True) -> None:
-    """Write one slot of an existing (or new) checkpoint file; durable on return unless `sync` is false."""
+    """Write one slot of the checkpoint file, which may be new. The slot is durable on return unless `sync` is false."""
     file = disk.open(path, create=True)
     try:
         write_slot(file, checkpoint)
@@ -87,9 +89,9 @@ def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint, *, sync: boo
 
 
 def write_both_slots(disk: Disk, path: str, checkpoint: Checkpoint) -> Checkpoint:
-    """Write the checkpoint to both slots, as a new or truncated log requires. Returns the newer slot.
+    """Write the checkpoint of a new or truncated log to both slots, durably. Returns the newer slot's checkpoint.
 
-    After a truncation an old slot with a higher end must not become valid again if the newer one is damaged.
+    With one slot, an old checkpoint with a higher end would become valid again if the newer slot were damaged.
     """
     write_checkpoint(disk, path, checkpoint)
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)

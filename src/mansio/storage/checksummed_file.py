@@ -1,7 +1,7 @@
 """Small files with a checksum that are replaced atomically.
 
-A file is `head payload footer`: the head holds the kind, version and length, the footer is the CRC-32C of everything
-before it (docs/FILE_FORMAT.md).
+A file is `head payload footer`. The head contains the magic number of the file type, its version and the payload
+length; the footer is the CRC-32C of head and payload (docs/FILE_FORMAT.md).
 
 Invariants: `write_checksummed` leaves the old file or the new one, never a mixture; `read_checksummed` returns the
 payload as it was written, or None.
@@ -25,13 +25,13 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def encode_checksummed(magic: bytes, version: int, payload: bytes) -> bytes:
-    """The bytes of the file. `magic` is 8 bytes."""
+    """The bytes of a checksummed file. `magic` is the 8-byte magic number of the file type."""
     body = _HEAD.pack(magic, version, 0, len(payload)) + payload
     return body + _FOOTER.pack(crc32c(body))
 
 
 def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
-    """The payload, or None if this is not an undamaged file of that kind and version."""
+    """The payload in `data`; None if `data` is damaged, or a file of another type or version."""
     if len(data) < _HEAD.size + _FOOTER.size:
         return None
     found_magic, found_version, _, length = _HEAD.unpack_from(data)
@@ -44,19 +44,20 @@ def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
 
 
 def write_checksummed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
-    """Replace `path` by `data` (from `encode_checksummed`) atomically. `durable`: content and name are on stable
-    storage on return. Raises `OSError`.
+    """Replace the file at `path` by `data` (from `encode_checksummed`) atomically. Raises `OSError`.
+
+    `durable`: content and name are on stable storage on return.
     """
     write_file_atomically(disk, path, data, suffix=TEMPORARY_SUFFIX, durable=durable)
 
 
 def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
-    """Write the file that will replace `path`, under its temporary name; neither synced nor renamed."""
+    """Write `data` to the temporary file that will replace `path`. The caller syncs and renames it."""
     return write_temporary_file(disk, path, data, suffix=TEMPORARY_SUFFIX)
 
 
 def read_checksummed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:
-    """The payload of the file at `path`; None when it is missing or damaged."""
+    """The payload of the file at `path`; None if the file is missing, damaged, or of another type or version."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:

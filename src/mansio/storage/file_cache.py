@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class FileCache:
-    """An evicted file is not closed: a slice of it that is still being sent keeps it alive."""
+    """LRU cache of open files and indexes of closed segments.
+
+    An evicted file is closed only when no `LogSlice` that is still being sent refers to it.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class FileCache:
         self._index_entries = 0
 
     def file(self, segment: Segment) -> DiskFile:
-        """The segment's file, opened when needed."""
+        """The open file of a segment. Raises `CorruptLog` if it is missing, `StorageError` if the disk fails."""
         if segment.file is not None:
             return segment.file
         file = self._files.get(segment)
@@ -69,7 +72,10 @@ class FileCache:
         return file
 
     def index(self, segment: Segment) -> SparseIndex:
-        """The segment's index: from memory, from its file, or rebuilt from the segment if the file is unusable."""
+        """The index of a segment: from memory, from its index file, or rebuilt if that file is missing or invalid.
+
+        Raises `StorageError`.
+        """
         if segment.index is not None:
             return segment.index
         index = self._indexes.get(segment)
@@ -87,7 +93,7 @@ class FileCache:
         return index
 
     def max_timestamp(self, segment: Segment) -> int:
-        """The largest timestamp in a segment (ms), `NO_TIMESTAMP` if it is empty."""
+        """The largest timestamp in a segment, in ms; `NO_TIMESTAMP` if the segment is empty."""
         if segment.index is not None:
             return segment.index.max_timestamp_ms
         if segment.max_timestamp_ms is None:
@@ -95,7 +101,7 @@ class FileCache:
         return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP
 
     def evict(self, segment: Segment) -> None:
-        """Evict a segment that is about to be removed, or that has changed."""
+        """Remove the file and the index of a segment from the cache, because the segment is removed or changed."""
         self._files.pop(segment, None)
         index = self._indexes.pop(segment, None)
         if index is not None:
@@ -118,7 +124,9 @@ class FileCache:
             for position, header in walk(
                 self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
             ):
-                if last is not None:  # an entry whose offset is damaged would contradict the next batch
+                if (
+                    last is not None
+                ):  # added after its successor was read: a damaged offset contradicts that batch
                     index.add(*last)
                 last = header.base_offset - segment.base_offset, position, header.max_timestamp_ms
             if last is not None:
@@ -129,7 +137,7 @@ class FileCache:
         return index
 
     def _segments_missing(self, segment: Segment, recorded_end_offset: int) -> None:
-        """Record and log that the next segment does not begin where this one ended when it was closed."""
+        """Record and log that the segments between `recorded_end_offset` and the next segment are missing."""
         if segment.recorded_end_offset is None:
             logger.error(
                 "segments_missing",
@@ -143,6 +151,6 @@ class FileCache:
 
 
 def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:
-    """End offset of a closed segment when its index was saved; None without a valid index. Raises `OSError`."""
+    """End offset of a closed segment that its index file contains; None without a valid index. Raises `OSError`."""
     loaded = load_index(disk, segment.index_path, segment.base_offset)
     return loaded.end_offset if loaded is not None and loaded.covered_bytes == segment.size else None

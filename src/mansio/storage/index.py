@@ -1,8 +1,8 @@
-"""Sparse index of one segment: from offsets and timestamps to file positions.
+"""Sparse index of one segment: maps offsets and timestamps to file positions.
 
-One entry per few KiB of log: (offset relative to the segment's base, position of that batch in the file, the largest
-timestamp in the segment *before* that batch). All three only grow, so each can be searched by bisection, and every
-entry's position is a batch boundary.
+There is one entry per few KiB of log. An entry describes one batch: its offset relative to the segment's base offset,
+its position in the file, and the largest timestamp in the segment *before* it. All three only increase from entry to
+entry, so each can be searched by bisection.
 
 Invariants: the index holds no information that the segment does not (it is rebuilt when missing or damaged); it has at
 most `ENTRIES_MAX` entries, because when it is full every second entry is dropped and the interval doubles.
@@ -32,7 +32,11 @@ _NEEDS_BYTE_SWAP = sys.byteorder == "little"
 
 
 class SparseIndex:
-    """The index of one segment, in memory. `covered_bytes` of the segment are indexed; it ends at `end_offset`."""
+    """The index of one segment, in memory.
+
+    `max_timestamp_ms` is the largest timestamp of all batches that were added. The next entry is created for the first
+    batch at or above `next_entry_position`.
+    """
 
     __slots__ = (
         "_offsets",
@@ -55,7 +59,9 @@ class SparseIndex:
         return len(self._offsets)
 
     def add(self, relative_offset: int, position: int, max_timestamp_ms: int) -> None:
-        """Add a batch, in file order. `max_timestamp_ms` is the batch's own."""
+        """Add a batch; the caller adds batches in file order. `max_timestamp_ms` is the largest timestamp of the batch.
+
+        An entry is created only if the last one is at least `interval_bytes` before `position`."""
         if position >= self.next_entry_position:
             self._offsets.append(relative_offset)
             self._positions.append(position)
@@ -73,31 +79,33 @@ class SparseIndex:
         self.interval_bytes *= 2
 
     def position_before_offset(self, relative_offset: int) -> int:
-        """Position of the last indexed batch that begins at or below the offset (0 if there is none)."""
+        """Position of the last batch in the index that begins at or below `relative_offset`; 0 if there is none."""
         at = bisect_right(self._offsets, relative_offset)
         return self._positions[at - 1] if at else 0
 
     def entry_before_position(self, position: int) -> tuple[int, int]:
-        """The last indexed batch at or below `position`: (its relative offset, its position)."""
+        """(relative offset, position) of the last batch in the index that begins at or below `position`."""
         at = bisect_right(self._positions, position)
         return (self._offsets[at - 1], self._positions[at - 1]) if at else (0, 0)
 
     def position_before_timestamp(self, timestamp_ms: int) -> int:
-        """A position before which every timestamp is below `timestamp_ms`: where a search for it starts."""
+        """Position of a batch before which every timestamp is below `timestamp_ms`."""
         at = bisect_left(self._timestamps, timestamp_ms)
         return self._positions[at - 1] if at else 0
 
     def max_timestamp_before(self, position: int) -> tuple[int, int]:
-        """(largest timestamp before an indexed batch, that batch's position), the last one at or below `position`."""
+        """(largest timestamp in ms before its batch, position of its batch) of the last entry up to `position`."""
         at = bisect_right(self._positions, position)
         return (self._timestamps[at - 1], self._positions[at - 1]) if at else (NO_TIMESTAMP, 0)
 
     def entries(self) -> list[tuple[int, int, int]]:
-        """All entries: (relative offset, position, largest timestamp before)."""
+        """All entries in order: (relative offset, position, largest timestamp before that position)."""
         return list(zip(self._offsets, self._positions, self._timestamps, strict=True))
 
     def encode(self, base_offset: int, end_offset: int, covered_bytes: int) -> bytes:
-        """The bytes of the index file of a segment (docs/FILE_FORMAT.md)."""
+        """The bytes of the index file of a segment (docs/FILE_FORMAT.md).
+
+        The index describes the first `covered_bytes` of the segment, which end at `end_offset`."""
         count = len(self._offsets)
         summary = _SUMMARY.pack(
             base_offset, end_offset, self.max_timestamp_ms, covered_bytes, self.interval_bytes, count
@@ -108,7 +116,7 @@ class SparseIndex:
         )
 
     def copy(self) -> SparseIndex:
-        """A copy that further appends do not change, to be encoded on another thread."""
+        """A copy that later calls of `add` do not change, so that another thread can encode it."""
         copy = SparseIndex(self.interval_bytes)
         copy._offsets = self._offsets[:]
         copy._positions = self._positions[:]
@@ -119,7 +127,7 @@ class SparseIndex:
 
 
 class LoadedIndex:
-    """Content of an index file: `index` covers `covered_bytes` of the segment, which end at `end_offset`."""
+    """Content of an index file. It describes the first `covered_bytes` of the segment, which end at `end_offset`."""
 
     __slots__ = ("covered_bytes", "end_offset", "index")
 
@@ -130,7 +138,7 @@ class LoadedIndex:
 
 
 def load_index(disk: Disk, path: str, base_offset: int) -> LoadedIndex | None:
-    """Read an index file; None when it is missing, damaged or belongs to another segment."""
+    """Read the index file at `path`; None if it is missing, damaged or not that of the segment at `base_offset`."""
     payload = read_checksummed(disk, path, INDEX_MAGIC, INDEX_VERSION)
     if payload is None or len(payload) < _SUMMARY.size:
         return None

@@ -1,14 +1,11 @@
-"""Offline check of a log's files (like fsck): what is damaged, where, and with which consequences.
+"""Offline check of a log's files (like fsck): reports which parts are damaged, and the consequences.
 
-Reads everything: every batch of every segment (CRC, and the order of offsets and leader epochs, which the CRC does not
-cover), and compares the indexes, timestamps, epochs, checkpoint and compaction state with the segments. Unlike recovery
-it does not stop at damage and truncates nothing.
+Checks every batch of every segment (CRC, and the order of offsets and leader epochs, which the CRC does not cover), and
+compares indexes, timestamps, epochs, checkpoint and compaction state with the segments. Unlike recovery it continues
+after damage and truncates nothing.
 
-Three severities: `damage` (records are lost or cannot be read), `rebuild` (a file with redundant data; nothing is lost,
-and the broker works without it), `note` (nothing is wrong).
-
-Invariants: segments are never written to, with `repair` or without; without it nothing is written. What `repair` writes
-is what the broker would write itself. Memory is bounded: one segment's index at a time, and `FINDINGS_MAX` findings.
+Invariants: segments are never changed. Only with `repair` other files are written, with the content that a broker would
+write. Memory is bounded: one segment's index at a time, and `FINDINGS_MAX` findings.
 """
 
 from __future__ import annotations
@@ -55,14 +52,17 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 FINDINGS_MAX: Final = 200
-"""Per log."""
+"""Maximum number of findings that are kept per log; more are only counted."""
 
 BAD_RANGES_MAX: Final = 1000
+"""Maximum number of bad ranges per log; later ones are merged with the last one."""
 
 
 class Severity(StrEnum):
-    """`damage`: records are lost or cannot be read. `rebuild`: a file with redundant data is damaged. `note`: nothing
-    is wrong.
+    """Severity of a finding.
+
+    `damage`: records are lost or cannot be read. `rebuild`: a file with redundant data is missing or damaged; no record
+    is lost, and the broker works without the file. `note`: information; nothing is wrong.
     """
 
     DAMAGE = "damage"
@@ -71,9 +71,10 @@ class Severity(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One finding. Offsets [first_offset, end_offset) if it concerns records, `position` in bytes; -1: not applicable.
+    """One finding of an inspection, about the file at `path`.
 
-    `what` is the problem of the file, `meaning` its consequence, `repaired` the repair that was done.
+    `what` describes the problem, `meaning` its consequence, `repaired` the repair that was done ("" if none). The
+    finding concerns the records [first_offset, end_offset) and the byte `position`; -1: not applicable.
     """
 
     severity: Severity
@@ -87,7 +88,10 @@ class Finding(NamedTuple):
 
 
 class BadRange(NamedTuple):
-    """Bytes [start, end) of the concatenated segments that contain no intact batch; `torn`: they were never durable."""
+    """Bytes [start, end) of a log that contain no intact batch; positions count from the start of the first segment.
+
+    `torn`: the bytes are a torn tail, above the checkpoint.
+    """
 
     start: int
     end: int
@@ -96,7 +100,11 @@ class BadRange(NamedTuple):
 
 @dataclass(slots=True)
 class LogReport:
-    """Findings of one log."""
+    """Result of the inspection of one log: its findings, and its size in bytes, segments, batches and offsets.
+
+    `omitted_finding_count` is the number of findings that exceed `FINDINGS_MAX`, `damaged_offset_count` the number of
+    offsets in findings of the severity `damage`.
+    """
 
     directory: str
     findings: list[Finding] = field(default_factory=list)
@@ -109,13 +117,13 @@ class LogReport:
     damaged_offset_count: int = 0
     bad_ranges: list[BadRange] = field(default_factory=list)
     other_names: list[str] = field(default_factory=list)
-    """Files that are no part of a log, including those of the broker (producer snapshots)."""
+    """Names of files that are not part of a log, including those of the broker (producer snapshots)."""
     has_damage: bool = False
     has_rebuilds: bool = False
     """Whether a `rebuild` finding was not repaired."""
 
     def add_bad_range(self, start: int, end: int, *, torn: bool = False) -> None:
-        """Record a bad range, for the map of the log; adjacent ranges are merged."""
+        """Add a bad range; it is merged with the last one if they are adjacent."""
         ranges = self.bad_ranges
         full = len(ranges) >= BAD_RANGES_MAX
         if ranges and ranges[-1].torn == torn and (full or ranges[-1].end >= start):
@@ -124,7 +132,7 @@ class LogReport:
             ranges.append(BadRange(start, end, torn))
 
     def add(self, finding: Finding) -> None:
-        """Keep a finding, or count it."""
+        """Add a finding; above `FINDINGS_MAX` it is only counted."""
         if finding.severity is Severity.DAMAGE:
             self.has_damage = True
             self.damaged_offset_count += max(finding.end_offset - finding.first_offset, 0)
@@ -137,7 +145,7 @@ class LogReport:
 
 
 def describe_records(first_offset: int, end_offset: int) -> str:
-    """ "record 7" or "records 7 to 9"."""
+    """Text for the offsets [first_offset, end_offset), for example "record 7" or "records 7 to 9"."""
     last = end_offset - 1
     return f"record {first_offset}" if last <= first_offset else f"records {first_offset} to {last}"
 
@@ -153,18 +161,25 @@ def inspect_log(
     index_interval_bytes: int = INDEX_INTERVAL_BYTES,
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> LogReport:
-    """Check the log in `directory`. `on_bytes` is called with the number of segment bytes read. Raises `OSError`."""
+    """Check the log in `directory`, which no broker may have open; `repair` also replaces damaged redundant files.
+
+    `on_bytes` is called with the number of segment bytes of each read. Raises `OSError`.
+    """
     return Inspection(disk, directory, repair, index_interval_bytes, on_bytes).run()
 
 
 def log_size_bytes(disk: Disk, directory: str) -> int:
-    """Bytes of all segments in `directory`: what an inspection reads."""
+    """Total size in bytes of all segments in `directory`, which an inspection reads."""
     names = [name for name in disk.list_directory(directory) if base_offset_of(name) is not None]
     return sum(disk.open_readonly(f"{directory}/{name}").size() for name in names)
 
 
 class Inspection:
-    """Inspection of one log."""
+    """Inspection of one log. `run` performs it once.
+
+    `expected_offset` is the offset at which the next segment should begin, `preceding_bytes` the total size of the
+    segments that were checked already.
+    """
 
     def __init__(
         self,
@@ -184,7 +199,7 @@ class Inspection:
         self.epochs: LeaderEpochCache | None = None
         self.found_epochs = LeaderEpochCache()
         self.sparse_end_offset = 0
-        """Below it offsets may be missing: removed by compaction, or by a trim into a batch that was truncated."""
+        """Offsets below it may be missing, because of compaction, or because a trim was followed by a truncation."""
         self.timestamps: list[SegmentTimestamp] = []
         self.expected_offset = 0
         self.preceding_bytes = 0
@@ -245,19 +260,19 @@ class Inspection:
         return segments
 
     def _check_quarantined(self, name: str) -> None:
-        """Report a file with what an earlier start truncated from the end of the log after damage."""
+        """Report a quarantine file, with bytes that an earlier start truncated from the end of the log."""
         file = self.disk.open_readonly(self._path(name))
         found = find_batches([FileRange(file, 0, file.size())])
         self._add(
             Severity.NOTE,
             self._path(name),
-            f"quarantined by an earlier start, from after a damaged position: {_describe(found)}",
-            "it is no part of the log; examine its content, then move it away",
+            f"quarantined by an earlier start after a damaged position: {_describe(found)}",
+            "it is not part of the log; examine its content, then move it to another directory",
             first_offset=found.first_offset,
         )
 
     def _report_leftover(self, name: str, what: str) -> None:
-        """Report a file that is not removed here: the next start does that, and knows which ones it still needs."""
+        """Report a leftover file. It is not removed, because only the next start knows whether it still needs it."""
         self._add(Severity.NOTE, self._path(name), what, "the next start removes it")
 
     def _check_checkpoint(self) -> None:
@@ -278,7 +293,7 @@ class Inspection:
             repaired = ""
             if self.repair:
                 write_checkpoint(self.disk, path, found._replace(sequence=found.sequence + 1))
-                repaired = "copied the intact slot over it"
+                repaired = "replaced by a copy of the intact slot"
             self._add(
                 Severity.REBUILD,
                 path,
@@ -313,7 +328,7 @@ class Inspection:
                 Severity.DAMAGE,
                 first.path,
                 f"the first segment begins at offset {first.base_offset}, the log at {start}",
-                f"{describe_records(start, first.base_offset)} are gone, and the partition is not opened",
+                f"{describe_records(start, first.base_offset)} are lost, and a broker does not open the partition",
                 first_offset=start,
                 end_offset=first.base_offset,
             )
@@ -323,12 +338,12 @@ class Inspection:
         if checkpoint is None or self.expected_offset >= checkpoint.durable_end_offset:
             return
         if segments and checkpoint.durable_end_offset == checkpoint.start_offset:
-            return  # trimmed into a batch that was then truncated: nothing of it was left
+            return  # the log was trimmed to an offset in a batch that was truncated later; no record was left
         path = segments[-1].path if segments else self.directory
         self._add(
             Severity.DAMAGE,
             path,
-            f"the log ends at offset {self.expected_offset}, {checkpoint.durable_end_offset} was durable",
+            f"the log ends at offset {self.expected_offset} instead of {checkpoint.durable_end_offset}",
             f"{describe_records(self.expected_offset, checkpoint.durable_end_offset)} are lost, and a broker does not "
             "open the partition",
             first_offset=self.expected_offset,
@@ -409,7 +424,7 @@ class Inspection:
                 Severity.DAMAGE,
                 segment.path,
                 f"the segment before it ends at offset {self.expected_offset}",
-                f"{describe_records(self.expected_offset, segment.base_offset)} are gone",
+                f"{describe_records(self.expected_offset, segment.base_offset)} are lost",
                 first_offset=self.expected_offset,
                 end_offset=segment.base_offset,
             )
@@ -417,12 +432,12 @@ class Inspection:
             self._add(
                 Severity.DAMAGE,
                 segment.path,
-                f"it begins below offset {self.expected_offset}, where the segment before it ends",
-                "which of the two a reader gets is undefined",
+                f"begins below offset {self.expected_offset}, where the segment before it ends",
+                "it is undefined from which of the two segments a reader gets the records",
             )
 
     def is_durable(self, segment: Segment, position: int) -> bool:
-        """Whether the bytes at `position` are below the checkpoint, where nothing may be torn. False without one."""
+        """Whether the bytes at `position` are below the checkpoint, and so were durable; False without a checkpoint."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             return False
@@ -439,7 +454,7 @@ class Inspection:
             path,
             f"{size - position} bytes from {position} on are after a damaged position: {_describe(found)}"
             if kept
-            else f"{size - position} bytes from {position} on are no complete batch",
+            else f"{size - position} bytes from {position} on contain no complete batch",
             "they were not known to be durable, and may have been acknowledged; the next start truncates them and "
             "copies them to a quarantine file"
             if kept
@@ -449,7 +464,7 @@ class Inspection:
         )
 
     def add_bad_range(self, start: int, end: int, *, torn: bool = False) -> None:
-        """Record a bad range of the current segment, for the map of the log."""
+        """Add a bad range; `start` and `end` are positions in the current segment."""
         self.report.add_bad_range(self.preceding_bytes + start, self.preceding_bytes + end, torn=torn)
 
 
@@ -462,10 +477,11 @@ def _describe(found: FoundBatches) -> str:
 
 
 class _SegmentInspection:
-    """Inspection of one segment: its batches against each other, and its index against them.
+    """Inspection of one segment: compares its batches with each other, and its index with the batches.
 
-    It receives the ranges of the segment in order and adds its findings to the inspection's report. The CRC of a batch
-    does not cover offsets and leader epochs, so their order is the only evidence of damage to them.
+    It receives the scanned ranges of the segment in order and adds its findings to the inspection's report. The CRC of
+    a batch does not cover its offset and leader epoch, so damage to these shows only in their order. `next_base_offset`
+    is the base offset of the next segment; None for the active segment.
     """
 
     def __init__(self, inspection: Inspection, segment: Segment, following: int | None) -> None:
@@ -480,7 +496,7 @@ class _SegmentInspection:
         self.index_wrong = ""
         self.has_damage = False
         self.pending: tuple[ScannedRange, int] | None = None
-        """A damaged range and its first offset; its last offset is known when the next intact batch is found."""
+        """The last damaged range and its first offset, until the next intact batch shows its end offset."""
 
     def check_batch(self, position: int, header: BatchHeader) -> None:
         """Check offset, leader epoch and index entry of a batch with a valid CRC."""
@@ -518,7 +534,7 @@ class _SegmentInspection:
         )
 
     def _check_epoch(self, position: int, offset: int, header: BatchHeader) -> None:
-        """`offset` is the expected base offset; compaction may have removed the end of an epoch before it."""
+        """Check that the leader epoch of the batch with the base offset `offset` is known and does not decrease."""
         inspection = self.inspection
         known = inspection.epochs.epoch_for_offset(offset) if inspection.epochs is not None else -1
         wrong = (
@@ -529,7 +545,7 @@ class _SegmentInspection:
             inspection.found_epochs.assign(header.leader_epoch, self.end_offset)
             return
         if not inspection.is_durable(self.segment, position):
-            return  # recovery decides
+            return  # above the checkpoint recovery checks the leader epoch
         inspection.report.add(
             Finding(
                 Severity.DAMAGE,
@@ -545,7 +561,7 @@ class _SegmentInspection:
         )
 
     def _check_entry(self, position: int, base: int, header: BatchHeader) -> None:
-        """Check that the index's entries are existing batches."""
+        """Check that the entries of the index up to `position` describe existing batches."""
         entry = self.entry
         if entry is not None and entry[1] == position:
             expected = (base - self.segment.base_offset, position, self.index.max_timestamp_ms)
@@ -554,12 +570,15 @@ class _SegmentInspection:
             self.entry = next(self.entries, None)
         elif entry is not None and entry[1] < position:
             if not self.has_damage:
-                self.index_wrong = self.index_wrong or f"it names position {entry[1]}, where no batch begins"
+                self.index_wrong = (
+                    self.index_wrong or f"it has an entry for {entry[1]}, where no batch begins"
+                )
             while self.entry is not None and self.entry[1] < position + header.size:
                 self.entry = next(self.entries, None)
 
     def record_damaged_range(self, scanned: ScannedRange) -> bool:
-        """Record bytes that are no intact batch. False if the segment ends before them."""
+        """Record a range without an intact batch. Returns False if it is the end of the log: a torn tail or
+        preallocated zeros."""
         inspection, segment = self.inspection, self.segment
         if self.pending is not None:
             self._end_pending(self.end_offset)
@@ -590,9 +609,9 @@ class _SegmentInspection:
         end = max(next_offset, first)
         self.end_offset = end
         reachable = (
-            "all others can be"
+            "all other records can be read"
             if scanned.problem.startswith("the CRC")
-            else "those after it only by their offset"
+            else "later records of the segment only by a read from their offset"
         )
         self.inspection.report.add(
             Finding(
@@ -607,7 +626,7 @@ class _SegmentInspection:
         )
 
     def finish(self) -> None:
-        """Check, after the last range, that the segment ends where it should and that its index matches."""
+        """Check, after the last range, the end offset of the segment and its index."""
         inspection = self.inspection
         if self.pending is not None:
             checkpoint = inspection.checkpoint
@@ -640,8 +659,8 @@ class _SegmentInspection:
             Finding(
                 Severity.DAMAGE,
                 self.segment.path,
-                f"it ends at offset {self.end_offset}, the next one begins at {following}",
-                f"{describe_records(self.end_offset, following)} are gone",
+                f"ends at offset {self.end_offset}, but the next segment begins at {following}",
+                f"{describe_records(self.end_offset, following)} are lost",
                 self.end_offset,
                 following,
                 self.segment.size,

@@ -1,11 +1,11 @@
 """Leader-epoch cache of one log: which leader epoch wrote which offsets (KIP-101, KIP-279).
 
-A list of (epoch, start offset), both increasing: an epoch has the offsets from its start to the start of the next
-entry. A follower uses it to find the offset at which its log diverges from the leader's.
+An entry is (epoch, start offset). An epoch wrote the offsets from its start offset up to the start offset of the next
+entry. A follower uses the cache to find the offset at which its log diverges from the leader's.
 
-Invariants: epochs and start offsets grow strictly from entry to entry (an epoch that wrote nothing is replaced by the
-next one at the same offset). Below the log's durable end the file holds every entry; above it, recovery reads them from
-the batches themselves.
+Invariants: epochs and start offsets increase strictly from entry to entry (an epoch that wrote nothing is replaced by
+the next one at the same offset). The epochs file contains every entry below the log's durable end; recovery reads the
+later entries from the batches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENTRY = struct.Struct(">iq")
 
 
 class LeaderEpochCache:
-    """The leader epochs of one log. `latest_epoch` is the newest epoch, -1 when there is none yet."""
+    """The leader epochs of one log (Kafka: LeaderEpochFileCache). `latest_epoch` is -1 if there is no entry."""
 
     __slots__ = ("_epochs", "_starts", "latest_epoch")
 
@@ -40,11 +40,11 @@ class LeaderEpochCache:
             self.assign(epoch, start)
 
     def entries(self) -> list[tuple[int, int]]:
-        """All (epoch, start offset), oldest first."""
+        """All entries, (epoch, start offset), oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Record that `epoch` starts at `start_offset`. False for older or equal epochs, which change nothing."""
+        """Record that `epoch` starts at `start_offset`. Returns False, without effect, if it is not a newer epoch."""
         if epoch <= self.latest_epoch:
             return False
         while self._starts and self._starts[-1] >= start_offset:
@@ -56,7 +56,7 @@ class LeaderEpochCache:
         return True
 
     def epoch_for_offset(self, offset: int) -> int:
-        """The epoch that wrote `offset`; -1 if it is below the first entry."""
+        """The epoch that wrote the record at `offset`; -1 if `offset` is below the first entry."""
         found = -1
         for epoch, start in zip(self._epochs, self._starts, strict=True):
             if start > offset:
@@ -65,10 +65,10 @@ class LeaderEpochCache:
         return found
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(largest epoch at or below the requested one, its end offset), as in OffsetForLeaderEpoch (KIP-279).
+        """(largest known epoch at or below `epoch`, its end offset), as OffsetForLeaderEpoch requires (KIP-279).
 
-        (-1, -1) if the cache is empty or the requested epoch is newer than all. For an epoch older than all the result
-        is that epoch and the first start offset: it wrote nothing that this log has.
+        The result is (-1, -1) if the cache is empty or `epoch` is newer than all entries. If `epoch` is older than all
+        entries, the result is `epoch` and the first start offset: this log has no record of `epoch`.
         """
         if epoch < 0 or epoch > self.latest_epoch or not self._epochs:
             return UNDEFINED_EPOCH_AND_OFFSET
@@ -82,7 +82,7 @@ class LeaderEpochCache:
         return UNDEFINED_EPOCH_AND_OFFSET
 
     def truncate_to(self, end_offset: int) -> bool:
-        """Remove the epochs that begin at or above the new end. True if there were any."""
+        """Remove the entries that start at or above `end_offset`. Returns whether there were any."""
         before = len(self._epochs)
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
@@ -91,7 +91,7 @@ class LeaderEpochCache:
         return len(self._epochs) != before
 
     def trim_to(self, start_offset: int) -> None:
-        """Remove the epochs that ended at or below the new start."""
+        """Remove the entries whose epochs ended at or below the new log start offset."""
         while len(self._starts) > 1 and self._starts[1] <= start_offset:
             del self._starts[0], self._epochs[0]
 
@@ -103,7 +103,7 @@ class LeaderEpochCache:
 
 
 def load_leader_epochs(disk: Disk, path: str) -> LeaderEpochCache | None:
-    """Read an epochs file; None when it is missing or damaged."""
+    """Read the epochs file at `path`; None if it is missing or damaged."""
     payload = read_checksummed(disk, path, EPOCHS_MAGIC, EPOCHS_VERSION)
     if payload is None or len(payload) % _ENTRY.size:
         return None

@@ -1,22 +1,24 @@
 """One log: an append-only sequence of record batches on disk, divided into segments.
 
-Owns the directory of one partition: segments, their indexes, the leader epochs and the checkpoint. Offsets are assigned
-here and nowhere else.
+Owns the directory of one partition: segments, their indexes, the leader epochs and the checkpoint. Only the log of the
+partition's leader assigns offsets.
 
 Invariants:
-* `start_offset <= durable_end_offset <= end_offset`; all offsets between start and end are present, in order.
-* `durable_end_offset` is an end that a *finished* sync covers, read when that sync started. It only increases, except
-  through `truncate_to`. `durable_start_offset` is a start that is on disk: no recovery finds records below it.
+* `start_offset <= durable_end_offset <= end_offset`; all offsets between start and end are present, in order, except
+  the gaps that compaction leaves below `sparse_end_offset`.
+* `durable_end_offset` was the end offset when a sync started that has *finished*. It only increases, except through
+  `truncate_to` and `reset_to`. `durable_start_offset` is a start offset that is on disk: recovery finds no records
+  below it.
 * A batch is written with one system call, at the end of the active segment. When the next segment is created, the
   active one is closed and never appended to again; its file then ends where its last batch ends. The file of the active
-  segment may be longer: it is preallocated in steps, and zeros are not a batch. A sync that does not have to record a
-  new length takes a third less time.
-* After a failed write that could not be undone, or a failed sync, `failure` is set and every later append is refused:
-  after a failed fsync the page cache no longer shows which bytes are on disk, so a retry would report success for lost
-  bytes.
+  segment may be longer, because it is preallocated with zeros. A sync that does not have to record a new file length
+  takes a third less time.
+* After a failed write that could not be undone, or a failed sync, `failure` is set and the log refuses every later
+  append. After a failed fsync the page cache no longer shows which bytes are on disk, so a second fsync would report
+  success for lost bytes.
 
-All methods belong to one thread (the broker's loop); only `FlushJob.run` and `MaintenanceJob.run` (see `flush_jobs`)
-run on another thread, on values taken here.
+All methods are called on the broker's event loop. Only `FlushJob.run` and `MaintenanceJob.run` (see `flush_state`) run
+on another thread; they do not access the `Log`.
 """
 
 from __future__ import annotations
@@ -84,24 +86,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
 
-READ_POSITIONS_MAX = 64  # positions of sequential readers that one log remembers
+READ_POSITIONS_MAX = 64
+"""Maximum number of positions of sequential readers that one log caches."""
+
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 CHECK_BYTES_MAX = 256 << 10
-"""A read verifies about so many bytes itself, at most `CHECK_BATCHES_MAX` batches; the others are left to another
-thread."""
+"""Approximate number of bytes that a read verifies on the event loop, in at most `CHECK_BATCHES_MAX` batches; another
+thread verifies the rest."""
 
 CHECK_LARGE_BYTES_MAX = 1 << 20
-"""The same for batches of at least `CHECK_LARGE_BATCH_BYTES_MIN`: verifying them takes less time than a hand-over."""
+"""The same limit for batches of at least `CHECK_LARGE_BATCH_BYTES_MIN`, which take less time to verify than a switch to
+another thread."""
 
 CHECK_LARGE_BATCH_BYTES_MIN = 64 << 10
 CHECK_BATCHES_MAX = 128
 LARGE_BATCH_BYTES_MIN = 1 << 20
-"""A batch of this size is verified on another thread only."""
+"""A batch of at least this size is never verified on the event loop."""
 
 _ROLL_TIME_UNKNOWN = -math.inf
-"""Roll time of the active segment of a log that was just opened: the first append determines it."""
+"""Value of `_roll_at` after the log was opened. The first append computes the actual time."""
 
-_PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: what the broker fills in
+_PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: the fields that the broker sets
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
 _NO_FILE_OPENED_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
@@ -110,7 +115,7 @@ logger = logging.getLogger(__name__)
 
 
 def _no_listener(_: object) -> None:
-    """Listener of a log that has none, or that is closed."""
+    """Default listener of a log, also after it was closed: does nothing."""
 
 
 class Log:
@@ -183,11 +188,11 @@ class Log:
         leader_epoch: int = -1,
         files: FileCache | None = None,
     ) -> Log:
-        """Open the log in `directory` (creating it when it is new) and recover it: see `recovery`.
+        """Open and recover the log in `directory`, or create one: see `mansio.storage.recovery`.
 
-        `leader_epoch` >= 0 is the epoch of the following appends. `files` is shared by all logs of a broker. Everything
-        the log holds on return is durable. Raises `CorruptLog` when durable records are damaged, `StorageError` when
-        the disk fails.
+        `leader_epoch` >= 0 is the epoch of the following appends. `files` is the cache that all logs of a broker share.
+        All records in the log are durable on return. Raises `CorruptLog` if durable records are damaged, `StorageError`
+        if the disk fails.
         """
         settings = settings or LogSettings()
         try:
@@ -203,20 +208,23 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all segments."""
+        """Total size of all segments in bytes, without preallocated space."""
         return sum(segment.size for segment in self._segments.segments)
 
     def segments(self) -> list[SegmentInfo]:
-        """All segments, oldest first."""
+        """Descriptions of all segments, oldest first."""
         return [*self.closed_segments(), self.active_segment()]
 
     def closed_segments(self) -> Iterator[SegmentInfo]:
-        """All segments except the active one, oldest first, computed lazily. The log must not change meanwhile."""
+        """Yield the descriptions of all segments except the active one, oldest first.
+
+        The log must not change while the iterator is in use.
+        """
         for segment in islice(self._segments.segments, len(self._segments.segments) - 1):
             yield segment_info(segment, self._disk, self._files)
 
     def active_segment(self) -> SegmentInfo:
-        """The newest segment, the one that is written to."""
+        """Description of the active segment, to which batches are appended."""
         return segment_info(self._active, self._disk, self._files)
 
     def segment_base_offsets(self) -> list[int]:
@@ -224,19 +232,19 @@ class Log:
         return [segment.base_offset for segment in self._segments.segments]
 
     def update_settings(self, settings: LogSettings) -> None:
-        """Use other settings from the next append on."""
+        """Replace the settings; the next append uses the new ones."""
         self._roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
         self._preallocation.limit(settings.segment_bytes)
         self.settings = settings
 
     def assign_leader_epoch(self, epoch: int) -> None:
-        """Use `epoch` for all records from the end of the log on. An epoch at or below the newest changes nothing."""
+        """Record that `epoch` starts at the current end of the log. No effect if `epoch` is not newer than the last."""
         if self.leader_epochs.assign(epoch, self.end_offset):
             self._flush_state.epochs_dirty = True
 
     @property
     def needs_new_epoch(self) -> bool:
-        """Whether a recovery, this one or an earlier one, truncated the log and no leader epoch was started since."""
+        """Whether a recovery, now or at an earlier start, truncated the log and no leader epoch was started since."""
         return self._flush_state.needs_new_epoch
 
     def record_new_epoch(self) -> None:
@@ -246,7 +254,7 @@ class Log:
             self.on_maintenance_due()
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) as OffsetForLeaderEpoch requires: see `LeaderEpochCache.end_offset_for`."""
+        """(largest known epoch at or below `epoch`, its end offset): see `LeaderEpochCache.end_offset_for`."""
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
 
     # Appending
@@ -254,11 +262,11 @@ class Log:
     def append(
         self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, rewritten_header: bytes | None = None
     ) -> int:
-        """Append one whole, validated batch at the end; returns its base offset.
+        """Append one whole, validated batch; returns its base offset. The batch is not durable on return.
 
-        `rewritten_header` replaces the header of the batch (for log-append time). Nothing is durable yet.
-        Raises `StorageError` when the disk refuses. On a full disk the bytes written so far are removed and the log
-        stays in service; any other failure ends its service.
+        `rewritten_header` replaces the header of the batch (for log-append time). Raises `FencedLeaderEpoch` for an
+        older epoch, `StorageError` if the disk fails. On a full disk the partly written batch is removed and the log
+        accepts later appends; after any other disk error the log has failed (`failure`).
         """
         size = header.batch_length + 12
         active = self._active
@@ -294,7 +302,7 @@ class Log:
         return base_offset
 
     def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> Segment:
-        """Slow path of an append: refuse, start an epoch, roll or preallocate. Returns the segment to write to."""
+        """Slow path of an append: validate, start an epoch, roll or preallocate. Returns the segment to write to."""
         self._check_writable()
         if self._roll_at == _ROLL_TIME_UNKNOWN:
             self._roll_at = self._clock.monotonic() - self._active_age_s() + self.settings.segment_ms / 1000
@@ -325,8 +333,9 @@ class Log:
             raise StorageError(f"the log {self.directory} is closed")
 
     def _active_age_s(self) -> float:
-        """Age of the active segment by its first batch's timestamp (as in Kafka); 0 where that is unknown, `segment_ms`
-        at most.
+        """Age of the active segment in seconds: the time since its first batch's timestamp, as in Kafka.
+
+        The result is at most `segment_ms`, and 0 if the timestamp is unknown.
         """
         active = self._active
         if active.size < HEADER_BYTES:
@@ -334,14 +343,17 @@ class Log:
         try:
             header = read_header(read_exactly(self._files.file(active), HEADER_BYTES, 0))
         except StorageError:
-            return 0.0  # reported to the next reader of the segment
+            return 0.0  # the next reader of the segment gets the error
         if header.max_timestamp_ms < 0:
             return 0.0
         age_ms = self._clock.wall_ms() - header.max_timestamp_ms
         return min(max(age_ms, 0), self.settings.segment_ms) / 1000
 
     def _append_failed(self, error: OSError, position: int) -> StorageError:
-        """The error for a failed write: on a full disk the write is undone, otherwise the log fails."""
+        """Handle a failed write at `position` and return the error to raise.
+
+        On a full disk the partly written bytes are removed; after any other error the log has failed.
+        """
         message = f"cannot write to {self._active.path}"
         if error.errno in DISK_FULL_ERRNOS:
             try:
@@ -352,7 +364,10 @@ class Log:
         return self.fail(error, message)
 
     def fail(self, error: BaseException, message: str) -> StorageError:
-        """Refuse all further writes; the listener is called once. Returns the error to raise."""
+        """Set `failure`, so that the log refuses all further writes, and call `on_failure`. Returns the error to raise.
+
+        No effect on a log that has failed already: its first failure is returned.
+        """
         if self.failure is None:
             failure = StorageError(f"{message}: {error}")
             failure.__cause__ = error
@@ -361,9 +376,10 @@ class Log:
         return self.failure
 
     def roll(self) -> bool:
-        """Close the active segment now, so that retention and compaction can see it. False when it is empty.
+        """Close the active segment now, so that retention and compaction can include it. Returns False if it is empty.
 
-        The new segment has to be synced: request it from `GroupCommit`. Raises `StorageError` as `append` does.
+        The caller then requests a flush of the log from `GroupCommit`, which makes the new segment durable. Raises
+        `StorageError` as `append` does.
         """
         self._check_writable()
         if self.end_offset == self._active.base_offset:
@@ -372,9 +388,9 @@ class Log:
         return True
 
     def _roll(self, now: float) -> None:
-        """Close the active segment and create the next one; on failure the log is unchanged, or its service ends.
+        """Close the active segment and create the next one. After an error the log is unchanged, or it has failed.
 
-        The old segment is synced before an end in the new one counts as durable.
+        Flush jobs sync the old segment before the new one, so no end offset in the new segment is durable earlier.
         """
         segment = Segment(self.directory, self.end_offset)
         message = f"cannot create the segment {segment.path}"
@@ -402,12 +418,14 @@ class Log:
 
     # Appending as a follower
     #
-    # The leader assigned the offsets and stamped its epoch into each batch; both are kept. Where its log was compacted
-    # there are gaps between its batches and within them, and the same gaps are here: they are allowed up to an end
-    # offset that is written to disk first, so that recovery does not take them for damage. Between two segments
-    # recovery accepts no gap: what is missing there may have been lost in a power failure.
+    # The leader has assigned the offsets and the leader epoch of each batch, and the follower keeps both. If the
+    # leader's log was compacted, there are gaps between its batches and within them, and the follower's log has the
+    # same gaps. They are allowed below `sparse_end_offset`, which is written to disk first, so that recovery does not
+    # treat them as damage. Recovery accepts no gap between two segments, because records that are missing there may
+    # have been lost in a power failure.
     #
-    # A batch is appended whole, checked and in order, or not at all; an epoch starts here no later than on the leader.
+    # A batch is appended as a whole, checked and in order, or not at all. No epoch starts at a higher offset in the
+    # follower's log than in the leader's.
 
     def append_as_follower(
         self, records: memoryview, headers: Sequence[BatchHeader], *, sparse_end_offset: int
@@ -431,7 +449,7 @@ class Log:
         return done
 
     def _contiguous_run(self, headers: Sequence[BatchHeader], first: int) -> tuple[int, int]:
-        """(number of batches from `first` on that one write can append, their bytes)."""
+        """(count, bytes) of the batches from index `first` on that one write can append."""
         header = headers[first]
         epoch, following, size = header.leader_epoch, header.last_offset + 1, header.size
         space = self.settings.segment_bytes - self._active.size
@@ -506,16 +524,14 @@ class Log:
         active.size = position
         self.end_offset = active.end_offset = last.last_offset + 1
 
-    def _allow_gaps(self, below: int) -> None:
-        """Record on disk, unless it is recorded, that offsets below `below` may be missing. Durable on return;
-        blocks.
-        """
+    def _allow_gaps(self, end_offset: int) -> None:
+        """Record in the compaction state, durably, that offsets below `end_offset` may be missing. Blocks."""
         if self.failure is not None:
             raise self.failure
-        if below > self.compaction.state.sparse_end_offset:
+        if end_offset > self.compaction.state.sparse_end_offset:
             if self.compaction.is_busy:
                 raise ConcurrentChange(f"{self.directory} is being compacted; append when that is done")
-            state = self.compaction.state._replace(sparse_end_offset=below)
+            state = self.compaction.state._replace(sparse_end_offset=end_offset)
             try:
                 write_state(self._disk, self.directory, state)
             except (OSError, DirectoryNotSynced) as error:
@@ -525,15 +541,15 @@ class Log:
                     raise StorageError(f"{message}: {error}") from error
                 raise self.fail(error, message) from error
             self.compaction.state = state
-        self._segments.sparse_end_offset = max(self._segments.sparse_end_offset, below)
+        self._segments.sparse_end_offset = max(self._segments.sparse_end_offset, end_offset)
 
     def _skip_to(self, offset: int) -> None:
-        """Continue at `offset`, after a gap wider than a segment may span, in a new segment that begins there. Blocks.
+        """Start a new segment at `offset`, after a gap that is wider than one segment can span. Blocks.
 
-        The checkpoint has to record it first: above the checkpoint recovery takes offsets missing between two segments
-        for lost.
+        A checkpoint at `offset` is written first: above the checkpoint recovery treats offsets that are missing between
+        two segments as lost.
         """
-        self._check_idle("append")
+        self._check_idle("append to")
         self.end_offset = self._active.end_offset = offset
         self._run_inline(self.prepare_flush(), self.finish_flush)
         self._run_inline(self.prepare_maintenance(), self.finish_maintenance)
@@ -546,10 +562,12 @@ class Log:
     # Reading
 
     def read(self, offset: int, max_bytes: int, limit_offset: int) -> LogSlice | None:
-        """Whole batches from the one that contains `offset` on, all below `limit_offset`, from one segment.
+        """The whole batches of one segment from the one that contains `offset` on, up to `limit_offset`.
 
-        At most `max_bytes`, but at least one batch. None when nothing is below the limit. Raises `OffsetOutOfRange`
-        below the start and above the end of the log.
+        The slice has at most `max_bytes`, but at least one batch. Returns None if there is no batch below
+        `limit_offset`. Raises `OffsetOutOfRange` if `offset` is below the start or above the end of the log,
+        `DamagedRange` if its batch is damaged, `VerificationPending` if the caller has to retry after a verification or
+        repair, `StorageError` if the disk fails.
         """
         end = self.end_offset
         if offset < self.start_offset or offset > end:
@@ -563,11 +581,13 @@ class Log:
         if segment.checked is not None:
             return self._read_checked(segment, offset, max_bytes, limit_offset)
         segment, position = known if known is not None else self._segments.locate(offset)
-        if position >= segment.size:  # remembered as the end of a segment that was active then
+        if (
+            position >= segment.size
+        ):  # the cached position was the end of the active segment, which was closed since
             segment, position = self._segments.locate(offset)
-            if position >= segment.size:  # compaction left nothing from here on
+            if position >= segment.size:  # compaction removed all batches from `offset` on
                 return None
-        if segment.checked is not None:  # a later one than that of `offset`, which compaction removed
+        if segment.checked is not None:  # compaction removed the batch of `offset`; this is a later segment
             return self._read_checked(segment, segment.base_offset, max_bytes, limit_offset)
         segment_end, stop = segment.end_offset, segment.size
         next_offset = segment_end
@@ -584,7 +604,7 @@ class Log:
                 segment, file, position, stop, max_bytes, next_offset
             )
         positions = self._read_positions
-        # One batch larger than asked for: only its own header gives its end, and it may be damaged.
+        # The end of a single batch larger than `max_bytes` is known only from its own header, which may be damaged.
         if next_offset not in positions and stop - position <= max_bytes:
             if len(positions) >= READ_POSITIONS_MAX:
                 del positions[next(iter(positions))]
@@ -595,10 +615,10 @@ class Log:
     def read_range(
         self, first_offset: int, last_offset: int, max_bytes: int, limit_offset: int
     ) -> LogSlice | None:
-        """The whole batches that contain `first_offset` to `last_offset`, from one segment; raises what `read` raises.
+        """The whole batches of one segment that contain `first_offset` to `last_offset`. Raises as `read` does.
 
-        At most `max_bytes`, but at least one batch; so it may end early. Its `next_offset` follows its last batch.
-        Where compaction removed the whole range it is the batch that follows.
+        The slice has at most `max_bytes`, but at least one batch, so it may end before `last_offset`; its `next_offset`
+        follows its last batch. If compaction removed all records of the range, the slice is the next batch after it.
         """
         partly_read = self._read_positions.partly_read
         if partly_read is not None and partly_read.first_offset <= first_offset:
@@ -636,14 +656,14 @@ class Log:
         return found
 
     def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
-        """The headers of all batches from the one that contains `from_offset` to the current end.
+        """The headers of all batches from the one that contains `from_offset` up to the current end of the log.
 
         Damaged batches in closed segments are logged and skipped.
         """
         return (header for _, _, header in self._walk(from_offset, skip_damaged=True))
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
-        """The bytes of all batches from the one that contains `from_offset` to the current end."""
+        """The bytes of all batches from the one that contains `from_offset` up to the current end of the log."""
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
@@ -656,10 +676,10 @@ class Log:
         return self._segments.walk(from_offset, skip_damaged=skip_damaged)
 
     def verify(self) -> int:
-        """Read and check everything the log holds; the number of batches. Raises `CorruptLog` at the first damage.
+        """Read and check all batches of the log; returns their number. Raises `CorruptLog` at the first damage.
 
-        It checks what a reader cannot: that offsets follow each other and that leader epochs are the known ones
-        (neither is covered by a batch's CRC). It blocks for as long as reading the log takes: not for a broker's loop.
+        Also checks that offsets are contiguous and that the leader epochs match the leader-epoch cache, which the CRC
+        of a batch does not cover. Blocks while it reads the whole log, so it must not be called on the event loop.
         """
         count = 0
         for segment in self._segments.segments:
@@ -672,8 +692,9 @@ class Log:
         return count
 
     def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp in ms, leader epoch) of the first record at or after a timestamp; None when there is
-        none.
+        """(offset, timestamp in ms, leader epoch) of the first record at or after `timestamp_ms`.
+
+        Only records below `limit_offset` count. None if there is no such record.
         """
         return timestamp_search.offset_for_time(
             self._segments,
@@ -685,7 +706,10 @@ class Log:
         )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734)."""
+        """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734).
+
+        Only records below `limit_offset` count. None if there is no record.
+        """
         return timestamp_search.max_timestamp(
             self._segments,
             self._files,
@@ -699,10 +723,10 @@ class Log:
     def _read_checked(
         self, segment: Segment, offset: int, max_bytes: int, limit_offset: int
     ) -> LogSlice | None:
-        """`read` from a segment of which not everything is verified: of the batches in one intact range.
+        """Implementation of `read` for a segment that is not completely verified: reads within one intact range.
 
-        Raises `DamagedRange`, and `VerificationPending` while `on_check_due` has more checked than is done here, or
-        while a repair is pending.
+        Raises `DamagedRange`, and `VerificationPending` while another thread verifies the batch of `offset` or while a
+        repair is pending.
         """
         checked = segment.checked
         assert checked is not None
@@ -721,7 +745,7 @@ class Log:
             position, _ = self._segments.batch_position_within(
                 segment, offset, found.position, stop, next_offset
             )
-        if position >= stop:  # compaction left nothing from here on
+        if position >= stop:  # compaction removed all batches of this segment from `offset` on
             self._segments.raise_if_segments_missing(segment, offset)
             if segment is self._active:
                 return None
@@ -747,7 +771,9 @@ class Log:
             and self.on_check_due is not None
             and checked.find(next_offset) is None
         ):
-            self.on_check_due(segment, next_offset)  # it would have returned more
+            self.on_check_due(
+                segment, next_offset
+            )  # the slice is short because the next batches are not verified
         positions = self._read_positions
         if next_offset not in positions and next_offset < segment.end_offset:
             if len(positions) >= READ_POSITIONS_MAX:
@@ -758,7 +784,10 @@ class Log:
     def _check_now(
         self, segment: Segment, checked: CheckedRanges, offset: int, max_bytes: int
     ) -> CheckedRange:
-        """The checked range that contains `offset`, after a check of as much as may delay other requests."""
+        """Check batches from `offset` on, within the limits for the event loop; returns the range with `offset`.
+
+        Raises `VerificationPending` if the batch of `offset` exceeds these limits.
+        """
         if checked.error is not None:
             error, checked.error = checked.error, None
             raise error
@@ -785,7 +814,9 @@ class Log:
             except StorageError as error:
                 if inline or not is_unreadable(error):
                     raise
-                result = CheckResult([], task.position, task.offset, done=False)  # for the other thread
+                result = CheckResult(
+                    [], task.position, task.offset, done=False
+                )  # another thread repeats the check
             self.record_check(segment, result)
             if inline and not result.ranges:
                 raise CorruptLog(f"{segment.path} has no batch at {task.position}, where one should begin")
@@ -795,26 +826,29 @@ class Log:
         return found
 
     def _size_at(self, file: DiskFile, position: int) -> int:
-        """Size of the batch at `position` according to its header; `LARGE_BATCH_BYTES_MIN` if it cannot be read. Raises
-        `StorageError`."""
+        """Size of the batch at `position` in bytes, from its header. Raises `StorageError`.
+
+        Returns `LARGE_BATCH_BYTES_MIN` if the disk cannot read the header.
+        """
         try:
             return read_header(read_exactly(file, HEADER_BYTES, position)).size
         except StorageError as error:
             if not is_unreadable(error):
                 raise
-            return LARGE_BATCH_BYTES_MIN  # the other thread finds out how much is unreadable
+            return LARGE_BATCH_BYTES_MIN  # so that another thread determines how much is unreadable
 
     def check_task(self, segment: Segment, offset: int, *, with_index: bool) -> tuple[DiskFile, CheckTask]:
-        """The file of a segment, and what to check of it for a reader at `offset`, which is not checked.
+        """The file of a segment, and the task that checks the batch of `offset`, which no checked range contains.
 
-        `with_index`: with the entries of the index, which are needed to delimit damage. Raises `StorageError`.
+        `with_index`: the task includes the entries of the index, which are needed to delimit damage. Raises
+        `StorageError`.
         """
         checked = segment.checked
         assert checked is not None
         index, base = self._files.index(segment), segment.base_offset
         relative, position = index.entry_before_position(index.position_before_offset(offset - base))
         start = base + relative
-        if start > offset:  # the first batch of a compacted segment begins above it
+        if start > offset:  # the first batch of a compacted segment begins above `offset`
             position, start = 0, base
         before = checked.range_before(offset)
         if before is not None and before.end_offset >= start:
@@ -837,8 +871,7 @@ class Log:
         return self._files.file(segment), task
 
     def record_check(self, segment: Segment, result: CheckResult) -> None:
-        """Record what a check found; `on_damage` is called for each damaged range that reaches above the start of the
-        log."""
+        """Record the result of a check, and call `on_damage` for each damaged range above the start of the log."""
         checked = segment.checked
         if checked is None:
             return
@@ -850,22 +883,28 @@ class Log:
             segment.checked = None
 
     def record_check_failure(self, segment: Segment, error: StorageError) -> None:
-        """The disk failed while a segment was checked: nothing on disk counts as verified, and its next reader gets the
-        error."""
+        """Record that the disk failed while a segment was checked.
+
+        The batches that are on disk count as not verified, and the segment's next reader gets the error.
+        """
         self._forget_checks(segment)
         if segment.checked is not None:
             segment.checked.error = error
 
     def closed_segments_to_check(self) -> list[Segment]:
-        """The closed segments, for a scrub."""
+        """The closed segments, oldest first, which the scrubber checks."""
         return self._segments.segments[:-1]
 
     def has_segment(self, segment: Segment) -> bool:
-        """Whether a segment is in the log and closed."""
+        """Whether a segment still belongs to the log and is closed."""
         return segment is not self._active and self._segments.contains((segment,))
 
     def scrub_task(self, segment: Segment, position: int, offset: int, *, with_index: bool) -> CheckTask:
-        """What to check of a closed segment from an anchor on, whatever is known about it. Raises `StorageError`."""
+        """The task that checks a closed segment from the anchor (`position`, `offset`) to its end.
+
+        Unlike `check_task` it ignores which ranges were checked before. `with_index`: see `check_task`. Raises
+        `StorageError`.
+        """
         entries = self._files.index(segment).entries() if with_index else ()
         base = segment.base_offset
         return CheckTask(
@@ -880,7 +919,7 @@ class Log:
         )
 
     def record_scrub(self, segment: Segment, result: CheckResult) -> None:
-        """Record what a scrub found in a closed segment."""
+        """Record the result of a scrub of a closed segment."""
         if segment.checked is None:
             if not any(found.damage for found in result.ranges):
                 return
@@ -892,8 +931,10 @@ class Log:
     # Repair of closed segments (see `repair`)
 
     def damaged_segments(self, offsets: Iterable[int] = ()) -> list[Segment]:
-        """The segments in which something at or above the start of the log is known to be damaged, and those that
-        contain `offsets` there; in order."""
+        """The segments with known damage, and those that contain one of `offsets`; in offset order.
+
+        Damage and offsets below the start of the log are ignored.
+        """
         suspects = {
             self._segments.segment_containing(offset)
             for offset in offsets
@@ -906,51 +947,55 @@ class Log:
         ]
 
     def first_damaged_offset(self, segment: Segment, offsets: Iterable[int]) -> int:
-        """The first offset that is known to be damaged in one of the `damaged_segments(offsets)`; if none is, the first
-        of `offsets` in it."""
+        """The first offset of `segment` that is known to be damaged; if there is none, the first of `offsets` in it.
+
+        `segment` is one of `damaged_segments(offsets)`.
+        """
         known = [found.offset for found in self._damaged_ranges(segment)] or [
             offset for offset in offsets if segment.base_offset <= offset < segment.end_offset
         ]
         return max(min(known, default=segment.base_offset), self.start_offset)
 
     def _damaged_ranges(self, segment: Segment) -> list[CheckedRange]:
-        """What is known to be damaged of a segment, above the start of the log."""
+        """The ranges of a segment that are known to be damaged and reach above the start of the log."""
         if segment.checked is None:
             return []
         return [found for found in segment.checked.damaged_ranges() if found.end_offset > self.start_offset]
 
     def is_active(self, segment: Segment) -> bool:
-        """Whether appends go to this segment."""
+        """Whether `segment` is the active segment, to which batches are appended."""
         return segment is self._active
 
     def is_sparse(self, segment: Segment) -> bool:
-        """Whether compaction may have left gaps in a segment."""
+        """Whether compaction may have left gaps between the offsets of a segment."""
         return segment.base_offset < self._segments.sparse_end_offset
 
     def segment_file(self, segment: Segment) -> DiskFile:
-        """The file of a segment. Raises `StorageError`."""
+        """The open file of a segment. Raises `StorageError`."""
         return self._files.file(segment)
 
     def begin_repair(self, segment: Segment) -> bool:
-        """Keep the segment in its place until `finish_repair`. False: not now; try again.
+        """Prevent other changes of a closed segment until `finish_repair`. Returns False if the caller has to retry.
 
-        As for compaction, no checkpoint on disk may name the segment, because its size may change.
+        As for compaction, no checkpoint on disk may refer to the segment, because its size may change.
         """
         if segment.end_offset > self.compaction.replaceable_end_offset:
             self.request_checkpoint()
             return False
         if self.compaction.is_busy or self.maintenance_running or self.repairing:
             return False
-        # Until the swap is done nobody may find the new file under the name of the old one. If the old one is missing,
-        # readers verify the new one as they would have verified the old one.
+        # Until `finish_repair` readers must use the old file, also after the copy got its name. If the old file is
+        # missing, readers verify the copy as they would have verified the old one.
         with contextlib.suppress(CorruptLog):
             segment.file = self._files.file(segment)
         self.repairing = True
         return True
 
     def finish_repair(self, segment: Segment, size: int, index: SparseIndex | None) -> None:
-        """Read the repaired file, which has the name of `segment` by now, from here on. `index` None: the repair
-        failed."""
+        """End a repair: replace `segment` by the repaired file, which already has its name.
+
+        `size` and `index` are those of the repaired file; `index` None: the repair failed and the segment stays.
+        """
         self.repairing = False
         if index is not None and not self.closed:
             new = Segment(self.directory, segment.base_offset, size)
@@ -964,12 +1009,12 @@ class Log:
             self.on_maintenance_due()
 
     def forget_checks(self, segment: Segment | None = None) -> None:
-        """Verify a segment, or everything, again on its next read."""
+        """Treat the stored batches of `segment`, or of all segments, as not verified: the next read verifies them."""
         for each in self._segments.segments if segment is None else (segment,):
             self._forget_checks(each)
 
     def forget_checks_at(self, offset: int) -> None:
-        """Verify the segment that contains `offset` again on its next read, unless damage is known there."""
+        """Call `forget_checks` for the segment that contains `offset`, unless `offset` is known to be damaged."""
         segment = self._segments.segment_containing(offset)
         known = segment.checked.find(offset) if segment.checked is not None else None
         if known is None or not known.damage:
@@ -987,7 +1032,10 @@ class Log:
     # Trimming and truncating
 
     def trim_to(self, offset: int) -> None:
-        """Delete the records below `offset`. Maintenance removes segments wholly below it once the start is on disk."""
+        """Raise the log start offset to `offset`: the records below it are deleted. Raises `OffsetOutOfRange`.
+
+        The next maintenance job writes the new start offset to disk, then removes the segments wholly below it.
+        """
         if offset > self.end_offset:
             raise OffsetOutOfRange(f"cannot trim to {offset}, the log ends at {self.end_offset}")
         if offset <= self.start_offset:
@@ -999,14 +1047,15 @@ class Log:
             self.on_maintenance_due()
 
     def _drop_trimmed(self) -> None:
-        """Remove segments wholly below the start from the list; while compaction swaps segments, after that swap."""
+        """Remove segments wholly below the start from the segment list, unless a swap or repair is running."""
         if not self.compaction.is_busy and not self.repairing:
             self._flush_state.record_trimmed_segments(self._segments.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
-        """Remove every batch that reaches to `offset` or beyond, as a follower does after a leader change (KIP-101).
+        """Remove every batch with a record at or above `offset`, as a follower does after a leader change (KIP-101).
 
-        Durable on return; blocks. Raises `ConcurrentChange` while a sync of this log runs (`unfinished_job_count`).
+        Durable on return; blocks. Raises `OffsetOutOfRange`, `ConcurrentChange` while a flush job, compaction or repair
+        of this log runs, `StorageError` if the disk fails.
         """
         if self.failure is not None:
             raise self.failure
@@ -1029,14 +1078,16 @@ class Log:
 
     def _check_idle(self, action: str) -> None:
         if self.unfinished_job_count or self.compaction.is_busy or self.repairing:
-            raise ConcurrentChange(f"{self.directory} is being synced; {action} when that is done")
+            raise ConcurrentChange(
+                f"cannot {action} {self.directory} while a flush, compaction or repair runs"
+            )
 
     def _truncate_files(self, segment: Segment, position: int, end_offset: int) -> None:
-        """Shorten the log to `position` of `segment`, where `end_offset` is; that segment becomes the active one.
+        """Truncate the log to `end_offset`, which is at `position` of `segment`; that segment becomes the active one.
 
-        First the checkpoint is lowered (a checkpoint ahead of the log would be reported as loss by recovery), then
-        segments are removed, newest first, then the last one is shortened. A crash in between leaves a log that opens
-        with an earlier correct state. Blocks; raises `OSError`.
+        First the checkpoint is lowered (recovery would report a checkpoint ahead of the log as loss), then the later
+        segments are removed, newest first, then `segment` is truncated. A log that a crash interrupts in between can be
+        opened, with an end offset between the old and the new one. Blocks; raises `OSError`.
         """
         disk, directory, state = self._disk, self.directory, self._flush_state
         state.generation += 1
@@ -1063,8 +1114,8 @@ class Log:
         if self.leader_epochs.truncate_to(end_offset) or state.epochs_dirty:
             write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True)
         if end_offset > state.end_offset:
-            # The log was trimmed beyond its durable end, into a batch that was removed: only a checkpoint explains the
-            # gap.
+            # The log was trimmed beyond its durable end, to an offset in a batch that is removed now. The checkpoint
+            # shows recovery that no record is missing.
             state.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
         self._segments.drop_after(segment)
         segment.file, segment.index, segment.max_timestamp_ms = file, index, None
@@ -1073,15 +1124,15 @@ class Log:
         state.record_truncation(segment, position, end_offset)
 
     def reset_to(self, offset: int) -> None:
-        """Delete everything and continue at `offset`, empty (Kafka: truncateFullyAndStartAt). Durable on return;
-        blocks.
+        """Delete all records and start the empty log at `offset` (Kafka: truncateFullyAndStartAt).
 
-        A crash in between leaves a log that opens, empty, before or at the new start. Raises `ConcurrentChange` while a
-        sync of this log runs (`unfinished_job_count`), and `StorageError`, with which the log has failed.
+        Durable on return; blocks. A log that a crash interrupts in between is empty, or still has its records. Raises
+        `ConcurrentChange` while a flush job, compaction or repair of this log runs, and `StorageError`, after which the
+        log has failed.
         """
         if self.failure is not None:
             raise self.failure
-        self._check_idle("reset it")
+        self._check_idle("reset")
         self._read_positions.clear()
         try:
             self._delete_records()
@@ -1090,10 +1141,11 @@ class Log:
             raise self.fail(error, f"cannot reset {self.directory}") from error
 
     def _delete_records(self) -> None:
-        """Leave nothing but a checkpoint with that content: recovery creates a new log that begins where this ended.
+        """Delete everything except a checkpoint of an empty log at the durable end offset.
 
-        The checkpoint is written first, or missing segments would be loss. Then the segments, in two steps: if the one
-        named by the checkpoint were gone while an earlier one is not, recovery would miss the records between them.
+        The checkpoint is written first, because recovery would report missing segments as loss. Then the segments are
+        removed in two steps: if the segment to which the checkpoint refers were removed before an earlier one, recovery
+        would report the records between them as lost.
         """
         disk, directory, state = self._disk, self.directory, self._flush_state
         state.generation += 1
@@ -1115,7 +1167,7 @@ class Log:
         write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", LeaderEpochCache().encode(), durable=True)
 
     def _restart_at(self, offset: int) -> None:
-        """Give an empty log a new start: the checkpoint, then a segment, in the order in which a log is created."""
+        """Start an empty log at `offset`: write the checkpoint, then create a segment, as for a new log."""
         disk, state = self._disk, self._flush_state
         checkpoint = Checkpoint(
             state.checkpoint.sequence + 1, offset, offset, 0, offset, state.needs_new_epoch
@@ -1135,10 +1187,10 @@ class Log:
         self.start_offset = self.durable_start_offset = self.end_offset = self.durable_end_offset = offset
         self._roll_at = self._clock.monotonic() + self.settings.segment_ms / 1000
 
-    # Flushing: the values that `GroupCommit` passes to its thread, and their results
+    # Flushing: the jobs that `GroupCommit` runs on its thread, and their results
 
     def prepare_flush(self) -> FlushJob | None:
-        """The job that makes the log durable up to its current end; None when it is durable."""
+        """The job that makes the log durable up to its current end; None if it is durable, closed or has failed."""
         if self.failure is not None or self.closed:
             return None
         job = self._flush_state.prepare_sync(self._active, self.leader_epochs)
@@ -1147,8 +1199,9 @@ class Log:
         return job
 
     def finish_flush(self, job: FlushJob, error: BaseException | None) -> None:
-        """Record the result of a sync and call the listeners. `LogDiskFull`: nothing was synced, the next sync does
-        it.
+        """Record the result of a flush job and call `on_durable` or `on_failure`.
+
+        After `LogDiskFull` nothing was synced, and the next flush job includes the same work.
         """
         self.unfinished_job_count -= 1
         if isinstance(error, LogDiskFull):
@@ -1162,13 +1215,13 @@ class Log:
             self.on_durable(job.end_offset)
 
     def exclude_from_awaited_syncs(self) -> None:
-        """Do not count the next sync as one that a request waits for: see `Preallocation`."""
+        """Exclude the next sync from `Preallocation.awaited_syncs`, because no request waits for it."""
         self._preallocation.awaited_syncs -= 1
 
     @property
     def needs_maintenance(self) -> bool:
-        """Whether the checkpoint, indexes or timestamps on disk are older than the durable end of the log, or files of
-        deleted segments are to be removed."""
+        """Whether `prepare_maintenance` has work: the checkpoint, an index or the timestamps file on disk is older than
+        the durable part of the log, or files of deleted segments have to be removed."""
         return (
             self.failure is None
             and not self.closed
@@ -1177,11 +1230,15 @@ class Log:
 
     @property
     def checkpoint_lag_bytes(self) -> int:
-        """Approximate number of durable bytes that would be read and written again after a crash."""
+        """Approximate number of durable bytes above the checkpoint, which recovery would read and write again."""
         return self._flush_state.checkpoint_lag_bytes
 
     def prepare_maintenance(self, *, closing: bool = False) -> MaintenanceJob | None:
-        """The maintenance that is due: checkpoint, index files, removal of trimmed segments. None: nothing is due."""
+        """The job that writes the checkpoint and index files and removes trimmed segments; None if nothing is due.
+
+        `closing`: the job also saves the index of the active segment. While a compaction or repair changes the segments
+        the result is None, too.
+        """
         if self.compaction.is_busy or self.repairing:
             return None
         if not self.needs_maintenance and not (
@@ -1195,7 +1252,7 @@ class Log:
         )
 
     def finish_maintenance(self, job: MaintenanceJob, error: BaseException | None) -> None:
-        """Record the result of maintenance. `LogDiskFull`: it is due again."""
+        """Record the result of a maintenance job. After `LogDiskFull` the unfinished work is due again."""
         self.unfinished_job_count -= 1
         self.maintenance_running = False
         if isinstance(error, LogDiskFull):
@@ -1208,7 +1265,7 @@ class Log:
         self._disk_full_logged = False
         self._flush_state.record_checkpoint(job)
         self.durable_start_offset = max(self.durable_start_offset, job.checkpoint.start_offset)
-        # Only now: if the epochs were forgotten first, a crash could bring back records without theirs.
+        # Only after the checkpoint: otherwise a crash could restore records whose leader epochs were removed.
         self.leader_epochs.trim_to(job.checkpoint.start_offset)
         for due in job.indexes:
             if due.closed:
@@ -1218,13 +1275,16 @@ class Log:
             self.on_maintenance_due()
 
     def _log_disk_full(self, error: LogDiskFull) -> None:
-        """One line for each period of a full disk."""
+        """Log a warning once per period in which the disk is full."""
         if not self._disk_full_logged:
             logger.warning("log_disk_full", extra=fields(directory=self.directory, error=str(error)))
         self._disk_full_logged = True
 
     def sync(self) -> None:
-        """Make the log durable, blocking. A broker uses `GroupCommit` instead. Raises `StorageError`."""
+        """Make the log durable and write its checkpoint; blocks. A broker uses `GroupCommit` instead.
+
+        Raises `StorageError`.
+        """
         self._run_inline(self.prepare_flush(), self.finish_flush)
         self._run_inline(self.prepare_maintenance(), self.finish_maintenance)
 
@@ -1250,18 +1310,20 @@ class Log:
 
     @property
     def generation(self) -> int:
-        """Changes with each truncation, and when the log is closed: work prepared before has no effect."""
+        """Number that changes with each truncation and when the log is closed. Jobs of an older generation have no
+        effect."""
         return self._flush_state.generation
 
     def resume_after_compaction(self) -> None:
-        """Resume what had to wait for a segment swap, or for a change of the compaction state."""
+        """Allow maintenance and the removal of trimmed segments again, after a segment swap or a change of the
+        compaction state."""
         self.compaction.is_busy = False
         self._drop_trimmed()
         if self.on_maintenance_due is not None:
             self.on_maintenance_due()
 
     def request_checkpoint(self) -> None:
-        """Have a checkpoint written although the log did not move: compaction needs one that names newer segments."""
+        """Request a checkpoint that refers to the newest durable segment, so that older segments can be replaced."""
         self._flush_state.request_checkpoints()
         if self.on_maintenance_due is not None and self.needs_maintenance:
             self.on_maintenance_due()
@@ -1269,9 +1331,10 @@ class Log:
     # Closing
 
     def close(self, *, save: bool = True) -> None:
-        """Close the files. With `save` everything is made durable first, and the next recovery reads no batches.
+        """Close the files. With `save` all records are made durable first, and the next recovery reads no batches.
 
-        Safe, but less thorough, while a sync of this log still runs. Raises `StorageError` when saving fails.
+        While a flush job of this log runs, checkpoint and indexes are not saved; the next recovery then reads some
+        batches. Raises `StorageError` if saving fails; the log is closed nevertheless.
         """
         if self.closed:
             return
@@ -1291,20 +1354,21 @@ class Log:
             raise StorageError(f"cannot shorten {self._active.path}: {error}") from error
 
     def _release(self) -> None:
-        """Drop all files; an append takes the slow path, which refuses."""
+        """Close all files and mark the log as closed, so that appends are refused."""
         self.closed = True
         self._preallocation.limit(-1)
         self._read_positions.clear()
         self._flush_state.release()
-        # They refer back to the log: descriptors must not wait for the garbage collector.
+        # The listeners refer to the log; without the cycle its descriptors are closed at once.
         self.on_durable = self.on_failure = _no_listener
         self.on_check_due = self.on_damage = None
         for segment in self._segments.segments:
             self._files.evict(segment)
 
     def delete(self) -> None:
-        """Remove the log and everything in its directory. Raises `ConcurrentChange` while a sync of this log runs."""
-        self._check_idle("delete it")
+        """Remove the log and its directory. Raises `StorageError`, and `ConcurrentChange` while a flush job, compaction
+        or repair of this log runs."""
+        self._check_idle("delete")
         self._release()
         try:
             self._disk.remove_tree(self.directory)

@@ -1,14 +1,12 @@
-"""Preallocation of the active segment: how far its file extends beyond the last batch, and what fills that space
-(docs/adr/0007-preallocation.md).
+"""Preallocation of the active segment: extends its file beyond the last batch (docs/adr/0007-preallocation.md).
 
-A sync that only overwrites blocks which were written before does not use the file system's journal. A log whose batches
-are small and waited for is therefore extended with zeros written ahead; every other log with a hole, which costs
-nothing.
+A sync that overwrites only blocks that were written before does not use the file system's journal. If the batches of a
+log are small and requests wait for their syncs, the file is therefore extended by writing zeros. Otherwise it is
+extended by a hole, which takes no disk space.
 
 Invariants:
-* The file ends at `writable_bytes`, unless a limit lowered that, and never before its last batch.
-* Everything after the last batch reads as zeros. Zeros are written by the thread that appends, so they never overwrite
-  a batch.
+* The file ends at `writable_bytes`, unless `limit` lowered that value, and never before its last batch.
+* All bytes after the last batch are zeros. The thread that appends writes the zeros, so they never overwrite a batch.
 """
 
 from __future__ import annotations
@@ -24,20 +22,25 @@ if TYPE_CHECKING:
 PREALLOCATION_BYTES_MIN = 64 << 10  # a file is extended by its own size, between these bounds
 PREALLOCATION_BYTES_MAX = 1 << 20
 ZEROS_BYTES_MAX = 256 << 10
-"""Maximum number of zeros written ahead at a time; the next sync carries them, too."""
-SYNC_BYTES_MIN = 2 << 10  # below, most batches go into a block that has been written before, zeros or not
-SYNC_BYTES_MAX = 64 << 10  # above, the bytes themselves take most of the time, and zeros double them
+"""Maximum number of zeros written at a time. The next sync has to write them to disk, too."""
+SYNC_BYTES_MIN = 2 << 10
+"""Zeros are written only if an awaited sync covers at least this many bytes on average: smaller batches mostly share a
+block that was written before."""
+SYNC_BYTES_MAX = 64 << 10
+"""Zeros are written only if an awaited sync covers at most this many bytes on average: for larger batches the time to
+write the zeros exceeds the time that they save."""
 SYNCS_MIN = 2
+"""Number of awaited syncs since the last extension from which on zeros are written."""
 FREE_BYTES_MIN = 1 << 30
-"""With less free space on the disk no zeros are written: a hole takes no block."""
+"""With less free disk space no zeros are written, because a hole takes no disk space."""
 _ZEROS = bytes(ZEROS_BYTES_MAX)
 
 
 class Preallocation:
-    """Preallocated end of one log's active segment.
+    """Preallocation of one log's active segment.
 
-    `writable_bytes`: an append that ends above it takes the slow path. `awaited_syncs` counts the syncs that a request
-    waited for; the code that runs them increments it.
+    An append that ends above `writable_bytes` has to call `extend` first. `awaited_syncs` is the number of syncs for
+    which a request waited; `Log` updates it.
     """
 
     __slots__ = ("_awaited_syncs_before", "_file_bytes", "_size_before", "awaited_syncs", "writable_bytes")
@@ -47,16 +50,16 @@ class Preallocation:
         self.switch_segment(file_bytes)
 
     def switch_segment(self, file_bytes: int) -> None:
-        """Switch to another segment, whose file has `file_bytes` bytes."""
+        """Continue with another active segment, whose file has `file_bytes` bytes."""
         self._file_bytes = self.writable_bytes = self._size_before = file_bytes
         self._awaited_syncs_before = self.awaited_syncs
 
     def limit(self, writable_bytes: int) -> None:
-        """Lower `writable_bytes`, so that appends that end above it go through `Log._prepare_append`."""
+        """Lower `writable_bytes` to this value, so that appends that end above it call `Log._prepare_append`."""
         self.writable_bytes = min(self.writable_bytes, writable_bytes)
 
     def extend(self, disk: Disk, segment: Segment, needed_bytes: int, segment_bytes: int) -> None:
-        """Extend the file to `needed_bytes` and some more, up to the size of a segment. Raises `OSError`."""
+        """Extend the file beyond `needed_bytes`, to at most `segment_bytes` or `needed_bytes`. Raises `OSError`."""
         if needed_bytes <= self.writable_bytes:
             return
         zeros = self._zeros_are_faster(segment.size) and disk.free_bytes(segment.directory) >= FREE_BYTES_MIN
@@ -76,9 +79,9 @@ class Preallocation:
         return syncs >= SYNCS_MIN and SYNC_BYTES_MIN * syncs <= written <= SYNC_BYTES_MAX * syncs
 
     def _write_zeros(self, segment: Segment, position: int, end: int) -> bool:
-        """Write zeros from `position` (the bytes before it are about to be written) to `end`. False on a full disk.
+        """Write zeros from `position` to `end`; an append then writes the bytes before `position`.
 
-        Zeros that were written are removed then: records need the remaining space.
+        Returns False on a full disk; zeros that were written are removed, because records need the space.
         """
         try:
             segment.file.write_at([memoryview(_ZEROS)[: end - position]], position)  # type: ignore[union-attr]  # as above
@@ -90,11 +93,11 @@ class Preallocation:
         return True
 
     def release(self, segment: Segment) -> None:
-        """End the file where its last batch ends. Raises `OSError`."""
+        """Truncate the file to the end of its last batch. Raises `OSError`."""
         if self._file_bytes > segment.size:
             self.truncate(segment, segment.size)
 
     def truncate(self, segment: Segment, position: int) -> None:
-        """End the file at `position`, whatever follows it. Raises `OSError`."""
+        """Truncate the file to `position`. Raises `OSError`."""
         segment.file.truncate(position)  # type: ignore[union-attr]  # an active segment holds its file
         self._file_bytes = self.writable_bytes = position

@@ -1,14 +1,14 @@
 """Repair of a closed segment: a copy in which damaged batches are replaced by those of another replica.
 
-The copy is written beside the segment, verified as a whole, flushed, and renamed over it, so that a crash leaves either
-the old or the new file. Intact batches come from the segment itself, and what is missing in it is added: the length of
-the file may change, its offsets do not.
+The copy is written beside the segment, verified as a whole, flushed, and renamed over the segment, so that a crash
+leaves either the old or the new file. Intact batches are copied from the segment; missing and damaged ones come from
+another replica. The length of the file may change, its offsets do not.
 
 Only segments without gaps between offsets are repaired this way. Replicas are compacted independently, and a mixture of
-two compacted ones may contain a deleted key again.
+two compacted segments may contain a deleted key again.
 
-Invariant: nothing here changes a file that the log uses before `SegmentCopy.swap`. All methods but the constructor
-block; each works on one slice, on any thread.
+Invariant: no file that the log uses is changed before `SegmentCopy.swap`. All methods except the constructor do
+blocking I/O on at most one slice (`SLICE_BYTES`, `SLICE_BATCHES`) and may run on any thread.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 SLICE_BYTES: Final = 1 << 20
 SLICE_BATCHES: Final = 512
 SYNC_BYTES: Final = 4 << 20
-"""The copy is flushed in steps of this size, so that none of them holds up the thread."""
+"""The copy is flushed each time this many bytes were written, so that no flush blocks the thread for long."""
 
 SEGMENT_BYTES_MAX: Final = (1 << 31) - 1
-"""A repaired segment is at most so large: segments that were lost after it become part of it."""
+"""Maximum size of a repaired segment. It may exceed segment.bytes, because it also replaces lost segments that followed
+it."""
 
 
 class SegmentCopy:
-    """The repaired copy of one segment. `size` bytes are written; `index` covers what was verified of them."""
+    """The repaired copy of one segment: `size` bytes were written; `index` describes the part that was verified."""
 
     def __init__(self, disk: Disk, segment: Segment, *, index_interval_bytes: int) -> None:
         self.size = 0
@@ -52,8 +53,9 @@ class SegmentCopy:
         self._checked_offset = segment.base_offset
 
     def copy_intact(self, source: DiskFile, task: CheckTask, *, delimit: bool) -> CheckResult:
-        """Copy the intact batches from the anchor of `task` on, as far as one slice goes: see `check_batches`. Raises
-        `StorageError`."""
+        """Copy the intact batches of `source` from the start position of `task` on, at most one slice.
+
+        Returns the result of the check, which shows where to continue: see `check_batches`. Raises `StorageError`."""
         result = check_batches(
             source, task, bytes_max=SLICE_BYTES, batches_max=SLICE_BATCHES, delimit=delimit
         )
@@ -64,12 +66,12 @@ class SegmentCopy:
                     for at in range(found.position, found.end_position, SLICE_BYTES):
                         self.add(read_exactly(source, min(SLICE_BYTES, found.end_position - at), at))
         except StorageError:
-            self.size = size  # the slice as a whole, or not at all
+            self.size = size  # a slice is copied as a whole or not at all
             raise
         return result
 
     def add(self, batches: Buffer) -> None:
-        """Append batches of another replica. Raises `StorageError`."""
+        """Append whole batches to the copy. Raises `StorageError`."""
         if self.size + len(batches) > SEGMENT_BYTES_MAX:
             raise StorageError(f"{self._segment.path} would have more than {SEGMENT_BYTES_MAX} bytes")
         try:
@@ -85,8 +87,10 @@ class SegmentCopy:
         self.size += len(batches)
 
     def verify(self, epochs: Sequence[tuple[int, int]], start_offset: int) -> bool:
-        """Verify the next slice of what was written; True when all of it is intact and, from `start_offset` of the log
-        on, complete. Raises `StorageError`."""
+        """Verify the next slice of the copy. Returns True when the whole copy is verified.
+
+        Raises `StorageError` if a batch is damaged, or if an offset at or above the log start offset `start_offset` is
+        missing."""
         file, segment, begin = self._file, self._segment, self._checked_position
         if file is None:
             raise StorageError(f"{segment.path} has no batch to repair it with")
@@ -102,12 +106,13 @@ class SegmentCopy:
         return result.done
 
     def is_name_missing(self) -> bool:
-        """Whether the segment has no file under its name any more, and is read through one that is still open."""
+        """Whether the segment's file was removed from the directory, so that only an open descriptor still reads it."""
         return not self._disk.exists(self._segment.path)
 
     def swap(self) -> None:
-        """Put the copy in the place of the segment, durably. Its index file goes first: it may belong to the old one.
-        Raises `OSError`."""
+        """Rename the copy over the segment, durably. Raises `OSError`.
+
+        The index file of the old segment is removed first, because it may not match the copy."""
         assert self._file is not None, "verify comes first"
         disk, segment = self._disk, self._segment
         self._file.truncate(self.size)
@@ -118,7 +123,7 @@ class SegmentCopy:
         disk.sync_directory(segment.directory)
 
     def abandon(self) -> None:
-        """Remove the copy. Raises `OSError`."""
+        """Remove the file of the copy, if there is one. Raises `OSError`."""
         self._file = None
         if self._disk.exists(self._path):
             self._disk.remove(self._path)

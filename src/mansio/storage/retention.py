@@ -1,8 +1,8 @@
 """Retention policy of one log (retention.ms, retention.bytes): a pure function over its segments.
 
 Invariants: retention deletes whole segments, oldest first, and nothing at or above the floor offset. The active segment
-is deleted only when all of it has expired by time, never by size. Only the segments that expire, and the first one that
-does not, are examined.
+is deleted only if all of its records are older than retention.ms, never because of its size. Only the expired segments
+and the first one that has not expired are examined.
 """
 
 from __future__ import annotations

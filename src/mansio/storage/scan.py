@@ -1,14 +1,14 @@
-"""Batches of a segment that may be damaged: validation up to the first damage, and a scan that continues after it.
+"""Validation of the batches in a segment that may be damaged.
 
-`checked_batches` and `verify_segment` validate batches in order: complete, contiguous, with a valid CRC. `scan` yields
-every intact batch, and every byte range that is none.
+`checked_batches` and `verify_segment` validate batches in order (complete, contiguous, with a valid CRC) and stop at
+the first damage.
 
-A reader stops at the first damage; the scan continues after it. If the length of a damaged batch leads to something
-that can be a batch, it continues there; otherwise it searches for the next position at which a whole batch with a valid
-CRC begins.
+`scan` continues after damage. It yields every intact batch, and every byte range that contains no intact batch. After a
+damaged batch it continues at the end of that batch, if the bytes there look like a batch; otherwise it searches for the
+next position at which a whole batch with a valid CRC begins.
 
-Invariants: the ranges cover the file from its beginning to `size`, without gaps, in order; nothing is written; memory
-is bounded by `CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the file claims.
+Invariants: the ranges cover the scanned bytes in order and without gaps; nothing is written; memory is bounded by
+`CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the file claims.
 """
 
 from __future__ import annotations
@@ -33,19 +33,22 @@ BATCH_BYTES_WHOLE_MAX = 8 << 20
 """The CRC of a larger batch is computed in pieces."""
 
 _MAGIC_POSITION = 16
-_CHECKED_FROM = 21  # what the CRC covers begins here
+_CHECKED_FROM = 21  # the CRC covers the bytes from this position of a batch on
 _CRC_POSITION = 17
 
 
 class ReadableFile(Protocol):
-    """What a scan needs of a file."""
+    """The part of `DiskFile` that `scan` uses."""
 
     def read_at(self, length: int, position: int) -> bytes:
-        """As that of `DiskFile`."""
+        """Read `length` bytes from `position`; fewer at the end of the file."""
 
 
 class ScannedRange(NamedTuple):
-    """`length` bytes of a segment from `position`: an intact batch (`header`), or a description of the `problem`."""
+    """`length` bytes of a segment from `position`: an intact batch with `header`, or no intact batch.
+
+    In the second case `header` is None and `problem` describes the damage.
+    """
 
     position: int
     length: int
@@ -54,7 +57,7 @@ class ScannedRange(NamedTuple):
 
 
 class _Window:
-    """Buffered view of a file that moves forward."""
+    """Buffered sequential view of a file's first `size` bytes, which counts the bytes it examines."""
 
     def __init__(
         self, file: ReadableFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
@@ -84,7 +87,10 @@ class _Window:
         return memoryview(self._chunk)[at : at + length]
 
     def find_magic(self, position: int) -> int:
-        """The next position from `position` on whose byte 16 is a batch's magic; -1 if there is none."""
+        """The first position at or after `position` at which a batch may begin; -1 if there is none.
+
+        A batch may begin where the byte at distance 16 is the magic number of record batches.
+        """
         while position + HEADER_BYTES <= self._size:
             self.view(position, HEADER_BYTES)
             at = position - self._start + _MAGIC_POSITION
@@ -105,10 +111,11 @@ def scan(
     position: int = 0,
     work_bytes_max: int | None = None,
 ) -> Iterator[ScannedRange]:
-    """The ranges of the bytes from `position` up to `size`, whose batches should be within [offset_min, end_offset).
+    """Yield the ranges of the bytes [position, size) of a file: intact batches, and ranges without an intact batch.
 
-    `on_bytes` is called with the number of bytes read. With `work_bytes_max` the scan ends, after a batch or before a
-    damaged range, when it has examined that many bytes, some of them more than once. Raises `OSError`.
+    A batch after damage is accepted only with an offset in [offset_min, end_offset). `on_bytes` is called with the
+    number of bytes of each read. With `work_bytes_max` the scan ends early when it has examined that many bytes; bytes
+    that are examined twice count twice. Raises `OSError`.
     """
     window = _Window(file, size, on_bytes, work_bytes_max)
     lowest = offset_min
@@ -127,7 +134,7 @@ def scan(
 
 
 def _batch_at(window: _Window, position: int, size: int) -> tuple[BatchHeader | None, str]:
-    """(header, problem of the batch or ""); no header where there cannot be one."""
+    """(header, problem) of the batch at `position`; "" if it is intact, header None if no batch can begin there."""
     data = window.view(position, HEADER_BYTES)
     if len(data) < HEADER_BYTES:
         return None, f"{size - position} stray bytes"
@@ -135,7 +142,7 @@ def _batch_at(window: _Window, position: int, size: int) -> tuple[BatchHeader | 
     if header.magic != BATCH_MAGIC or header.batch_length < HEADER_BYTES - PREFIX_BYTES:
         return None, "no batch begins here"
     if header.size > size - position:
-        return None, f"a batch of {header.size} bytes does not fit into the {size - position} that are left"
+        return None, f"a batch of {header.size} bytes does not fit into the remaining {size - position} bytes"
     if header.size > BATCH_BYTES_WHOLE_MAX:
         intact = _crc_in_pieces(window, position, header.size) == int.from_bytes(
             data[_CRC_POSITION:_CHECKED_FROM], "big"
@@ -182,9 +189,10 @@ def _next_batch(
 def checked_batches(
     file: DiskFile, position: int, size: int, sparse_end_offset: int = 0
 ) -> Iterator[tuple[int, BatchHeader | str]]:
-    """(position, header) of each complete and undamaged batch; (position, problem) if something else follows.
+    """Yield (position, header) of each batch of the bytes [position, size) of a file, up to the first damage.
 
-    Only below `sparse_end_offset` may a batch have fewer records than offsets.
+    At damage it yields (position, description of the problem) and ends. Only below `sparse_end_offset` may a batch have
+    fewer records than offsets.
     """
     chunk = b""
     chunk_start = position
@@ -222,24 +230,23 @@ def verify_segment(
     epochs: LeaderEpochCache,
     sparse_end_offset: int,
 ) -> int:
-    """Check all batches of a segment that should span [base_offset, end_offset). Returns their number.
+    """Check all batches of a segment that should span [base_offset, end_offset). Returns the number of batches.
 
-    Offsets must follow each other without a gap, except for gaps that end at or below `sparse_end_offset`. Raises
-    `CorruptLog`.
+    Offsets must be contiguous, except for gaps that end at or below `sparse_end_offset`. Raises `CorruptLog`.
     """
     count = 0
     offset = base_offset
     if file.size() < size:
-        raise CorruptLog(f"{file.path} has {file.size()} bytes, it should have {size}")
+        raise CorruptLog(f"{file.path} has {file.size()} bytes instead of {size}")
     for position, header in checked_batches(file, 0, size, sparse_end_offset):
         if isinstance(header, str):
             raise CorruptLog(f"{file.path} is damaged at {position}: {header}")
         if header.base_offset != offset and not offset < header.base_offset <= sparse_end_offset:
-            raise CorruptLog(f"{file.path} has offset {header.base_offset} at {position}, not {offset}")
+            raise CorruptLog(f"{file.path} has offset {header.base_offset} at {position} instead of {offset}")
         if epochs.epoch_for_offset(header.base_offset) not in (header.leader_epoch, -1):
             raise CorruptLog(f"{file.path} has leader epoch {header.leader_epoch} at {position}")
         offset = header.base_offset + header.last_offset_delta + 1
         count += 1
     if offset != end_offset and not offset < end_offset <= sparse_end_offset:
-        raise CorruptLog(f"{file.path} ends at offset {offset}, not {end_offset}")
+        raise CorruptLog(f"{file.path} ends at offset {offset} instead of {end_offset}")
     return count

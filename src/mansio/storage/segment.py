@@ -1,9 +1,9 @@
 """One segment: a file of whole batches, one after the other, and the iteration over its batch headers.
 
-Owns the names of a segment's files and the reading of batch headers from them.
+Defines the names of a segment's files and reads batch headers from them.
 
-Invariant: a walk never goes beyond the given bytes, never backwards, and raises `CorruptLog` instead of guessing where
-the next batch might begin.
+Invariant: `walk` reads only the given bytes, in order, and raises `CorruptLog` where no batch begins; it does not
+search for the next batch.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ PREFIX_BYTES = 12  # base offset and length, which a batch's length field does n
 
 
 class Segment:
-    """A segment of one log. `file` is held while the segment is written or not yet durable, `index` likewise.
-    `replaced`: compaction has removed it from the log; it keeps its file for current readers, and the index file of its
-    name belongs to another segment.
+    """A segment of one log.
 
-    `end_offset` and `size` are final once the segment is closed; for the active one the log updates `end_offset`.
-    `recorded_end_offset`: the end that the index of a closed segment was saved with, if that is below `end_offset`: the
-    segments between the two are missing.
-    `checked`: what is known about its batches; None if all are verified, as in a segment that this process wrote.
+    `size` (bytes) and `end_offset` are final once the segment is closed; `Log` updates them for the active segment.
+    `file` and `index` are set while the segment is active or not yet durable; otherwise `FileCache` provides them.
+    `max_timestamp_ms` is the largest timestamp; None if it has not been read yet.
+    `recorded_end_offset` is the end offset in the index file of a closed segment, if that is below `end_offset`: then
+    the segments between the two offsets are missing.
+    `replaced`: compaction or a repair has removed the segment from the log. Current readers continue with its file; the
+    index file of its name belongs to the segment that replaced it.
+    `checked`: the ranges whose batches were checked; None if all batches are verified, as in a segment that this
+    process wrote.
     """
 
     __slots__ = (
@@ -86,7 +89,7 @@ def segment_path(directory: str, base_offset: int) -> str:
 
 
 def base_offset_of(name: str) -> int | None:
-    """The base offset in a segment file's name; None for any other name."""
+    """The base offset that the file name of a segment contains; None if `name` is not such a file name."""
     stem, dot, suffix = name.partition(".")
     if dot + suffix != SEGMENT_SUFFIX or len(stem) != OFFSET_DIGITS or not stem.isdigit():
         return None
@@ -94,25 +97,25 @@ def base_offset_of(name: str) -> int | None:
 
 
 def remove_segment_files(disk: Disk, segment: Segment) -> None:
-    """Remove a segment and its index, if they exist. The index goes first: it is useless without the segment."""
+    """Remove the index file and then the file of a segment, if they exist. Raises `OSError`."""
     for path in (segment.index_path, segment.path):
         if disk.exists(path):
             disk.remove(path)
 
 
 def read_exactly(file: DiskFile, length: int, position: int) -> bytes:
-    """`length` bytes from `position`. Raises `CorruptLog` if the file ends before, `StorageError` if the disk fails."""
+    """Read `length` bytes from `position`. Raises `CorruptLog` if the file is too short, else `StorageError`."""
     try:
         data = file.read_at(length, position)
     except OSError as error:
         raise StorageError(f"cannot read {file.path} at {position}: {error}") from error
     if len(data) != length:
-        raise CorruptLog(f"{file.path} ends at {position + len(data)}, it should reach {position + length}")
+        raise CorruptLog(f"{file.path} ends at byte {position + len(data)} instead of {position + length}")
     return data
 
 
 def contains_only_zeros(file: DiskFile, position: int, end: int) -> bool:
-    """Whether [position, end) consists of preallocated zeros only. Raises as `read_exactly` does."""
+    """Whether all bytes [position, end) are zeros, as after preallocation. Raises the errors of `read_exactly`."""
     for at in range(position, end, ZEROS_CHUNK_BYTES):
         chunk = read_exactly(file, min(ZEROS_CHUNK_BYTES, end - at), at)
         if chunk.count(0) != len(chunk):
@@ -123,9 +126,10 @@ def contains_only_zeros(file: DiskFile, position: int, end: int) -> bool:
 def walk(
     file: DiskFile, position: int, end: int, lowest_offset: int, chunk_bytes: int = LOOKUP_CHUNK_BYTES
 ) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of every batch from `position` (a batch boundary) up to `end` bytes.
+    """Yield (position, header) of every batch between the byte positions `position` (a batch boundary) and `end`.
 
-    Reads headers only and skips over large batches. The first batch begins at `lowest_offset` or above.
+    Reads only headers and does not check CRCs. `lowest_offset` is the lowest valid offset of the first batch. Raises
+    `CorruptLog` where no batch begins, `StorageError` if the disk fails.
     """
     chunk = b""
     chunk_start = position

@@ -1,15 +1,14 @@
-"""The ordered segments of one log (Kafka: LogSegments), and the position of an offset in them.
+"""The segments of one log in offset order (Kafka: LogSegments), and the lookup of an offset's file position.
 
 Invariants:
-* There is at least one segment; the last is the active one. The others' sizes and ends are final, and each end offset
-  is the next segment's base offset.
+* There is at least one segment; the last one is active. The sizes and end offsets of the others are final, and each end
+  offset is the next segment's base offset.
 * `_max_timestamps[n]` is the largest timestamp in the closed segments with the indexes 1 to n + 1. Segment 0 is left
   out, because a trim may have deleted some of its records.
-* Below `sparse_end_offset` compaction may have left gaps between batches, and segments without any batch; an offset in
-  a gap leads to the next batch.
-* Segments that are removed from the list keep their files; the caller removes those.
-* `LogSlice` (a byte range of a file) and `SegmentInfo` (the description of a segment) never change, even if the log
-  does.
+* Below `sparse_end_offset` compaction may have left gaps between batches, and segments without any batch. The lookup of
+  an offset in a gap returns the next batch.
+* A segment that is removed from the list keeps its files; the caller removes them.
+* `LogSlice` (a byte range of a file) and `SegmentInfo` (the description of a segment) are immutable.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
 
 
 class LogSlice(NamedTuple):
-    """Whole batches as a byte range of one file: `length` bytes from `position`. The next read begins at `next_offset`.
+    """A byte range of one file that contains whole batches: `length` bytes from `position`.
 
-    Holding the slice keeps the file's descriptor valid, even when its segment is deleted meanwhile.
+    The next read continues at `next_offset`. As long as the slice exists the file stays open, even if its segment is
+    deleted.
     """
 
     file: DiskFile
@@ -43,7 +43,7 @@ class LogSlice(NamedTuple):
     next_offset: int
 
     def read(self) -> bytes:
-        """The bytes. Raises `StorageError` when the disk fails, `CorruptLog` when the file is shorter than it was."""
+        """Read the bytes of the slice. Raises `CorruptLog` if the file is too short, otherwise `StorageError`."""
         return read_exactly(self.file, self.length, self.position)
 
 
@@ -77,9 +77,10 @@ class ReadPositions(dict[int, tuple[Segment, int]]):
 
 
 class SegmentInfo(NamedTuple):
-    """Description of one segment. `max_timestamp_ms` is the largest timestamp in it (`NO_TIMESTAMP`: empty).
+    """Description of one segment, as it was when the description was made.
 
-    If no record has a timestamp it is the time of the file's last modification, as in Kafka.
+    `max_timestamp_ms` is the largest timestamp of its records, or `NO_TIMESTAMP` if the segment is empty. If no record
+    has a timestamp, it is the time of the file's last modification, as in Kafka.
     """
 
     base_offset: int
@@ -103,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentList:
-    """`segments` is changed only here."""
+    """The segments of one log in offset order; `active` is the last one. Only methods of this class change the list."""
 
     __slots__ = ("_bases", "_files", "_max_timestamps", "active", "segments", "sparse_end_offset")
 
@@ -116,13 +117,13 @@ class SegmentList:
         self._max_timestamps: list[int] = []
 
     def add(self, segment: Segment) -> None:
-        """Append a new active segment; the previous one is closed."""
+        """Append `segment` as the new active segment; the caller has closed the previous one."""
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
         self.active = segment
 
     def drop_below(self, offset: int) -> list[Segment]:
-        """Remove the closed segments that end at or below `offset`; returns them."""
+        """Remove and return the closed segments that end at or below `offset`."""
         keep = 0
         while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
             self._files.evict(self.segments[keep])
@@ -135,7 +136,7 @@ class SegmentList:
         return dropped
 
     def drop_after(self, segment: Segment) -> None:
-        """Remove everything after a segment, which becomes the active one."""
+        """Remove all segments after `segment`, which becomes the active one."""
         at = self.segments.index(segment) + 1
         for dropped in self.segments[at - 1 :]:
             self._files.evict(dropped)
@@ -144,7 +145,7 @@ class SegmentList:
         segment.recorded_end_offset = None
 
     def reset(self, segment: Segment) -> None:
-        """Replace all segments by this one."""
+        """Replace all segments by `segment`."""
         for dropped in self.segments:
             self._files.evict(dropped)
         self.segments[:], self._bases[:] = [segment], [segment.base_offset]
@@ -152,12 +153,12 @@ class SegmentList:
         self.active = segment
 
     def contains(self, segments: Sequence[Segment]) -> bool:
-        """Whether these adjacent segments are in the log."""
+        """Whether the adjacent `segments` are all in the list."""
         at = bisect_left(self._bases, segments[0].base_offset)
         return self.segments[at : at + len(segments)] == list(segments)
 
     def replace(self, old: Sequence[Segment], new: Segment) -> None:
-        """Replace some adjacent closed segments by `new`."""
+        """Replace the adjacent closed segments `old` by `new`."""
         at = self.segments.index(old[0])
         for segment in old:
             self._files.evict(segment)
@@ -166,21 +167,22 @@ class SegmentList:
         self._max_timestamps.clear()
 
     def segments_from(self, offset: int) -> list[Segment]:
-        """The segments from the one that contains `offset` on."""
+        """The segment that contains `offset`, and all later ones."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def segment_containing(self, offset: int) -> Segment:
-        """The segment that contains `offset`, which is in the log."""
+        """The segment that contains `offset`, which must not be below the log start offset."""
         return self.segments[bisect_right(self._bases, offset) - 1]
 
     def next_segment(self, segment: Segment) -> Segment:
-        """The segment after a closed one."""
+        """The segment after the closed segment `segment`."""
         return self.segments[bisect_right(self._bases, segment.base_offset)]
 
     def locate(self, offset: int) -> tuple[Segment, int]:
-        """The segment that contains `offset` (which is in the log) and the position of its batch, or of the next one.
+        """(segment, position) of the batch that contains `offset`; if compaction removed it, of the next batch.
 
-        The end of the last segment when compaction left nothing from there on.
+        If there is no next batch, the result is the active segment and its size. Raises `CorruptLog` if the batch is
+        missing for another reason.
         """
         at = bisect_right(self._bases, offset) - 1
         segment = self.segments[at]
@@ -193,7 +195,10 @@ class SegmentList:
         return segment, position
 
     def truncation_point(self, offset: int) -> tuple[Segment, int, int]:
-        """(segment, position, end offset) of a log without the batches that reach to `offset` (in it) or beyond."""
+        """(segment, position, end offset) of the end of the log after `Log.truncate_to(offset)`.
+
+        Raises `CorruptLog` if the batch that contains `offset` is missing.
+        """
         segment = self.segments[bisect_right(self._bases, offset) - 1]
         position, base_offset = self.batch_position(segment, offset)
         if position >= segment.size:
@@ -201,8 +206,10 @@ class SegmentList:
         return segment, position, min(base_offset, offset)
 
     def _raise_if_missing(self, segment: Segment, offset: int, end_offset: int) -> None:
-        """Raise `CorruptLog` unless compaction may have removed `offset`, which no batch of its segment contains or
-        follows."""
+        """Raise `CorruptLog` unless compaction may have removed the record at `offset`.
+
+        The caller found neither a batch with `offset` nor a later one in `segment`, which ends at `end_offset`.
+        """
         recorded = segment.recorded_end_offset if segment is not self.active else None
         if recorded is not None and offset >= recorded:
             raise CorruptLog(
@@ -212,7 +219,7 @@ class SegmentList:
             raise CorruptLog(f"{segment.path} does not contain offset {offset} (it ends at {end_offset})")
 
     def raise_if_segments_missing(self, segment: Segment, offset: int) -> None:
-        """Raise `CorruptLog` if segments with `offset`, which follows the last batch of `segment`, are missing."""
+        """Raise `CorruptLog` unless compaction removed `offset`, which is above the last batch of `segment`."""
         self._raise_if_missing(segment, offset, segment.end_offset)
 
     def _running_max_timestamps(self) -> list[int]:
@@ -223,7 +230,10 @@ class SegmentList:
         return highest
 
     def segments_reaching(self, timestamp_ms: int) -> Iterator[Segment]:
-        """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second by binary search."""
+        """Yield, in offset order, the segments with a timestamp of at least `timestamp_ms`.
+
+        Binary search skips older closed segments without loading their indexes.
+        """
         if self._files.max_timestamp(self.segments[0]) >= timestamp_ms:
             yield self.segments[0]
         for at in range(1 + bisect_left(self._running_max_timestamps(), timestamp_ms), len(self.segments)):
@@ -231,9 +241,10 @@ class SegmentList:
                 yield self.segments[at]
 
     def max_timestamp_candidates(self, limit: int) -> list[Segment]:
-        """The segments, in order, one of which has the largest timestamp below the offset `limit`: three at most.
+        """At most three segments, in offset order, one of which has the largest timestamp below the offset `limit`.
 
-        The first one, the one that contains `limit`, and between them the first with the largest timestamp.
+        They are the first segment, the segment that contains `limit`, and the first one with the largest timestamp of
+        all segments between these two.
         """
         last = max(0, bisect_right(self._bases, limit) - 1)
         found = [self.segments[0]]
@@ -245,8 +256,9 @@ class SegmentList:
         return found
 
     def batch_position(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch of a segment that contains `offset`; the segment's end when none
-        does.
+        """(position, base offset) of the first batch in `segment` that ends above `offset`.
+
+        If there is none, the result is the end of the segment: (size, end offset).
         """
         start = self._files.index(segment).position_before_offset(offset - segment.base_offset)
         for position, header in walk(self._files.file(segment), start, segment.size, segment.base_offset):
@@ -257,7 +269,10 @@ class SegmentList:
     def batch_position_within(
         self, segment: Segment, offset: int, position: int, end: int, end_offset: int
     ) -> tuple[int, int]:
-        """`batch_position` in a part of a segment, [position, end), at the end of which `end_offset` is next."""
+        """(position, base offset) of the first batch in the bytes [position, end) of `segment` that ends above `offset`
+
+        If there is none, the result is (`end`, `end_offset`), where `end_offset` is the offset at `end`.
+        """
         start = max(position, self._files.index(segment).position_before_offset(offset - segment.base_offset))
         for at, header in walk(self._files.file(segment), start, end, segment.base_offset):
             if header.base_offset + header.last_offset_delta >= offset:
@@ -273,9 +288,9 @@ class SegmentList:
         max_bytes: int,
         next_offset: int,
     ) -> tuple[int, int]:
-        """(position, offset) of a batch boundary at most `max_bytes` after `position`, but at least one batch after it.
+        """(position, offset) of the end of a read that starts at `position` and has at most `max_bytes`.
 
-        `stop` and `next_offset` are the boundary for a large `max_bytes`.
+        The read includes at least one batch. `stop` and `next_offset` are its end without the limit.
         """
         relative_offset, boundary = self._files.index(segment).entry_before_position(position + max_bytes)
         if boundary > position:
@@ -291,10 +306,10 @@ class SegmentList:
     def walk(
         self, from_offset: int, *, skip_damaged: bool = False
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
-        """(file, position, header) of every batch from the one that contains `from_offset` to the current end.
+        """Yield (file, position, header) of every batch from the one that contains `from_offset` up to the current end.
 
-        With `skip_damaged` damaged or missing batches in closed segments are logged and skipped. Otherwise, and in the
-        active segment always, they raise `CorruptLog`.
+        With `skip_damaged`, damaged or missing batches in closed segments are logged and skipped. Otherwise, and always
+        in the active segment, they raise `CorruptLog`.
         """
         snapshot = [
             (one, one.size, one.end_offset, one is self.active) for one in self.segments_from(from_offset)
@@ -325,7 +340,7 @@ class SegmentList:
     def _batches(
         self, segment: Segment, file: DiskFile, position: int, size: int, *, skip_damaged: bool
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches of one segment; with `skip_damaged` of the intact ones."""
+        """Yield (position, header) of the batches of one segment; `skip_damaged` skips damaged batches."""
         lowest = segment.base_offset
         try:
             for at, header in walk(file, position, size, lowest, WALK_CHUNK_BYTES):
@@ -340,7 +355,7 @@ class SegmentList:
     def _intact_batches(
         self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches with a valid CRC in a part of a file that may be damaged."""
+        """Yield (position, header) of the batches with a valid CRC in a part of a file that may be damaged."""
         try:
             size = min(size, file.size())
             for scanned in scan(file, size, lowest, end_offset, position=position):

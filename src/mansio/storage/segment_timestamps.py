@@ -1,10 +1,10 @@
-"""Largest timestamp of every closed segment, in one small file.
+"""Timestamps file of one log: the largest timestamp of every closed segment.
 
-With it, searches by timestamp and retention need not load the index of each segment after a restart.
+With this file, searches by timestamp and retention need not load the index of each segment after a restart.
 
-Invariants: it holds nothing that the indexes do not (a missing entry costs the loading of one index); it never
-describes a segment that is still written to: a truncation removes the file, and so does a recovery that finds such an
-entry.
+Invariants: the file contains only information that the indexes contain, too; where an entry is missing, one index is
+loaded. It never describes a segment that still grows: a truncation removes the file, and so does a recovery that finds
+an entry of the active segment.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class SegmentTimestamp(NamedTuple):
 
 
 def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> tuple[SegmentTimestamp, ...]:
-    """The known timestamps of a log's closed segments that end at or below `end_offset`. `segments`: all of the log."""
+    """The largest timestamps, where known, of the closed segments that end at or below `end_offset`.
+
+    `segments` are all segments of the log; the last one is active.
+    """
     timestamps = []
     for segment in segments[:-1]:
         if segment.end_offset > end_offset:
@@ -47,14 +50,14 @@ def closed_segment_timestamps(segments: Sequence[Segment], end_offset: int) -> t
 
 
 def encode_segment_timestamps(timestamps: Iterable[SegmentTimestamp]) -> bytes:
-    """The bytes of the file (docs/FILE_FORMAT.md)."""
+    """The bytes of the timestamps file (docs/FILE_FORMAT.md)."""
     return encode_checksummed(
         TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in timestamps)
     )
 
 
 def load_segment_timestamps(disk: Disk, path: str) -> list[SegmentTimestamp] | None:
-    """Read the file; None when it is missing or damaged."""
+    """Read the timestamps file at `path`; None if it is missing or damaged."""
     payload = read_checksummed(disk, path, TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION)
     if payload is None or len(payload) % _ENTRY.size:
         return None
@@ -62,10 +65,10 @@ def load_segment_timestamps(disk: Disk, path: str) -> list[SegmentTimestamp] | N
 
 
 def apply_segment_timestamps(disk: Disk, directory: str, segments: Sequence[Segment]) -> bool:
-    """Set the largest timestamps of the closed segments among `segments`. False if the file had to be removed.
+    """Set `max_timestamp_ms` of the closed segments from the timestamps file. Returns False if it removed the file.
 
-    That happens when a crash left a file that describes the segment which will be written now, or later ones: its
-    entries would be wrong once these are closed again.
+    The file is removed if a crash left entries for the active segment or for later ones: these entries would be wrong
+    once such a segment is closed.
     """
     path = f"{directory}/{TIMESTAMPS_NAME}"
     loaded = load_segment_timestamps(disk, path)

@@ -1,6 +1,6 @@
-"""Settings of one log, a frozen value that `Log.update_settings` replaces.
+"""Settings of one log. They are immutable; `Log.update_settings` replaces them.
 
-Defaults are Kafka's where Kafka has the setting (segment.bytes, segment.ms, index.interval.bytes).
+The defaults of segment.bytes, segment.ms and index.interval.bytes are Kafka's.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ SEGMENT_BYTES_MAX = (1 << 31) - 1  # positions in an index are 32 bits wide
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Size, age and indexing of one log's segments.
+    """Settings of one log's segments and indexes.
 
-    `segment_bytes`: a segment is closed before it would grow beyond this (one larger batch still gets its own).
-    `segment_ms`: a segment is closed at the first append this long after its first record; if the log was opened since,
-    by that record's timestamp.
-    `index_interval_bytes`: bytes of log between two index entries (doubled when a segment has too many of them).
-    `index_snapshot_bytes`: how much the active segment may grow before its index is saved, which bounds the scan after
-    a crash.
+    `segment_bytes`: maximum size of a segment; a larger batch gets a segment of its own.
+    `segment_ms`: a segment is closed at the first append that happens this long after its first record was appended. If
+    the log was opened since, that record's timestamp counts as the time of its append.
+    `index_interval_bytes`: bytes of log between two index entries; doubled when a segment has too many entries.
+    `index_snapshot_bytes`: the index of the active segment is saved each time the segment has grown by this amount,
+    which bounds the scan after a crash.
     `decompressed_batch_bytes_max`: maximum decompressed size of a batch that a search by timestamp decodes.
     """
 

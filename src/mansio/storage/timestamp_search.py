@@ -1,11 +1,11 @@
 """Searches by timestamp (ListOffsets): the first record at or after a timestamp, the record with the largest one.
 
-A batch is decoded only where a timestamp has to be matched to a record; for a batch with unreadable content its header
-decides. In a segment of which not everything is verified, every batch that the search looks at is compared with its
-CRC-32C: a damaged timestamp would lead a reader past records.
+A batch is decoded only if the search has to find the record within it; if the records of a batch cannot be decoded, the
+timestamps in its header are used. In a segment that is not completely verified, the search checks the CRC-32C of each
+batch that it reads, because a reader would miss records after a damaged timestamp.
 
-Invariant: a search reads a few index intervals of at most three segments, however many there are; it continues only
-over batches whose headers claim a timestamp that their records do not have.
+Invariant: a search reads a few index intervals of at most three segments. It reads more only if the header of a batch
+contains a timestamp that no record of the batch has.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     FoundRecord = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
 
 DECODED_RECORDS_MAX = 100_000
-"""A batch of more records is not decoded for a search, which runs on the broker's loop."""
+"""Maximum number of records of a batch that a search decodes, because a search runs on the event loop."""
 
 DECODED_BYTES_MAX = 32 << 20
-"""A compressed batch that expands to more is not decoded for a search, whatever the log's own bound is."""
+"""Maximum decompressed size of a batch that a search decodes; the smaller one of this and
+`LogSettings.decompressed_batch_bytes_max` applies."""
 
 
 def offset_for_time(
@@ -46,9 +47,9 @@ def offset_for_time(
     limit: int,
     output_bytes_max: int,
 ) -> FoundRecord | None:
-    """The first record at or after `timestamp_ms` in [`start`, `limit`), which are offsets in the log.
+    """The first record with a timestamp of at least `timestamp_ms` and an offset in [start, limit).
 
-    Raises `CorruptLog` when it may be among records that are missing at the end of a segment.
+    Raises `CorruptLog` if that record may be one of those that are missing at the end of a segment.
     """
     for segment in segments.segments_reaching(timestamp_ms):
         if segment.base_offset >= limit:
@@ -74,7 +75,7 @@ def offset_for_time(
 def max_timestamp(
     segments: SegmentList, files: FileCache, *, start: int, limit: int, output_bytes_max: int
 ) -> FoundRecord | None:
-    """The first record in [`start`, `limit`) that has the largest timestamp there (KIP-734)."""
+    """The first record with the largest timestamp of all records with offsets in [start, limit) (KIP-734)."""
     best: FoundRecord | None = None
     for segment in segments.max_timestamp_candidates(limit):
         if segment.base_offset >= limit:
@@ -91,9 +92,7 @@ def max_timestamp(
 def _largest_in(
     segment: Segment, files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> FoundRecord | None:
-    """`max_timestamp` in one segment: the index has the largest timestamp before the last few batches; those are
-    walked.
-    """
+    """`max_timestamp` in one segment: combines the last index entry's timestamp with those of the batches after it."""
     file = files.file(segment)
     index = files.index(segment)
     before, begin = NO_TIMESTAMP, 0
@@ -133,7 +132,7 @@ def _largest_in(
 
 
 def _walk(segment: Segment, file: DiskFile, position: int) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of the batches of a segment from `position` on. Raises `CorruptLog` at one that is damaged."""
+    """Yield (position, header) of the batches of a segment from `position` on. Raises `CorruptLog` at damage."""
     for at, header in walk(file, position, segment.size, segment.base_offset):
         if segment.checked is not None:
             found = segment.checked.find(header.base_offset)
@@ -173,7 +172,7 @@ def _record_at(
     limit: int,
     output_bytes_max: int,
 ) -> FoundRecord | None:
-    """The first record of one batch at or after `timestamp_ms` in [start, limit)."""
+    """The first record of one batch with a timestamp of at least `timestamp_ms` and an offset in [start, limit)."""
     records = _decode_batch(file, position, header, output_bytes_max)
     if records is None:
         return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
@@ -186,10 +185,10 @@ def _record_at(
 def _decode_batch(
     file: DiskFile, position: int, header: BatchHeader, output_bytes_max: int
 ) -> list[Record] | None:
-    """The records of one batch. None when they cannot be decoded although the batch has a valid CRC.
+    """The records of one batch; None if they cannot be decoded, or exceed a limit, although the CRC is valid.
 
-    A client can write such a batch, and it must not make other clients' searches fail or slow: a batch with very many
-    records, or a very large one, is not decoded. Raises `CorruptLog` for a wrong CRC.
+    A client can write such a batch, which must not make the searches of other clients fail or slow. Raises `CorruptLog`
+    for a wrong CRC.
     """
     data = read_exactly(file, header.batch_length + 12, position)
     try:

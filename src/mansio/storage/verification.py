@@ -1,16 +1,16 @@
-"""Verification of stored batches on their first read after a start, and by the scrubber.
+"""Verification of stored batches, on their first read after a start and by the scrubber.
 
-A batch counts as verified if this process received, appended or recovered it, or has compared it with its CRC-32C.
-Verification starts at a position whose offset is known (an *anchor*: the start of the segment, an entry of its index,
-the end of a range that was checked) and follows the batches from there. Length, CRC-32C, offsets that follow each other
-and leader epochs must match, so the 17 bytes that the CRC does not cover are checked, too, except where compaction
-leaves gaps between offsets.
+A batch counts as verified if this process appended or recovered it, or has compared it with its CRC-32C. Verification
+starts at an *anchor*, which is a position whose offset is known: the start of the segment, an entry of its index, or
+the end of a checked range. From there it checks one batch after the other: length, CRC-32C, contiguous offsets and
+leader epoch. So the 17 bytes of a batch that the CRC does not cover are checked, too, except where compaction leaves
+gaps between offsets.
 
-A part that the disk cannot read (`UNREADABLE_ERRNOS`) is read again in pieces of `PIECE_BYTES`; a batch with an
-unreadable piece is damaged, those before and after it are not.
+If the disk cannot read a part of the file (`UNREADABLE_ERRNOS`), that part is read again in pieces of `PIECE_BYTES`. A
+batch with an unreadable piece is damaged; the batches before and after it are not.
 
-Invariant: `check_batches` reads `size` bytes at most and keeps one chunk in memory, whatever lengths the file claims.
-It changes nothing and runs on any thread.
+Invariant: `check_batches` keeps at most one chunk in memory, whatever lengths the file claims. It changes nothing and
+runs on any thread.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 128 << 10
 SEARCH_BYTES_MIN: Final = 1 << 20
 SEARCH_WORK_PER_BYTE: Final = 16
-"""Bound of a search for the next batch, in bytes examined per byte of the segment."""
+"""Maximum work of a search for the next intact batch: bytes examined per byte of the searched range."""
 
 PIECE_BYTES: Final = 4 << 10
 UNREADABLE_PIECES_MAX: Final = 16
-"""So many failed reads of pieces in one check; after that a failed read is not repeated in pieces. A read that fails
-may take seconds."""
+"""Maximum number of failed reads of pieces in one check; after that a failed read is not repeated in pieces, because
+each failed read may take seconds."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
-_CRC_FROM: Final = 21  # what the CRC covers begins here
+_CRC_FROM: Final = 21  # the CRC covers the bytes from this position of a batch on
 _CODEC_MASK: Final = 0x07
 _CODEC_COUNT: Final = 5
 
 
 class CheckTask(NamedTuple):
-    """What to check of a segment: batches from an anchor up to `end_position`, where `end_offset` should be next.
+    """A check of the batches of a segment from the anchor (`position`, `offset`) to (`end_position`, `end_offset`).
 
-    `size` is that of the whole segment. Below `sparse_end_offset` compaction may
-    have left gaps. `epochs` are (leader epoch, start offset) of the log, `entries` (offset, position) of the index."""
+    `size` is the size of the whole segment. Below `sparse_end_offset` compaction may have left gaps. `epochs` are the
+    (leader epoch, start offset) entries of the log, `entries` the (offset, position) entries of the segment's index.
+    """
 
     position: int
     offset: int
@@ -68,8 +69,11 @@ class CheckTask(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """`ranges` follow each other from the anchor on. The check ended before the batch at `position`, at `offset`,
-    because of its limits or a `problem`; at the end of what was to be checked if `done`."""
+    """Result of a check: adjacent `ranges` from the anchor up to the new anchor (`position`, `offset`).
+
+    `done`: the check reached the end of its task. Otherwise it ended because of its limits, or because of a `problem`
+    in the batch at `position`. `read_bytes` is the number of bytes read.
+    """
 
     ranges: list[CheckedRange]
     position: int
@@ -89,12 +93,12 @@ def check_batches(
     read_at: ReadAt | None = None,
     in_pieces: bool = True,
 ) -> CheckResult:
-    """Check batches from the anchor of `task` on, until more than `bytes_max` bytes or `batches_max` batches are
-    checked; at least one.
+    """Check batches from the anchor of `task` on, until `bytes_max` bytes or `batches_max` batches have been checked.
 
-    With `delimit` a damaged range is delimited by the next intact batch, and the check ends after it; otherwise before
-    it. `read_at(length, position)` replaces that of the file. Without `in_pieces` a part that the disk cannot read is
-    an error (`is_unreadable`). Raises `StorageError`.
+    The check ends at the first damage: with `delimit` after the damaged range, which ends at the next intact batch;
+    without `delimit` before the damaged batch. `read_at(length, position)` replaces the file's function of that name.
+    Raises `StorageError` if the disk fails; without `in_pieces` also if it cannot read a part of the file (see
+    `is_unreadable`).
     """
     reads = _Reads(file, read_at or file.read_at, in_pieces=in_pieces)
     try:
@@ -104,13 +108,13 @@ def check_batches(
 
 
 def is_unreadable(error: StorageError) -> bool:
-    """Whether the disk cannot read a part of a file: what is damaged there is found by `check_batches`."""
+    """Whether the disk cannot read a part of a file; `check_batches` with `in_pieces` then finds the damaged range."""
     cause = error.__cause__
     return isinstance(cause, OSError) and cause.errno in UNREADABLE_ERRNOS
 
 
 class _Reads:
-    """The reads of one check. Unreadable pieces are zeros; `problem` reports which batches have some."""
+    """The reads of one check. An unreadable piece is returned as zeros, and `problem` reports the batches with one."""
 
     __slots__ = ("_file", "_in_pieces", "_pieces_left", "_read", "_reason", "_unreadable")
 
@@ -123,11 +127,11 @@ class _Reads:
         self._unreadable: list[tuple[int, int]] = []
 
     def read(self, length: int, position: int) -> bytes:
-        """With the function that the caller of the check gave."""
+        """Read with the function that the caller of the check provided."""
         return self._read_with(self._read, length, position)
 
     def read_at(self, length: int, position: int) -> bytes:
-        """As a `DiskFile` does."""
+        """Read with the file's own function, as `scan` requires."""
         return self._read_with(self._file.read_at, length, position)
 
     def size(self) -> int:
@@ -166,7 +170,7 @@ class _Reads:
         return bytes(end - position)
 
     def problem(self, position: int, end: int) -> str:
-        """That a part of the bytes [position, end) cannot be read; "" otherwise."""
+        """Description of the error if a part of the bytes [position, end) is unreadable; "" otherwise."""
         for first, last in self._unreadable:
             if first < end and position < last:
                 return f"the disk cannot read the batch at {position}: {self._reason}"
@@ -213,8 +217,11 @@ class _Check:
         return CheckResult(ranges, following, following_offset, done, problem, self._read_bytes)
 
     def _follow(self) -> tuple[int, int, str, int]:
-        """(position, offset, problem, bytes to skip): the end of the intact batches; `skip` is the size of a batch
-        there whose CRC matches and whose offsets do not."""
+        """Check batches up to the first problem; returns (position, offset, problem, bytes to skip).
+
+        Position and offset are the end of the intact batches. Bytes to skip is the size of the batch there if its CRC
+        is valid but its offset or leader epoch is wrong; otherwise 0.
+        """
         task, reads = self._task, self._reads
         read = reads.read
         size, sparse_end = task.size, task.sparse_end_offset
@@ -231,7 +238,7 @@ class _Check:
                 chunk_end = position + len(chunk)
                 self._read_bytes += len(chunk)
                 if len(chunk) < min(wanted, HEADER_BYTES):
-                    return position, offset, f"the file ends at {chunk_end}, it should reach {size}", 0
+                    return position, offset, f"the file ends at byte {chunk_end} instead of {size}", 0
                 if len(chunk) < HEADER_BYTES:
                     return position, offset, f"{len(chunk)} stray bytes at {position}", 0
             if problem := reads.problem(position, position + HEADER_BYTES):
@@ -252,7 +259,7 @@ class _Check:
                     chunk, start = memoryview(read(wanted, chunk_end)), chunk_end
                     self._read_bytes += len(chunk)
                     if not chunk:
-                        return position, offset, f"the file ends at {start}, it should reach {size}", 0
+                        return position, offset, f"the file ends at byte {start} instead of {size}", 0
                     chunk_end = start + len(chunk)
                     found = crc32c(chunk[: end - start], found)
             if problem := reads.problem(position, end):
@@ -279,7 +286,7 @@ class _Check:
                 return position, task.end_offset, "", 0
             if position == size and offset < task.end_offset:
                 return position, offset, f"the segment ends at offset {offset}, not {task.end_offset}", 0
-            # What follows is known to begin elsewhere: the last batch is not the one that belongs here.
+            # The next range is known to begin at another offset or position, so the last batch is not a valid one.
             return (
                 *before,
                 f"offset {offset} follows at {position} instead of {task.end_offset}",
@@ -288,7 +295,7 @@ class _Check:
         return position, offset, "", 0
 
     def _epoch_at(self, offset: int) -> tuple[int, int]:
-        """(leader epoch of `offset` or -1, first offset of the next one)."""
+        """(leader epoch of `offset` or -1, start offset of the next leader epoch)."""
         found = -1
         for epoch, start in self._task.epochs:
             if start > offset:
@@ -297,8 +304,7 @@ class _Check:
         return found, OFFSET_END_MAX
 
     def _next_intact(self, position: int, offset: int, skip: int) -> tuple[int, int]:
-        """(position, offset) of the next intact batch after the damage at `position`; the end of what was to be checked
-        if there is none before it."""
+        """(position, offset) of the next intact batch after the damage at `position`; the end of the task if none."""
         task = self._task
         end = min(task.end_position, self._reads.size())
         at, work = position + skip, max(SEARCH_BYTES_MIN, SEARCH_WORK_PER_BYTE * (end - position))
@@ -309,7 +315,7 @@ class _Check:
             at, base = found
             if base < task.end_offset and self._matches_index(at, base):
                 return found
-            work -= end - at  # an intact batch that does not belong here
+            work -= end - at  # an intact batch, but not one of this segment
             at += 1
         for entry_offset, entry_position in task.entries:
             if (
@@ -323,7 +329,7 @@ class _Check:
     def _first_intact(
         self, position: int, end: int, offset: int, work_bytes_max: int
     ) -> tuple[int, int] | None:
-        """(position, offset) of the first batch with a valid CRC from `position` on."""
+        """(position, offset) of the first batch with a valid CRC between `position` and `end`, if any."""
         for found in scan(
             self._reads,
             end,
@@ -341,7 +347,7 @@ class _Check:
         return None
 
     def _matches_index(self, position: int, offset: int) -> bool:
-        """Whether the entries of the index before and after `position` allow this offset there."""
+        """Whether a batch with `offset` at `position` is consistent with the index entries before and after it."""
         entries = self._task.entries
         at = bisect_right(entries, position, key=_position_of)
         if at:

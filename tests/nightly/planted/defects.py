@@ -233,7 +233,7 @@ MORE = (
     Defect(
         "a shorter history",
         "storage/recovery/recovery.py",
-        'raise CorruptLog(f"{self.directory} ends at offset {offset}, {durable_end} was durable")',
+        'raise CorruptLog(f"{self.directory} ends at offset {offset} instead of {durable_end}")',
         "pass",
         LOG_ROOM,
     ),

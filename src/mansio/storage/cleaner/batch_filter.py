@@ -1,19 +1,20 @@
-"""Compaction of one batch: a pure function from bytes and rules to bytes.
+"""Compaction of one batch: removes the records that newer ones replace. Pure functions from bytes to bytes.
 
 A batch from which nothing is removed is kept byte for byte. Otherwise it is rewritten with the same offsets, producer,
-sequence, leader epoch and codec: it spans the same offsets with fewer records, so that no offset ever changes its
-meaning. Two kinds of batches are kept without any record: the last ones of each live producer (its sequence can then be
-read from the log) and the one that ends the cleaned part (so that a reader never waits for an offset that will not be
-written).
+sequence, leader epoch and codec: it spans the same offsets with fewer records, so that each record keeps its offset.
+Two kinds of batches are kept even without any record: the last batches of each live producer, from which the broker
+reads the producer's sequence number, and the batch that ends the cleaned part, so that a reader never waits for an
+offset that will not be written.
 
-Tombstones are kept for `delete_retention_ms` after the first compaction that saw them, so that a reader that started
-before can still read them. That delete horizon is stored in the batch: with bit 6 of the attributes set the base
-timestamp is the horizon, and the records' timestamp deltas are relative to it (KIP-534).
+Tombstones are kept for `delete_retention_ms` after the first compaction that found them, so that current readers can
+still read them. The end of this time is the *delete horizon*. It is stored in the batch: if bit 6 of the attributes is
+set, the base timestamp is the delete horizon, and the records' timestamp deltas are relative to it (KIP-534).
 
 Invariants:
-* A record above the map's end is kept; the newest record of a key is kept unless it is a tombstone past its horizon.
-* A batch whose content cannot be decoded, or is too large to be decoded in one piece, is kept unchanged. Tombstones
-  above such a batch are kept, too, or older values in it would become visible again.
+* A record at or above `map_end_offset` is kept. The newest record of a key is kept unless it is a tombstone past its
+  delete horizon.
+* A batch whose content cannot be decoded, or exceeds a limit for decoding, is kept unchanged. Tombstones above such a
+  batch are kept, too; otherwise older values in the batch would become visible again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_reader import RecordLocation
 
 RECORDS_PER_SLICE = 256
-"""Number of records processed before the interpreter is released: about a millisecond."""
+"""Number of records that are processed in one slice, which takes about a millisecond."""
 
 NO_DELETE_HORIZON = -1
 INT64_MAX = (1 << 63) - 1
@@ -45,19 +46,22 @@ INT64_MIN = -1 << 63
 
 
 def matches_no_batch(_: BatchHeader) -> bool:
-    """Predicate that is true for no batch."""
+    """Predicate that is false for every batch; the default of the predicates in `CompactionRules`."""
     return False
 
 
 class CompactionRules(NamedTuple):
     """Parameters of one compaction.
 
-    `delete_horizon_below`: only below this offset was a batch's bit 6 set by the broker; a client may set it, too.
-    `map_end_offset`: the map does not cover offsets from here on; everything is kept.
-    `tombstone_floor`: a reader that has older values will continue from this offset, so tombstones from here on are
-    kept. `is_aborted(header)`: data of an aborted transaction: all of it is removed. `is_obsolete_marker(header)`: a
-    transaction marker without remaining data: it is removed like a tombstone. `is_last_of_producer(header)`: the
-    producer is alive and this is one of its last batches: it is kept, without records if necessary.
+    `now_ms`: time of the compaction. `delete_retention_ms`: delete.retention.ms of the topic.
+    `delete_horizon_below`: only below this offset bit 6 of a batch means a delete horizon; above it a client may have
+    set the bit. `map_end_offset`: records at or above this offset are not in the offset map and are kept.
+    `output_bytes_max`: maximum decompressed size of a batch. `tombstone_floor`: tombstones at or above this offset are
+    kept, because a reader that has older values will continue from this offset.
+    `is_aborted(header)`: the batch is data of an aborted transaction and is removed. `is_obsolete_marker(header)`: the
+    batch is the marker of a transaction whose data were removed; it is removed like a tombstone.
+    `is_last_of_producer(header)`: the batch is one of the last batches of a live producer; it is kept, without records
+    if necessary.
     """
 
     now_ms: int
@@ -72,10 +76,10 @@ class CompactionRules(NamedTuple):
 
 
 class FilteredBatch(NamedTuple):
-    """Result for one batch. `batch` is the given batch, a rewritten one, or None. `delete_horizon_ms`: of its
-    tombstones.
+    """Result for one batch: `batch` is the original batch, a rewritten one, or None if the batch is removed.
 
-    `is_unfiltered`: it may still contain values that newer ones supersede.
+    `delete_horizon_ms` is the delete horizon of its tombstones. `is_unfiltered`: the batch was kept unchanged because
+    it could not be decoded, so it may still contain values that newer records replace.
     """
 
     batch: Buffer | None
@@ -85,7 +89,7 @@ class FilteredBatch(NamedTuple):
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
-    """The records' bytes; None if they cannot be decoded although the batch is undamaged, or exceed a limit."""
+    """The decompressed records of a batch; None if they cannot be decompressed or exceed a limit."""
     size_max = min(output_bytes_max, DECODED_BYTES_MAX)
     if header.record_count > DECODED_RECORDS_MAX or (
         header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max
@@ -100,9 +104,9 @@ def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: i
 def key_digests(
     batch: Buffer, header: BatchHeader, output_bytes_max: int
 ) -> Generator[int, None, list[tuple[bytes, int]]]:
-    """(digest of the key, offset) of every record that has a key. All of them, or none if the batch is not decodable.
+    """(digest of the key, offset) of every record that has a key; an empty list if the batch cannot be decoded.
 
-    Yields from time to time the number of records processed since the last yield.
+    Yields regularly the number of records processed since the last yield.
     """
     data = decompressed_records(batch, header, output_bytes_max)
     if data is None:
@@ -125,7 +129,7 @@ def key_digests(
 def filter_batch(
     batch: Buffer, header: BatchHeader, newest_offsets: OffsetMap, rules: CompactionRules
 ) -> Generator[int, None, FilteredBatch]:
-    """Filter a validated batch. Yields from time to time the number of records processed since the last yield."""
+    """Filter a validated batch. Yields regularly the number of records processed since the last yield."""
     if header.base_offset >= rules.map_end_offset:
         return FilteredBatch(batch, header)
     has_delete_horizon = (
@@ -179,9 +183,9 @@ def _rebuilt(
     new_delete_horizon_ms: int | None,
     delete_horizon_ms: int,
 ) -> FilteredBatch | None:
-    """The batch with the records of `kept` only; `new_delete_horizon_ms` becomes its delete horizon.
+    """The batch with only the records `kept`; `new_delete_horizon_ms`, unless None, becomes its delete horizon.
 
-    None if a timestamp is too far from the horizon to be expressed relative to it.
+    Returns None if the difference between a timestamp and the delete horizon exceeds 64 bits.
     """
     base_ms = header.base_timestamp_ms
     largest_ms = base_ms + max(record.timestamp_delta_ms for record in kept)
@@ -214,7 +218,7 @@ def _encoded(header: BatchHeader, body: Buffer, delete_horizon_ms: int = NO_DELE
 
 
 def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
-    """A batch without records is kept only for its header: the last one of a producer or of the cleaned part."""
+    """The batch without its records, or its removal, unless it is the last one of a producer or of the cleaned part."""
     ends_cleaned_part = header.base_offset + header.last_offset_delta + 1 == rules.map_end_offset
     if not ends_cleaned_part and not (header.producer_id >= 0 and rules.is_last_of_producer(header)):
         return FilteredBatch(None, None)
@@ -232,7 +236,7 @@ def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules)
 def _filter_marker(
     batch: Buffer, header: BatchHeader, rules: CompactionRules, *, has_delete_horizon: bool
 ) -> FilteredBatch:
-    """Filter a control batch. Without remaining data of its transaction it is removed like a tombstone."""
+    """Filter a control batch. It is removed like a tombstone once the data of its transaction were removed."""
     if not rules.is_obsolete_marker(header):
         return FilteredBatch(batch, header)
     if has_delete_horizon:

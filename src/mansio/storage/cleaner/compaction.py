@@ -1,22 +1,24 @@
-"""Compaction of one log (Kafka: Cleaner): plans it, reads segments and writes their replacements.
+"""Compaction of one log (Kafka: Cleaner): plans it, reads segments and writes the compacted segments.
 
-    start          cleaned end                     limit            active segment
-      |---- clean ----|-------- cleanable -----------|-- not yet --|----
+    start          cleaned end                    limit              active segment
+      |---- clean ----|------- dirty, cleanable ----|-- uncleanable --|----
 
-Clean segments are rewritten together with the cleanable ones, because a value in a clean one may be superseded in a
-cleanable one. "Not yet" is what is not durable by two checkpoints, not committed, or younger than
-min.compaction.lag.ms. The plan is a pure function; the active segment is never part of it.
+Clean segments are rewritten together with the dirty ones, because a dirty segment may contain newer values of their
+keys. Segments are uncleanable if a checkpoint slot on disk refers to them or to earlier ones, if they contain
+uncommitted records, or if they are younger than min.compaction.lag.ms. `plan_compaction` is a pure function; the active
+segment is never part of a plan.
 
-A `Compaction` runs on another thread. First the newest offset of every key in the dirty part is put into a map of fixed
-size; where the map is full, the dirty part ends for this run. Then every segment from the start of the log up to there
-is read again, adjacent segments in groups, and the records that are kept are written to a new file. When such a file is
-on stable storage, the log swaps it in.
+A `Compaction` runs on another thread. It first puts the newest offset of every key in the dirty segments into an offset
+map of fixed size; if the map gets full, the run covers only the dirty records up to there. Then it reads all segments
+from the start of the log up to that offset again, in groups of adjacent segments, and writes the records that are kept
+to one new file per group. When such a file is on stable storage, the log replaces the group by it.
 
-The work is done in slices of about a millisecond (`step`), because the interpreter is shared with the loop.
+The work is divided into slices of about a millisecond (`step`), because the thread shares the interpreter with the
+event loop.
 
-Invariants: nothing here changes a file that the log uses. A batch with a wrong CRC ends the compaction with
-`CorruptLog`, it is neither dropped nor copied; so does a segment after which others are missing, because the missing
-offsets could not be distinguished from compacted ones afterwards.
+Invariants: a compaction changes no file that the log uses. It raises `CorruptLog` at a batch with a wrong CRC, which is
+neither dropped nor copied, and at a segment after which others are missing, because the missing offsets could not be
+distinguished from compacted ones afterwards.
 """
 
 from __future__ import annotations
@@ -50,15 +52,15 @@ if TYPE_CHECKING:
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 SEGMENTS_PER_GROUP_MAX = 64
-"""Maximum number of old files that one swap replaces: they are held open and removed together."""
+"""Maximum number of segments that one swap replaces; their files are kept open until they are removed together."""
 
 UNLIMITED_MS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """Kafka's topic settings: min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms,
-    delete.retention.ms.
+    """The topic settings min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms and
+    delete.retention.ms, as in Kafka.
     """
 
     min_cleanable_dirty_ratio: float = 0.5
@@ -68,11 +70,11 @@ class CompactionSettings:
 
 
 class CompactionPlan(NamedTuple):
-    """What a compaction of a log now would do.
+    """Plan of a compaction: it rewrites the first `segment_count` segments, which are dirty from `first_dirty` on.
 
-    Segments [0, `segment_count`) of the log would be rewritten, of which [`first_dirty`, `segment_count`) are dirty.
-    `due`: it should be done now; `forced`: regardless of the dirty ratio, because of the age of a record or of a
-    tombstone.
+    `dirty_bytes` is the size of the dirty segments, `dirty_ratio` their share of all segments of the plan. `due`: the
+    compaction should run now. `forced`: it is due whatever the dirty ratio is, because a record is older than
+    max.compaction.lag.ms or a tombstone is past its delete horizon.
     """
 
     segment_count: int
@@ -95,9 +97,10 @@ def plan_compaction(
     oldest_dirty_ms: int | None,
     now_ms: int,
 ) -> CompactionPlan:
-    """Plan the compaction of a log. `segments`: all, oldest first; nothing at or above `limit_offset` is included.
+    """Plan the compaction of a log. `segments` are all segments, oldest first.
 
-    `oldest_dirty_ms` is the timestamp of the first dirty record, None if it is unknown.
+    Segments that end above `limit_offset` are excluded. `oldest_dirty_ms` is the timestamp of the first dirty record,
+    None if it is unknown.
     """
     clean_bytes = dirty_bytes = 0
     count = first_dirty = 0
@@ -128,7 +131,7 @@ def plan_compaction(
 
 
 def group_segments(segments: Sequence[SegmentInfo], segment_bytes: int) -> list[tuple[int, int]]:
-    """Groups of adjacent segments to be rewritten into one segment each, as (first, last + 1) of `segments`."""
+    """Groups of adjacent segments that are rewritten into one segment each, as (first, last + 1) indexes."""
     groups: list[tuple[int, int]] = []
     first = size = 0
     for at, segment in enumerate(segments):
@@ -151,23 +154,24 @@ READ_BYTES = 256 << 10
 WRITE_BYTES = 256 << 10
 WRITE_BUFFERS = 512
 SYNC_BYTES = 8 << 20
-"""A new file is synced this often, so that the last sync is short and does not delay other syncs."""
+"""A new file is synced each time this many bytes were written, so that no sync is long and delays other syncs."""
 
 RECORDS_PER_BATCH = 12
-"""The cost of a batch, as a number of records."""
+"""Processing time of a batch without its records, expressed as a number of records."""
 
 BYTES_PER_RECORD = 4096
-"""Checking this number of bytes costs as much as one record."""
+"""Number of bytes whose check takes as long as the processing of one record."""
 
 BYTES_PER_ENTRY_GUESS = 16
-"""Estimated minimum of log bytes per key, which keeps the map of a small log small."""
+"""Estimated minimum of log bytes per key, from which the size of the offset map of a small log is computed."""
 
 
 class CompactionTask(NamedTuple):
-    """Input of a compaction, taken on the loop.
+    """Input of a compaction, copied from the log on the event loop.
 
-    `segments` are whole, closed segments from the log's start on; [`first_dirty`:] of them are dirty, from
-    `dirty_offset` on. `rules.map_end_offset` is computed by the compaction.
+    `segments` are the closed segments from the log's start on, `segment_infos` their descriptions. From the index
+    `first_dirty` on they are dirty, beginning at `dirty_offset`. The compaction itself sets `rules.map_end_offset`.
+    `map_bytes_max` is the maximum size of the offset map.
     """
 
     directory: str
@@ -182,14 +186,18 @@ class CompactionTask(NamedTuple):
 
 
 class CompactionProgress(NamedTuple):
-    """Bytes that a finished slice of work read and wrote."""
+    """Numbers of bytes that a finished slice of work read and wrote."""
 
     bytes_read: int
     bytes_written: int
 
 
 class CleanedSegment(NamedTuple):
-    """A file on stable storage that can replace the segments `old_segments`."""
+    """A compacted file on stable storage that can replace the segments `old_segments`.
+
+    `sparse_index` is its index, `delete_horizon_ms` the latest delete horizon in it. Below `sparse_end_offset` records
+    may be missing in it.
+    """
 
     swap: PendingSwap
     old_segments: tuple[Segment, ...]
@@ -200,14 +208,17 @@ class CleanedSegment(NamedTuple):
 
 
 class CompactionFinished(NamedTuple):
-    """The compaction is complete: below `cleaned_end_offset` no key has two values."""
+    """Last result of a compaction: below `cleaned_end_offset` no key has more than one value."""
 
     cleaned_end_offset: int
     last_delete_horizon_ms: int
 
 
 class Compaction:
-    """`start_offset` may be raised while it runs: segments below are skipped."""
+    """One compaction of one log, run on another thread slice by slice.
+
+    The caller may raise `start_offset` while the compaction runs, after a trim: segments below it are skipped.
+    """
 
     def __init__(self, disk: Disk, task: CompactionTask) -> None:
         self.task = task
@@ -222,14 +233,14 @@ class Compaction:
         self._work = self._run()
 
     def step(self) -> CompactionProgress | CleanedSegment | CompactionFinished:
-        """Run the next slice. After a `CleanedSegment` the next step continues with the next group.
+        """Run the next slice and return its result. After a `CleanedSegment` the next call starts the next group.
 
-        Raises `CorruptLog`, `StorageError`, `OSError`; then, and to stop before the end, call `abandon`.
+        Raises `CorruptLog`, `StorageError`, `OSError`. After an error, or to stop early, the caller calls `abandon`.
         """
         return next(self._work)
 
     def abandon(self) -> None:
-        """Remove the unfinished file. Raises `OSError`; recovery would remove it, too."""
+        """End the compaction and remove its unfinished file. Raises `OSError`; then recovery removes the file."""
         self._work.close()
         if self._unfinished:
             path, self._unfinished = self._unfinished, ""
@@ -237,7 +248,7 @@ class Compaction:
                 self._disk.remove(path)
 
     def release_file(self) -> None:
-        """Pass the last `CleanedSegment`'s file to the log: `abandon` does not remove it any more."""
+        """Pass the file of the last `CleanedSegment` to the log, so that `abandon` does not remove it."""
         self._unfinished = ""
 
     def _run(self) -> Generator[CompactionProgress | CleanedSegment | CompactionFinished, None, None]:
@@ -257,7 +268,7 @@ class Compaction:
         yield CompactionFinished(map_end, last_delete_horizon_ms)
 
     def _check_end(self, segment: Segment) -> None:
-        """Raise `CorruptLog` if the next segment does not begin where this one ended when it was closed."""
+        """Raise `CorruptLog` if segments between `segment` and the next one are missing."""
         recorded = recorded_end_offset(self._disk, segment)
         if recorded is not None and recorded < segment.end_offset:
             raise CorruptLog(
@@ -267,7 +278,7 @@ class Compaction:
     # The map
 
     def _build_map(self) -> Generator[CompactionProgress, None, tuple[OffsetMap, int]]:
-        """The map, and the offset up to which it is complete."""
+        """Build the offset map of the dirty segments; returns it and the offset up to which it is complete."""
         task = self.task
         dirty = task.segments[task.first_dirty :]
         end = task.segments[-1].end_offset
@@ -287,11 +298,10 @@ class Compaction:
     def _fill(
         self, newest: OffsetMap, dirty: Sequence[Segment], end: int
     ) -> Generator[CompactionProgress, None, int]:
-        """Put the dirty part into the map. Returns the offset of the first batch that does not fit completely, or
-        `end`.
+        """Put the keys of the dirty segments into the map `newest`.
 
-        Some keys of that batch may be in the map. Their older values are removed and the batch is kept, which is
-        correct, too.
+        Returns the offset of the first batch whose keys do not all fit, or `end` if all fit. Some keys of that batch
+        may be in the map: their older values are removed and the batch itself is kept, so the result is correct.
         """
         rules, dirty_offset = self._rules, self.task.dirty_offset
         for _ in newest.prepare():
@@ -317,7 +327,10 @@ class Compaction:
     def _rewrite(
         self, group: Sequence[Segment], newest: OffsetMap
     ) -> Generator[CompactionProgress | CleanedSegment, None, int]:
-        """Write the kept records of some segments and yield the new file. Returns the latest delete horizon in it."""
+        """Write the kept records of a group of segments to a new file and yield it as `CleanedSegment`.
+
+        Returns the latest delete horizon in the group. If nothing is removed, no file is yielded.
+        """
         old = tuple(segment for segment in group if segment.end_offset > self.start_offset)
         if not old:
             return NO_DELETE_HORIZON
@@ -384,7 +397,10 @@ class Compaction:
     # Reading, in slices
 
     def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Every batch of a segment, checked. Raises `CorruptLog`, also if it ends before the offset it should."""
+        """Yield (header, bytes) of every batch of a segment, checked.
+
+        Raises `CorruptLog` if a batch is damaged, or if the last batches of the segment are missing.
+        """
         file = self._disk.open_readonly(segment.path)
         chunk = b""
         position = start = 0

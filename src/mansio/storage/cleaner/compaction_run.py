@@ -1,11 +1,12 @@
-"""State machine of one compaction on the loop: the next piece of work, and the handling of its result.
+"""State machine of one compaction run: `CompactionRun` selects the next piece of work and handles its result.
 
-`advance` returns the next piece of work for another thread, `finish` takes its result on the loop; the caller decides
-how fast one follows the other. In between the log continues: it may be trimmed, closed, or fail, and the run then ends
-without any effect.
+The caller runs on the event loop. It gets the next piece of work from `advance`, runs it on another thread, and passes
+the result to `finish`, at a rate that it chooses. Meanwhile the log is in use: if it is trimmed, closed or fails, the
+run ends without any effect.
 
-Stages of a swap:  written -> intent on disk -> visible to readers -> files swapped -> recorded on disk -> continue
-Until the intent is on disk everything can be abandoned; after it the swap is completed, by recovery if necessary.
+Stages of a segment swap: the new file is written; the intent to swap is recorded in the compaction state on disk;
+readers see the new segment; the files are swapped; the end of the swap is recorded on disk. The swap can be abandoned
+until the intent is on disk; after that it has to be completed, by recovery if necessary.
 """
 
 from __future__ import annotations
@@ -42,18 +43,20 @@ if TYPE_CHECKING:
 
 
 TRANSIENT_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
-"""A lack of disk space or descriptors may be temporary: the log does not fail."""
+"""Errors that mean a lack of disk space or of descriptors, which may be temporary: the log does not fail."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the error is only a lack of disk space or of descriptors."""
+    """Whether `error`, or its cause, is one of `TRANSIENT_ERRNOS`: a lack of disk space or of descriptors."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNOS
 
 
 class CompactionOutcome(Enum):
-    """Outcome of a run. `DISK_FULL` (or no descriptor) and `ABANDONED` can be retried; for `FAILED` the reason is in
-    `CompactionRun.error`.
+    """Outcome of a compaction run.
+
+    `DONE`: complete. `ABANDONED`: stopped early. `DISK_FULL`: stopped by a lack of disk space or of descriptors; it can
+    be retried, as can an abandoned run. `FAILED`: `CompactionRun.error` is the reason.
     """
 
     DONE = auto()
@@ -76,9 +79,10 @@ class _Stage(Enum):
 def plan_log_compaction(
     log: Log, settings: CompactionSettings, *, limit_offset: int, now_ms: int
 ) -> CompactionPlan:
-    """Plan the compaction of a log. Nothing at or above `limit_offset` (uncommitted, undecided) is included.
+    """Plan the compaction of a log; segments that end above `limit_offset` are excluded.
 
-    Raises `StorageError` if a segment's timestamps cannot be read.
+    The caller sets `limit_offset` to the first uncommitted offset, or that of an open transaction. Raises
+    `StorageError` if a segment's timestamps cannot be read.
     """
     segment_swap = log.compaction
     segments = log.segments()
@@ -110,7 +114,9 @@ def begin_compaction(
     is_aborted: Callable[[BatchHeader], bool] | None = None,
     is_obsolete_marker: Callable[[BatchHeader], bool] | None = None,
 ) -> CompactionRun:
-    """Start a planned compaction. The functions are called on the other thread: see `CompactionRules`."""
+    """Start a planned compaction. `map_bytes_max` is the maximum size of the offset map; the other parameters are
+    those of `CompactionRules`. The predicates are called on another thread.
+    """
     segment_swap = log.compaction
     rules = CompactionRules(
         now_ms=now_ms,
@@ -138,7 +144,10 @@ def begin_compaction(
 
 
 class CompactionRun:
-    """One run of a log at a time."""
+    """One compaction run of a log; only one runs per log at a time. `outcome` is None until it has ended.
+
+    `swaps` is the number of segment swaps, `error` the reason of `CompactionOutcome.FAILED`.
+    """
 
     def __init__(self, disk: Disk, log: Log, compaction: Compaction) -> None:
         self.outcome: CompactionOutcome | None = None
@@ -154,7 +163,7 @@ class CompactionRun:
         self._next_state = CompactionState()
         self._replacement: CleanedSegment | None = None
         self.waits_for_disk_space = False
-        """A swap found the disk full: it is retried, preferably after a delay."""
+        """Whether a swap stopped on a full disk; the caller calls `advance` again, preferably after a delay."""
         self._stop_requested = False
         self._pause_requested = False
         self._outcome_if_abandoned = CompactionOutcome.ABANDONED
@@ -168,19 +177,19 @@ class CompactionRun:
     def stop(self) -> None:
         """End as soon as possible, because the log is about to be closed or removed.
 
-        A swap that finds the disk full is left to the next recovery. Until then readers see the new segment and the log
-        stays `is_busy`: no maintenance, no truncation and no other run can start.
+        If a swap stopped on a full disk, the next recovery completes it. Until then readers see the new segment, and
+        `SegmentSwap.is_busy` stays set: no maintenance, truncation or other run can start.
         """
         self._stop_requested = True
 
     def pause(self) -> None:
-        """End as soon as possible, but after a swap that has started: the log stays open."""
+        """End as soon as possible, after the current swap if one has started. The log stays open."""
         self._pause_requested = True
 
     # On the loop
 
     def advance(self) -> Callable[[], object] | None:
-        """The next piece of work. None: nothing can be done now, or the run has ended (see `outcome`)."""
+        """The next piece of work, to be called on another thread; None if the run has to wait or has ended."""
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         is_over = self._stop_requested or log.closed or log.failure is not None
@@ -208,7 +217,10 @@ class CompactionRun:
         raise AssertionError(stage)
 
     def finish(self, result: object, error: BaseException | None) -> Callable[[], object] | None:
-        """Handle the result of a piece of work. Returns the next one if it must follow immediately, otherwise None."""
+        """Handle the result, or the error, of a piece of work.
+
+        Returns the next piece of work if it must be run immediately, otherwise None.
+        """
         if error is None:
             return self._succeeded(result)
         return self._failed(error)

@@ -2,15 +2,14 @@
 
 Invariants:
 * Below `cleaned_end_offset` no key has more than one value. Records were removed only below `sparse_end_offset`, which
-  is the higher of the two during a run and after one that ended early.
-* A pending swap means that a finished file replaces some segments: it is written when that file is on stable storage
-  and nothing else has been changed; from then on the swap has to be completed.
+  is higher than `cleaned_end_offset` during a run and after a run that ended early.
+* A pending swap in the state means that a compacted file replaces some segments. It is recorded when that file is on
+  stable storage and no segment has been changed yet; from then on the swap has to be completed.
 
-The steps of a swap run when it is due and when recovery finds that a crash interrupted one; any of them may already
-have been done. Their order makes that safe: first the files that describe the old first segment are removed (its index,
-the timestamps), then the new file is renamed, and only when that is on stable storage the other old segments are
-removed. Until the rename is durable all old segments exist; after it the new one does. Nothing at or above the end of
-the swap is removed.
+`swap_files` runs the steps of a swap: the index file of the first old segment and the timestamps file are removed; the
+new file is renamed over the first old segment; when the rename is durable, the other old segments are removed. Recovery
+calls it again after a crash; steps that were done already are skipped. Until the rename is durable all old segments
+exist; after it the new one does. No segment at or above the end of the swap is removed.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _FIELDS = struct.Struct(">qqqqqQ")
 
 
 class DirectoryNotSynced(StorageError):
-    """A directory could not be synced: its content after a crash is unknown, so its log must stop."""
+    """Raised when a directory could not be synced: its content after a crash is unknown, so its log has failed."""
 
 
 class PendingSwap(NamedTuple):
-    """The finished file, `size_bytes` long, becomes the only segment of [base_offset, end_offset)."""
+    """A swap: the compacted file of `size_bytes` bytes becomes the only segment of [base_offset, end_offset)."""
 
     base_offset: int
     end_offset: int
@@ -55,7 +54,11 @@ class PendingSwap(NamedTuple):
 
 
 class CompactionState(NamedTuple):
-    """`last_delete_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
+    """Compaction state of one log: records below `cleaned_end_offset` are compacted.
+
+    Below `sparse_end_offset` records may be missing. `last_delete_horizon_ms` is the latest delete horizon of a
+    tombstone, -1 if there is none. `swap` is the pending swap.
+    """
 
     cleaned_end_offset: int = 0
     sparse_end_offset: int = 0
@@ -63,7 +66,7 @@ class CompactionState(NamedTuple):
     swap: PendingSwap | None = None
 
     def encode(self) -> bytes:
-        """The bytes of the file (docs/FILE_FORMAT.md)."""
+        """The bytes of the compaction file (docs/FILE_FORMAT.md)."""
         swap = self.swap or PendingSwap(UNSET_FIELD, UNSET_FIELD, 0)
         payload = _FIELDS.pack(
             self.cleaned_end_offset, self.sparse_end_offset, self.last_delete_horizon_ms, *swap
@@ -71,7 +74,7 @@ class CompactionState(NamedTuple):
         return encode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, payload)
 
     def truncated_to(self, end_offset: int) -> CompactionState:
-        """The state of a log that is truncated to `end_offset`."""
+        """The state after a truncation of the log to `end_offset`."""
         return self._replace(
             cleaned_end_offset=min(self.cleaned_end_offset, end_offset),
             sparse_end_offset=min(self.sparse_end_offset, end_offset),
@@ -82,14 +85,12 @@ NOT_COMPACTED = CompactionState()
 
 
 def cleaned_path(directory: str, base_offset: int) -> str:
-    """Path of the file that is written to replace segments from `base_offset` on. Recovery removes an unfinished
-    one.
-    """
+    """Path of the compacted file that replaces segments from `base_offset` on. Recovery removes an unfinished file."""
     return f"{directory}/{base_offset:0{OFFSET_DIGITS}d}.compacted{TEMPORARY_SUFFIX}"
 
 
 def load_state(disk: Disk, directory: str) -> CompactionState | None:
-    """Read the file; without a file nothing was compacted. None if it is damaged."""
+    """Read the compaction state; the state of an uncompacted log if there is no file, None if the file is damaged."""
     try:
         data = disk.read_file(f"{directory}/{COMPACTION_NAME}")
     except FileNotFoundError:
@@ -103,8 +104,9 @@ def load_state(disk: Disk, directory: str) -> CompactionState | None:
 
 
 def write_state(disk: Disk, directory: str, state: CompactionState) -> None:
-    """Make the state durable. Raises `OSError`: the file is unchanged; `DirectoryNotSynced`: a crash may leave
-    either.
+    """Replace the compaction state on disk, durably.
+
+    Raises `OSError` if the old state is unchanged, `DirectoryNotSynced` if a crash may leave the old or the new one.
     """
     path = f"{directory}/{COMPACTION_NAME}"
     file = prepare_checksummed(disk, path, state.encode())
@@ -117,9 +119,9 @@ def write_state(disk: Disk, directory: str, state: CompactionState) -> None:
 
 
 def sync_log_directory(disk: Disk, directory: str) -> None:
-    """Sync a log's directory. Raises `DirectoryNotSynced`.
+    """Sync a log's directory. Raises `DirectoryNotSynced`; then the caller must fail the log.
 
-    It fails once only: a later sync would succeed although the name of a segment with acknowledged records was lost.
+    The kernel reports such an error once: a later sync would succeed although the name of a segment may be lost.
     """
     try:
         disk.sync_directory(directory)
@@ -131,9 +133,9 @@ logger = logging.getLogger(__name__)
 
 
 def swap_files(disk: Disk, directory: str, swap: PendingSwap) -> None:
-    """Perform the remaining steps of a swap; durable on return.
+    """Run those steps of a swap that are not done yet; the swap is durable on return.
 
-    Raises `OSError`, `DirectoryNotSynced`; `CorruptLog` when the file is missing.
+    Raises `OSError`, `DirectoryNotSynced`; `CorruptLog` if the compacted file is missing.
     """
     target = Segment(directory, swap.base_offset)
     finished = cleaned_path(directory, swap.base_offset)
@@ -170,17 +172,17 @@ def _check_size(disk: Disk, path: str, swap: PendingSwap) -> None:
 
 
 def recover_compaction(disk: Disk, directory: str, start_offset: int) -> CompactionState:
-    """Complete an interrupted swap, before anything else of a log is read. Returns the compaction state.
+    """Complete an interrupted swap, before recovery reads the segments. Returns the compaction state.
 
-    A swap in the result has been done and is still recorded on disk. `start_offset` is the checkpoint's.
-    Raises `OSError`, `DirectoryNotSynced`, `CorruptLog`.
+    If the result still has a `swap`, that swap is complete, but the disk was too full to record its end. `start_offset`
+    is the log start offset in the checkpoint. Raises `OSError`, `DirectoryNotSynced`, `CorruptLog`.
     """
     state = load_state(disk, directory)
     if state is None:
         state = _rebuild_state(disk, directory)
     elif state.swap is None:
         return state
-    elif state.swap.end_offset > start_offset:  # otherwise a trim has removed the swapped segment since
+    elif state.swap.end_offset > start_offset:  # otherwise a trim has removed the new segment since
         swap_files(disk, directory, state.swap)
         logger.info("compaction_swap_completed", extra=fields(directory=directory))
     clean = state._replace(swap=None)
@@ -189,15 +191,14 @@ def recover_compaction(disk: Disk, directory: str, start_offset: int) -> Compact
     except OSError as error:
         if error.errno not in DISK_FULL_ERRNOS:
             raise
-        return state  # it stays on disk until there is space; repeating it changes nothing
+        return state  # the swap stays on disk until there is space; repeating it changes nothing
     return clean
 
 
 def _rebuild_state(disk: Disk, directory: str) -> CompactionState:
-    """The state of a log whose state file is damaged: compaction starts again from the beginning. Raises `CorruptLog`
-    if a swap was interrupted.
+    """The state of a log whose compaction file is damaged: compaction starts again from the beginning.
 
-    Records may be missing anywhere below the active segment.
+    Records may be missing anywhere below the active segment. Raises `CorruptLog` if a swap was interrupted.
     """
     bases = sorted(base for base in map(base_offset_of, disk.list_directory(directory)) if base is not None)
     for base, following in pairwise(bases):

@@ -1,8 +1,7 @@
 """Offset map of a compaction: the newest offset of every key, in a fixed amount of memory (Kafka: SkimpyOffsetMap).
 
-Compaction needs the last offset of each of millions of keys. Keys may be long, so the map stores digests of 16 bytes,
-which are unique in practice (no collision of 128 bits is known). One entry is 24 bytes in one buffer of a size that is
-fixed in advance; there is no Python object per key.
+The map stores a digest of 16 bytes instead of each key, because keys may be long. Such digests are unique in practice.
+An entry takes 24 bytes of one buffer, whose size is fixed when the map is created; there is no Python object per key.
 
 Invariants: at most `ENTRY_BYTES * capacity` bytes are used; at most nine of ten slots are occupied, which bounds the
 search for a key; an offset in the map only increases.
@@ -26,21 +25,24 @@ _OFFSET = Struct(">q")
 
 
 def digest_of(key: bytes) -> bytes:
-    """Digest under which a key is stored."""
+    """The digest (blake2b, 16 bytes) under which a key is stored in the map."""
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
 class OffsetMap:
     """Hash table from key digest to offset: open addressing with double hashing; both hashes are parts of the digest.
 
-    The number of slots is a power of two and the step odd, so a search reaches every slot. Offsets are stored plus one;
-    zero is a free slot.
+    The number of slots is a power of two and the step is odd, so a search reaches every slot. The stored number is the
+    offset plus one; 0 means a free slot. `entries_max` is the maximum number of keys.
     """
 
     __slots__ = ("_entries", "_mask", "_table", "entries_max", "size_bytes")
 
     def __init__(self, bytes_max: int, *, entries_wanted: int | None = None) -> None:
-        """As many slots as fit into `bytes_max` (at least 64), or as `entries_wanted` needs. Call `prepare` next."""
+        """Create a map with as many slots as fit into `bytes_max`, at least 64. The caller calls `prepare` next.
+
+        `entries_wanted`: expected number of keys; the map gets no more slots than these need.
+        """
         slots = CAPACITY_MIN
         while 2 * slots * ENTRY_BYTES <= bytes_max and (
             entries_wanted is None or slots * 9 // 10 < entries_wanted
@@ -56,16 +58,14 @@ class OffsetMap:
         return self._entries
 
     def prepare(self) -> Iterator[int]:
-        """Allocate the memory, before anything else; yields the bytes of each step. A single step would block the
-        interpreter.
-        """
+        """Allocate the memory in steps and yield the bytes of each; a single step would block the interpreter."""
         while (missing := self.size_bytes - len(self._table)) > 0:
             step = min(missing, STEP_BYTES)
             self._table.extend(bytes(step))
             yield step
 
     def put(self, digest: bytes, offset: int) -> bool:
-        """Record that a key was written at `offset`. False if it is a new key and the map is full."""
+        """Record that a key was written at `offset`. Returns False if the key is new and the map is full."""
         table, mask = self._table, self._mask
         first, step = _NUMBERS.unpack(digest)
         step |= 1
@@ -87,7 +87,7 @@ class OffsetMap:
             slot = (slot + step) & mask
 
     def get(self, digest: bytes) -> int:
-        """The newest offset of a key; -1 if it is not in the map."""
+        """The newest offset of a key; -1 if the key is not in the map."""
         table, mask = self._table, self._mask
         first, step = _NUMBERS.unpack(digest)
         step |= 1

@@ -1,11 +1,11 @@
-"""Replacement of segments by a compacted one, on the side of the log; and which part of it may be compacted.
+"""Segment swap of one `Log`: replaces segments by a compacted one, and determines which segments may be replaced.
 
-Belongs to one `Log` and to the loop.
+Used on the event loop only.
 
 Invariants:
 * Readers see either all of the old segments or the new one. They see the new one as soon as the intent to swap is on
-  stable storage, through a file that is already open; a reader that still holds an old segment continues with its file.
-* While `is_busy`, no maintenance touches the directory, no trimmed segment leaves the list and no truncation starts.
+  stable storage, through a file that is already open; a reader that still uses an old segment continues with its file.
+* While `is_busy` is set, no maintenance job and no truncation starts, and trimmed segments stay in the segment list.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 class SegmentSwap:
-    """`state` is the content of the file on disk; `is_busy`: a swap, or a change of that file, is
-    running.
-    """
+    """Segment swaps of one log. `state` is the compaction state on disk; `is_busy`: a swap or a change of it runs."""
 
     __slots__ = ("_files", "_flush_state", "_oldest", "_read_positions", "_segments", "is_busy", "state")
 
@@ -50,14 +48,13 @@ class SegmentSwap:
 
     @property
     def replaceable_end_offset(self) -> int:
-        """Segments that end at or below this offset are named by neither slot of the checkpoint on disk."""
+        """Segments that end at or below this offset may be replaced: no checkpoint slot on disk refers to them."""
         return self._flush_state.lowest_checkpoint_base_offset
 
     def first_dirty_timestamp(self) -> int | None:
-        """Timestamp (ms) of the first batch of the first dirty segment. None if there is none, or if the segment is
-        damaged and too short for a batch: compacting it would report that.
+        """Timestamp (ms) of the first batch of the first dirty segment; reads one batch header once per segment.
 
-        It reads one header, once per segment.
+        None if no segment is dirty, or if that segment is too short for a batch: its compaction reports the damage.
         """
         cleaned = self.state.cleaned_end_offset
         for segment in self._segments.segments:
@@ -80,32 +77,33 @@ class SegmentSwap:
 
     @property
     def only_active_is_dirty(self) -> bool:
-        """Whether all closed segments are clean."""
+        """Whether all closed segments are clean, so that only the active segment is dirty."""
         segments = self._segments.segments
         return len(segments) == 1 or segments[-2].end_offset <= self.state.cleaned_end_offset
 
     def first_segments(self, count: int) -> tuple[Segment, ...]:
-        """The first `count` segments, which are closed."""
+        """The first `count` segments of the log; the caller includes only closed ones."""
         return tuple(self._segments.segments[:count])
 
     def contains(self, segments: tuple[Segment, ...]) -> bool:
-        """Whether all of them are still in the log."""
+        """Whether the adjacent `segments` are all still in the log."""
         return self._segments.contains(segments)
 
     def is_any_trimmed(self, segments: tuple[Segment, ...]) -> bool:
-        """Whether any of them left the log without being replaced."""
+        """Whether any of `segments` was removed from the log by a trim."""
         current = set(self._segments.segments)
         return any(segment not in current and not segment.replaced for segment in segments)
 
     def open_old_files(self, replacement: CleanedSegment) -> None:
-        """Open the files of the old segments: a reader must never find the new file under their name. Raises
-        `StorageError`.
+        """Open the files of the old segments, so that their readers do not open the new file, which gets the same name.
+
+        Raises `StorageError`.
         """
         for segment in replacement.old_segments:
             segment.file = self._files.file(segment)
 
     def publish(self, replacement: CleanedSegment) -> None:
-        """Make the new segment visible to readers; its file still has its temporary name."""
+        """Replace the old segments by the new one in the log, whose file still has its temporary name."""
         swap = replacement.swap
         new = Segment(replacement.old_segments[0].directory, swap.base_offset, swap.size_bytes)
         new.end_offset = swap.end_offset
@@ -122,13 +120,16 @@ class SegmentSwap:
         self._oldest = (-1, None)
 
     def release_file(self, base_offset: int) -> None:
-        """Record that the new segment at `base_offset` has its final name."""
+        """Release the open file of the new segment at `base_offset`, because the file has its final name now."""
         for segment in self._segments.segments:
             if segment.base_offset == base_offset and segment is not self._segments.active:
                 segment.file = None
 
     def truncate_state(self, disk: Disk, end_offset: int) -> None:
-        """Lower the compaction state before the log is truncated to `end_offset`. Raises `OSError`."""
+        """Lower the offsets of the compaction state before the log is truncated to `end_offset`.
+
+        Raises `OSError`, `DirectoryNotSynced`.
+        """
         limited = self.state.truncated_to(end_offset)._replace(swap=None)
         if limited != self.state:
             write_state(disk, self._segments.segments[0].directory, limited)

@@ -1,20 +1,21 @@
 """Flush state of one log (Kafka: recovery point): what is durable, and the jobs that make the rest durable.
 
-`Log` reports what it did (a segment closed, segments trimmed, an epoch started); `FlushState` turns that into flush and
-maintenance jobs, and records their results. The jobs are plain values, created on the loop and run on another thread;
-they never touch a `Log`.
+`Log` reports each change (a closed segment, trimmed segments, a new epoch); `FlushState` prepares flush and maintenance
+jobs from these changes and records their results. A job is an immutable value that is created on the event loop and run
+on another thread; it does not access the `Log`.
 
 Invariants:
-* `end_offset`, at `position` of `segment`, is durable, and so is everything before it.
-* `FlushJob.run` syncs in the only correct order: the leader epochs, closed segments, the names in the directory, then
-  the active segment. The end offset it was prepared for is durable when it returns.
-* `MaintenanceJob.run` writes a checkpoint of an end that is already durable, removes segments only after the checkpoint
-  no longer needs them, and only then writes what takes new space: a full disk must not keep trimmed segments.
-* A job that fails ends the log's service, unless it failed on a full disk before anything could be lost: then it is due
-  again (`retry_sync`, `retry_maintenance`). That is the case (`LogDiskFull`) wherever the next attempt writes the whole
-  file again; a full disk reported by the sync of records is a failure (`OSError`), because the kernel may have dropped
-  them.
-* A job prepared before a truncation or the end of the log (another `generation`) has no effect any more.
+* All records below `end_offset` are durable.
+* `FlushJob.run` syncs in this order: leader epochs, closed segments, directory, active segment. `FlushJob.end_offset`
+  is durable when it returns.
+* `MaintenanceJob.run` writes a checkpoint of an end offset that is already durable, then removes segments that the
+  checkpoint no longer needs, and then writes files that need new disk space, so that trimmed segments are removed even
+  if the disk is full.
+* After a failed job the log has failed. The exception is `LogDiskFull`: the disk was full and no data can have been
+  lost, because the next attempt writes the whole file again; the work of that job is due again (`retry_sync`,
+  `retry_maintenance`). If a sync of records reports a full disk, the log has failed (`OSError`), because the kernel may
+  have dropped the records.
+* A job that was prepared before a truncation, or before the log was closed, has an older `generation` and no effect.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class LogDiskFull(StorageError):
 
 @contextmanager
 def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Iterator[None]:
-    """Raise `LogDiskFull` for a full disk inside the block; other errors pass unchanged."""
+    """Raise `LogDiskFull` if an `OSError` in the block reports a full disk. `what` names the data in the message."""
     try:
         yield
     except OSError as error:
@@ -68,7 +69,12 @@ def translate_disk_full(what: str, *, checkpoint_written: bool = False) -> Itera
 
 
 class FlushJob(NamedTuple):
-    """Makes one log durable up to `end_offset`, which is at `position` of `segment`."""
+    """Job that makes one log durable up to `end_offset`, which is at `position` of the active segment `segment`.
+
+    It syncs `closed_files` and `active_file`, and the directory if `directory_dirty`. `epochs` is the new content of
+    the epochs file; None if it is up to date. `closed_segment_count` is the number of closed segments that the job
+    makes durable.
+    """
 
     directory: str
     closed_files: tuple[DiskFile, ...]
@@ -83,16 +89,16 @@ class FlushJob(NamedTuple):
 
     @property
     def file_count(self) -> int:
-        """Number of syncs this takes, one by one."""
+        """Number of syncs that `run` performs, without that of the epochs file."""
         return len(self.closed_files) + 1 + self.directory_dirty
 
     def run(self, disk: Disk) -> None:
-        """Sync file by file. Raises `OSError`; `LogDiskFull` when nothing was synced yet."""
+        """Write the leader epochs and sync file by file. Raises `OSError`; `LogDiskFull` before the first sync."""
         self.write_epochs(disk, durable=True)
         self.sync(disk)
 
     def sync(self, disk: Disk) -> None:
-        """Sync file by file, except the epochs. Raises `OSError`."""
+        """Sync the closed segments, the directory and the active segment. Raises `OSError`."""
         for file in self.closed_files:
             file.sync()
         if self.directory_dirty:
@@ -100,10 +106,10 @@ class FlushJob(NamedTuple):
         self.active_file.sync()
 
     def write_epochs(self, disk: Disk, *, durable: bool) -> None:
-        """Replace the epochs file if there are new epochs; unless `durable`, the caller syncs the file system next.
+        """Replace the epochs file if there are new epochs. Unless `durable`, the caller syncs the file system next.
 
-        A crash in between may leave a file that fails its checksum: recovery then reads the epochs from the batches. A
-        file that is ahead of the batches does no harm: recovery uses it only below the checkpoint.
+        A crash before that sync may leave an invalid file; recovery then reads the epochs from the batches. A file with
+        epochs of batches that were lost is harmless, because recovery uses it only below the checkpoint.
         """
         if self.epochs is None:
             return
@@ -112,9 +118,9 @@ class FlushJob(NamedTuple):
 
 
 class DueIndex(NamedTuple):
-    """An index to be saved: of the first `covered_bytes` of `segment`, which end at `end_offset`.
+    """An index to be saved, of the first `covered_bytes` of `segment`, which end at `end_offset`.
 
-    `closed`: the segment is closed; otherwise this is a snapshot of the index of a segment that still grows.
+    `closed`: the segment is closed; otherwise the index is a snapshot of that of the active segment.
     """
 
     segment: Segment
@@ -125,7 +131,11 @@ class DueIndex(NamedTuple):
 
 
 class MaintenanceJob(NamedTuple):
-    """Work that follows a sync: no response depends on it, all of it makes the next recovery fast."""
+    """Job that writes the checkpoint and index files of a log and removes trimmed segments, for a fast recovery.
+
+    `timestamps` is the new content of the timestamps file; None if it is up to date. `previous_checkpoint` and
+    `index_saved_bytes` restore the flush state if the job fails on a full disk.
+    """
 
     directory: str
     checkpoint: Checkpoint
@@ -142,17 +152,23 @@ class MaintenanceJob(NamedTuple):
         return f"{self.directory}/{CHECKPOINT_NAME}"
 
     def run(self, disk: Disk) -> None:
-        """Do all of it. Raises `OSError`, `LogDiskFull`."""
+        """Write the checkpoint, then call `run_after_checkpoint`. Raises `OSError`, `LogDiskFull`."""
         self.write_checkpoint(disk, sync=True)
         self.run_after_checkpoint(disk)
 
     def write_checkpoint(self, disk: Disk, *, sync: bool) -> None:
-        """Write the checkpoint; without `sync` the caller syncs the file system before `run_after_checkpoint`."""
+        """Write the checkpoint. Without `sync` the caller syncs the file system before `run_after_checkpoint`.
+
+        Raises `OSError`, `LogDiskFull`.
+        """
         with translate_disk_full(f"the checkpoint of {self.directory}"):
             write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
 
     def run_after_checkpoint(self, disk: Disk) -> None:
-        """Do what requires a durable checkpoint: remove trimmed segments; then save indexes and timestamps."""
+        """Remove trimmed segments, then save indexes and timestamps. The checkpoint must be durable.
+
+        Raises `OSError`, `LogDiskFull`.
+        """
         trimmed = (
             bool(self.trimmed_segments)
             or self.checkpoint.start_offset > self.previous_checkpoint.start_offset
@@ -161,7 +177,7 @@ class MaintenanceJob(NamedTuple):
             return
         with translate_disk_full(f"the maintenance of {self.directory}", checkpoint_written=True):
             if trimmed:
-                # If one slot were damaged, the other would bring back trimmed records, or require removed segments.
+                # Both slots are written: an older slot would restore trimmed records, or require removed segments.
                 older = self.checkpoint._replace(sequence=self.checkpoint.sequence - 1)
                 write_checkpoint(disk, self.checkpoint_path, older)
             for segment in self.trimmed_segments:
@@ -177,9 +193,9 @@ class MaintenanceJob(NamedTuple):
 def run_maintenance(
     disk: Disk, jobs: Sequence[MaintenanceJob], sync_all: Callable[[], bool] | None
 ) -> list[OSError | LogDiskFull | None]:
-    """Run the maintenance of several logs; returns the error of each, in their order.
+    """Run the maintenance jobs of several logs; returns the error of each job, None if it succeeded, in their order.
 
-    With `sync_all` (see `Disk.sync_all`) all checkpoints become durable with one sync; without it each by itself.
+    With `sync_all` (see `Disk.sync_all`) one sync makes all checkpoints durable; otherwise each checkpoint is synced.
     """
     failed: list[OSError | LogDiskFull | None] = [None] * len(jobs)
     for number, job in enumerate(jobs):
@@ -252,11 +268,11 @@ class FlushState:
 
     @property
     def lowest_checkpoint_base_offset(self) -> int:
-        """Lowest segment that a checkpoint slot on disk may name; segments below it may change their size."""
+        """Lowest base offset to which a checkpoint slot on disk may refer; segments below it may be replaced."""
         return min(self._slots)
 
     def request_checkpoints(self) -> None:
-        """Request checkpoints (two) until `lowest_checkpoint_base_offset` is where the log is durable now."""
+        """Request checkpoints, one per slot, that refer to the newest durable segment or a later one."""
         self._checkpoint_until_offset = self.segment.base_offset
 
     @property
@@ -265,12 +281,12 @@ class FlushState:
         return self.lowest_checkpoint_base_offset < self._checkpoint_until_offset
 
     def record_checkpoint(self, job: MaintenanceJob) -> None:
-        """Record that the checkpoint of a job is on disk; the slot that was not written holds the previous one."""
+        """Record that the checkpoint of a job is on disk. The other slot still contains the previous checkpoint."""
         if job.generation == self.generation:
             self._slots = (self._slots[1], job.checkpoint.segment_base)
 
     def record_replaced_segments(self, old: Sequence[Segment], new: Segment) -> None:
-        """Record that compaction replaced several segments by one."""
+        """Record that compaction or a repair replaced the segments `old` by `new`."""
         self._indexes_due = [segment for segment in self._indexes_due if segment not in old]
         self._indexes_due.append(new)
         self._timestamps_due = True
@@ -283,24 +299,24 @@ class FlushState:
         self._index_saved_at = 0
 
     def record_trimmed_segments(self, segments: list[Segment]) -> None:
-        """Record that segments left the log; their files are removed once a checkpoint allows it."""
+        """Record that segments were trimmed. A maintenance job removes their files after it wrote a checkpoint."""
         self._trimmed_segments += segments
         self._indexes_due = [segment for segment in self._indexes_due if segment not in segments]
 
     def take_trimmed_segments(self) -> list[Segment]:
-        """The trimmed segments whose files still exist; the caller removes them."""
+        """Return the trimmed segments whose files still exist, and forget them: the caller removes the files."""
         trimmed_segments, self._trimmed_segments = self._trimmed_segments, []
         return trimmed_segments
 
     def sync_closed_before(self, segment: Segment) -> None:
-        """Sync the closed segments before one that a truncation makes the last. Blocks; raises `OSError`."""
+        """Sync the closed segments before `segment`, the last one after a truncation. Blocks; raises `OSError`."""
         for closed in self._closed:
             if closed.base_offset < segment.base_offset and closed.file is not None:
                 closed.file.sync()
                 closed.file = None
 
     def record_truncation(self, segment: Segment, position: int, end_offset: int) -> None:
-        """Record that the log ends there now, and that this is durable."""
+        """Record that the log was truncated, durably, to `end_offset`, which is at `position` of `segment`."""
         self.segment, self.position, self.end_offset = segment, position, end_offset
         self._closed.clear()
         self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
@@ -311,12 +327,12 @@ class FlushState:
         self._checkpoint_until_offset = 0
 
     def record_reset(self, segment: Segment) -> None:
-        """Record that the log consists of this empty segment only, and that this is durable."""
+        """Record that the log now consists, durably, of the empty `segment` only."""
         self.record_truncation(segment, 0, segment.base_offset)
         self._indexes_due.clear()
 
     def prepare_sync(self, active: Segment, epochs: LeaderEpochCache) -> FlushJob | None:
-        """The job that makes the log durable up to the current end of its active segment; None when it is durable."""
+        """The job that makes the log durable up to the end of its active segment; None if it is durable already."""
         clean = not (self._closed or self.epochs_dirty or self._directory_dirty)
         if clean and active.end_offset == self.end_offset:
             return None
@@ -336,7 +352,7 @@ class FlushState:
         return job
 
     def record_sync(self, job: FlushJob) -> bool:
-        """Record a successful sync. True when the durable end moved."""
+        """Record a successful flush job. Returns whether the durable end offset has increased."""
         if job.generation != self.generation:
             return False
         for segment in self._closed[: job.closed_segment_count]:
@@ -348,21 +364,23 @@ class FlushState:
         return moved
 
     def retry_sync(self, job: FlushJob) -> None:
-        """Record that a sync did nothing because the disk was full before it: all of it is due again."""
+        """Record that a flush job stopped on a full disk before its first sync: all of its work is due again."""
         if job.generation == self.generation:
             self._directory_dirty |= job.directory_dirty
             self.epochs_dirty |= job.epochs is not None
 
     @property
     def checkpoint_lag_bytes(self) -> int:
-        """Durable bytes of the synced segment that the checkpoint does not cover yet."""
+        """Number of durable bytes of the newest durable segment that the checkpoint does not cover."""
         if self.checkpoint.segment_base != self.segment.base_offset:
             return self.position
         return self.position - self.checkpoint.position
 
     def needs_maintenance(self, start_offset: int, active: Segment | None = None) -> bool:
-        """Whether the checkpoint, indexes or timestamps on disk are older than the durable end of the log, or files of
-        deleted segments are to be removed. With `active`, its index counts, too."""
+        """Whether `prepare_maintenance` has work: the checkpoint, an index or the timestamps file on disk is older than
+        the durable part of the log, or files of deleted segments have to be removed. If `active` is given, its index
+        counts, too.
+        """
         return (
             (active is not None and active.size != self._index_saved_at)
             or self.checkpoint.durable_end_offset != self.end_offset
@@ -375,7 +393,7 @@ class FlushState:
         )
 
     def next_checkpoint(self, start_offset: int) -> Checkpoint:
-        """The checkpoint of what is durable now."""
+        """The checkpoint of the current durable state, with the log start offset `start_offset`."""
         start = min(start_offset, self.end_offset)
         return Checkpoint(
             self.checkpoint.sequence + 1,
@@ -389,9 +407,10 @@ class FlushState:
     def prepare_maintenance(
         self, segments: Sequence[Segment], start_offset: int, snapshot_bytes: int, *, closing: bool
     ) -> MaintenanceJob:
-        """Collect a maintenance job: the checkpoint, index files that are due, and segments that may be removed.
+        """The job that writes the checkpoint and the indexes that are due, and removes trimmed segments.
 
-        `segments`: all segments of the log.
+        `segments` are all segments of the log. The index of the active segment is included if the segment has grown by
+        `snapshot_bytes` since it was saved, or if `closing`.
         """
         active, previous, index_saved_bytes = segments[-1], self.checkpoint, self._index_saved_at
         self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
@@ -443,7 +462,7 @@ class FlushState:
         self._timestamps_due |= job.timestamps is not None
 
     def release(self) -> None:
-        """Drop the files of closed segments: the log is closed."""
+        """Release the files of closed segments, because the log is closed; prepared jobs have no effect any more."""
         self.generation += 1
         for segment in (*self._closed, *self._trimmed_segments):
             segment.file = None

@@ -1,15 +1,15 @@
-"""Group commit for all logs of a data directory: one sync covers every request that arrived before it started.
+"""Group commit for all logs of a data directory: one sync covers every flush request that arrived before it started.
 
 One job at a time runs on the background thread. All requests that arrive while it runs share the next job; a request
-that arrives while none runs starts one at once, so an idle broker adds no latency and a busy one needs few syncs
+that arrives while no job runs starts one immediately. So an idle broker adds no latency, and a busy one needs few syncs
 (docs/adr/0003-syncing-many-partitions.md).
 
 Invariants:
-* A log's durable end moves only after a sync that started later than the append.
-* A failed sync is never retried, because the kernel may have dropped the pages it failed on: every log it covered has
-  failed. Work that found the disk full before anything could be lost (`LogDiskFull`) is repeated at the next
-  maintenance interval.
-* An exception in one log's listener never keeps the other logs of a job from being finished.
+* The durable end offset of a log increases only after a sync that started later than the append.
+* A failed sync is never retried, because the kernel may have dropped the pages that could not be written: every log in
+  that sync has failed. Jobs that stopped on a full disk before any data could be lost (`LogDiskFull`) are repeated at
+  the next maintenance interval.
+* An exception of one log's listener does not prevent the other logs of a job from being finished.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 LOG_FLUSH_INTERVAL_MS = 100
 LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL_MS = 1000
-MAINTENANCE_BATCH_LOGS_MAX = 256  # logs of one maintenance job: a sync requested meanwhile waits for that job
+MAINTENANCE_BATCH_LOGS_MAX = 256
+"""Maximum number of logs per background job of maintenance; a sync that is requested meanwhile waits for that job."""
 CHECKPOINT_LAG_BYTES_MAX = 64 << 20
-"""Maintenance starts at once when this much of a log lies above its checkpoint: recovery would have to read all of it,
-and write it again."""
+"""Number of bytes above the checkpoint of a log from which on its maintenance starts immediately; recovery reads these
+bytes and writes them again."""
 SYNCS_BEFORE_MAINTENANCE_MAX = 16
-"""Number of syncs that may precede maintenance that is due; without a bound a busy broker would never do any."""
+"""Maximum number of syncs that are started before maintenance that is due; otherwise a busy broker would do none."""
 
 logger = logging.getLogger(__name__)
 
 
 class JobOutcome(NamedTuple):
-    """Result of the sync (or the maintenance) of one log."""
+    """Result of the flush or maintenance job `work` of one log; `error` is None if it succeeded."""
 
     log: Log
     work: FlushJob | MaintenanceJob
@@ -53,10 +54,12 @@ class JobOutcome(NamedTuple):
 class GroupCommit:
     """Group commit and maintenance of all logs of a data directory. All methods run on the event loop.
 
-    `log_flush_interval_ms`: how long a request that nothing waits for may be delayed.
-    `log_flush_offset_checkpoint_interval_ms`: how old a checkpoint may get while its log moves. Both need a
-    `scheduler`; without one every request is urgent and checkpoints are written after each sync.
-    `observe_sync_s` is called on the thread with the seconds each sync took by `clock`.
+    `root` is the data directory. `log_flush_interval_ms`: maximum delay of a flush request that is not urgent.
+    `log_flush_offset_checkpoint_interval_ms`: maximum age of a checkpoint while its log grows. Both need a `scheduler`;
+    without one every flush request is urgent and checkpoints are written after each sync. From `sync_all_files_min`
+    files on a job uses one `syncfs` for all. `observe_sync_s` is called on the background thread with the duration of
+    each sync in seconds, measured by `clock`. `sync_count` counts the flush jobs, `file_system_sync_count` those that
+    used `syncfs`.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class GroupCommit:
         self._delayed: dict[Log, None] = {}
         self._with_followers: dict[Log, None] = {}  # all of them are in `_delayed`, too, or were
         self._maintenance_later: dict[Log, None] = {}  # due at the next maintenance interval
-        self._maintenance_now: dict[Log, None] = {}  # the interval is over
+        self._maintenance_now: dict[Log, None] = {}  # due now
         self._retry: dict[Log, None] = {}
         self._start_offset_waits: dict[Log, list[tuple[int, Callable[[StorageError | None], None]]]] = {}
         self._running = False
@@ -97,13 +100,13 @@ class GroupCommit:
         self.file_system_sync_count = 0
 
     def register(self, log: Log) -> None:
-        """Perform the log's maintenance from now on."""
+        """Start to perform the maintenance of `log`."""
         log.on_maintenance_due = lambda: self._schedule_maintenance(log)
         if log.needs_maintenance:
             self._schedule_maintenance(log)
 
     def unregister(self, log: Log) -> None:
-        """Start no new sync for this log. A running one may still end after this."""
+        """Start no further job for `log`, which is about to be closed. A job that is running still ends normally."""
         log.on_maintenance_due = None
         for waiting in (
             self._dirty,
@@ -118,10 +121,9 @@ class GroupCommit:
             done(StorageError(f"{log.directory} was closed"))
 
     def persist_start_offset(self, log: Log, done: Callable[[StorageError | None], None]) -> None:
-        """Write the log's current start offset to disk soon, then call `done(None)`: trimmed records stay deleted after
-        a crash.
+        """Write the log's current start offset to disk, then call `done(None)`: deleted records stay deleted then.
 
-        `done(error)` when it could not be written; on a full disk it is retried nevertheless.
+        `done(error)` is called if the write failed; after a full disk the write is retried, without another call.
         """
         self._start_offset_waits.setdefault(log, []).append((log.start_offset, done))
         self._maintenance_now[log] = None
@@ -129,7 +131,8 @@ class GroupCommit:
             self._start()
 
     def request_flush(self, log: Log, *, urgent: bool = True) -> None:
-        """Make what the log holds now durable: soon (`urgent`), or within `log_flush_interval_ms`."""
+        """Make all records that are in the log now durable: by the next job (`urgent`), or within
+        `log_flush_interval_ms`."""
         if urgent or self._scheduler is None:
             self._dirty[log] = None
             self._delayed.pop(log, None)
@@ -143,8 +146,7 @@ class GroupCommit:
                 )
 
     def request_flush_of_all(self, logs: Iterable[Log]) -> None:
-        """Request an urgent flush of several logs together. They share a sync; with single requests the first log would
-        be synced separately."""
+        """Request an urgent flush of several logs in one job; with single requests the first log would get its own."""
         for log in logs:
             self._dirty[log] = None
             self._delayed.pop(log, None)
@@ -152,26 +154,28 @@ class GroupCommit:
             self._start()
 
     def request_flush_with_followers(self, log: Log) -> None:
-        """A request waits until the log is durable here and on followers: sync it when followers are sent its records
-        (`sync_with_followers`), at the latest within `log_flush_interval_ms`. An earlier sync would be one more, and no
-        request would complete earlier."""
+        """Request a flush of a log whose records followers have to store, too, before a producer gets its response.
+
+        The sync starts when the records are sent to followers (`sync_with_followers`), at the latest after
+        `log_flush_interval_ms`. An earlier sync would not complete any request earlier.
+        """
         if log not in self._dirty:
             self._with_followers[log] = None
             self.request_flush(log, urgent=False)
 
     def sync_with_followers(self) -> None:
-        """Sync the logs of `request_flush_with_followers` now: followers were sent what they are to make durable."""
+        """Start the sync of all logs of `request_flush_with_followers`: their records were sent to followers."""
         if self._with_followers:
             logs, self._with_followers = self._with_followers, {}
             self.request_flush_of_all(logs)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs and nothing is requested, except what waits for space on the disk."""
+        """Whether no job runs and no flush is requested; logs that wait for disk space are ignored."""
         return not (self._running or self._dirty or self._delayed)
 
     def close(self) -> None:
-        """Cancel the timers and start the last sync. Close the background worker next, then the logs."""
+        """Cancel the timers and start the last sync. The caller closes the background worker next, then the logs."""
         for timer in (self._flush_timer, self._maintenance_timer):
             if timer is not None:
                 timer.cancel()
@@ -192,9 +196,9 @@ class GroupCommit:
             self._start()
 
     def _start(self) -> None:
-        """Pass the next job to the thread: a sync if any log is dirty, else maintenance if that is due.
+        """Submit the next job to the background thread: a sync if any log is dirty, otherwise maintenance that is due.
 
-        Maintenance comes first when a request waits for it, or when enough syncs have preceded it.
+        Maintenance has priority when a request waits for it, or after `SYNCS_BEFORE_MAINTENANCE_MAX` syncs.
         """
         if (
             self._maintenance_now
@@ -219,8 +223,10 @@ class GroupCommit:
             self._start_maintenance()
 
     def _start_maintenance(self) -> bool:
-        """Pass the maintenance that is due to the thread, of a bounded number of logs, so that syncs requested
-        meanwhile do not wait long; False when there is none."""
+        """Submit the maintenance that is due, of at most `MAINTENANCE_BATCH_LOGS_MAX` logs, to the background thread.
+
+        Returns False if there is none.
+        """
         self._syncs_before_maintenance = 0
         jobs = []
         nothing_due = []
@@ -239,7 +245,7 @@ class GroupCommit:
                 jobs.append((log, job))
             elif log in self._start_offset_waits and not (
                 log.compaction.is_busy or log.repairing
-            ):  # afterwards it requests again
+            ):  # the log calls `on_maintenance_due` after the swap or repair
                 nothing_due.append(log)
         if jobs:
             self._running = True
@@ -247,12 +253,12 @@ class GroupCommit:
                 lambda: self._run_maintenance(jobs),
                 lambda done, error: self._finish_maintenance(jobs, done, error),
             )
-        for log in nothing_due:  # its start is on disk already, or it accepts no more writes
+        for log in nothing_due:  # its start offset is on disk already, or it accepts no more writes
             self._start_offset_persisted(log, log.start_offset, log.failure)
         return bool(jobs)
 
     def _start_offset_persisted(self, log: Log, start_offset: int, error: StorageError | None) -> None:
-        """Call the listeners that wait for a log's start offset: it is on disk, or writing it failed."""
+        """Call the listeners that wait until `start_offset` or a lower one is on disk; `error`: the write failed."""
         waits = self._start_offset_waits.pop(log, [])
         later = [wait for wait in waits if error is None and wait[0] > start_offset]
         if later:
@@ -264,7 +270,7 @@ class GroupCommit:
     # On the thread
 
     def _timed_sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[JobOutcome]:
-        """Sync, and report the duration in seconds: the time of the disk, without that of the loop."""
+        """Run `_sync` and report its duration in seconds."""
         if self._clock is None or self._observe_sync_s is None:
             return self._sync(jobs)
         began = self._clock.monotonic()
@@ -286,7 +292,7 @@ class GroupCommit:
         if shared and ready:
             try:
                 synced = self._sync_all()
-            except OSError as error:  # it does not name the file: all of them have failed
+            except OSError as error:  # syncfs does not report the file: all logs have failed
                 return outcomes + [JobOutcome(log, job, error) for log, job in ready]
             if synced:
                 self.file_system_sync_count += 1
@@ -294,7 +300,7 @@ class GroupCommit:
         for log, job in ready:
             failed: BaseException | None = None
             try:
-                if shared:  # there is no syncfs after all
+                if shared:  # the platform has no syncfs
                     job.write_epochs(self._disk, durable=True)
                 job.sync(self._disk)
             except (OSError, LogDiskFull) as error:
@@ -311,10 +317,10 @@ class GroupCommit:
         return self._sync_all_trusted and files >= self._sync_all_files_min
 
     def _sync_all(self) -> bool:
-        """Sync the file system if the platform can. An error here may concern records of any log and is reported once.
+        """Sync the file system. Returns False if the platform has no syncfs. Raises `OSError`.
 
-        Therefore it is the last time: from then on each file is synced by itself, which shows whether its bytes were
-        lost.
+        The kernel reports an error once, whichever file it concerns. After an error syncfs is therefore not used any
+        more: syncing each file shows which files lost bytes.
         """
         try:
             return self._disk.sync_all(self._root)
@@ -342,9 +348,9 @@ class GroupCommit:
         self._finish(outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs])
 
     def _finish(self, outcomes: Sequence[JobOutcome]) -> None:
-        """Pass every log its result, then start the next job. An exception of a listener is raised last.
+        """Report each result to its log, then start the next job. An exception of a listener is raised at the end.
 
-        `_running` stays set while listeners are called: a log's job is finished before its next one is prepared.
+        `_running` stays set while listeners are called, so a log's job is finished before its next one is prepared.
         """
         defect: Exception | None = None
         syncs = False
@@ -372,7 +378,7 @@ class GroupCommit:
             raise defect
 
     def _plan_maintenance(self, log: Log, *, disk_full: bool, synced: bool) -> None:
-        """Schedule what a log needs after a job: maintenance, or a retry when there may be space again."""
+        """Schedule the maintenance of a log after a job, or a retry of a job that stopped on a full disk."""
         if disk_full:
             if synced:
                 self._retry[log] = None
@@ -383,7 +389,7 @@ class GroupCommit:
                 self._maintenance_now[log] = None
             elif (
                 log not in self._maintenance_later and log.needs_maintenance
-            ):  # most often it is there already
+            ):  # usually the first condition is false
                 self._schedule_maintenance(log)
 
     def _schedule_maintenance(self, log: Log) -> None:
@@ -406,11 +412,10 @@ class GroupCommit:
 
 
 def flush_on_shutdown(disk: Disk, root: str, logs: Sequence[Log]) -> None:
-    """Write the checkpoints and indexes of logs that are closed next, with one sync for all, as `Log.close` does one by
-    one. Blocks.
+    """Write the checkpoints and indexes of all logs before they are closed, with one sync for all. Blocks.
 
-    All logs are synced, and no sync or maintenance runs. `root`: see `open_logs`. Acknowledged records do not depend on
-    it: a log for which it fails has failed (`Log.failure`), and its next recovery takes longer.
+    All records must be durable, and no job may run. `root`: see `open_logs`. A log whose files cannot be written has
+    failed (`Log.failure`); its records are durable nevertheless, but its next recovery takes longer.
     """
     due = [(log, job) for log in logs if (job := log.prepare_maintenance(closing=True)) is not None]
     sync_all = partial(disk.sync_all, root) if len(due) >= SYNC_ALL_FILES_MIN else None

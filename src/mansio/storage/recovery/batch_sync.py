@@ -1,12 +1,13 @@
-"""One file-system sync for the writes of many logs (syncfs).
+"""Batch sync: one file-system sync (syncfs) for the writes of many logs.
 
-Work that has to become durable in stages (recovering a log, creating one) is written as a generator of *steps*. A step
-writes and returns what it wrote; the work continues when that is on stable storage. One such work is run alone, file by
-file; many are run side by side, each to its next step, and one sync of the file system covers all of them (ADR 0003).
+A task whose writes have to become durable in stages (recovering a log, creating one) is a generator of *steps*. A step
+is a function that writes files and returns what has to be synced; the generator is resumed when that is on stable
+storage. `run_single` runs one task and syncs file by file. `run_batch` runs many tasks, each up to its next step, and
+syncs the file system once for all of them (docs/adr/0003-syncing-many-partitions.md).
 
-Invariants: no work continues before its step is durable. When the shared sync fails, which does not show whose bytes
-were affected, every step is written *again* and synced by itself: what the kernel dropped is dirty once more, and only
-the log whose bytes the disk does not accept fails.
+Invariants: no task is resumed before its step is durable. A failed syncfs does not show which log lost bytes. Then
+every step is run *again* and its files are synced one by one: the bytes that the kernel dropped are written again, and
+only the log whose bytes the disk rejects fails.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SYNC_ALL_FILES_MIN = 4
-"""From this number of files on one syncfs is faster than syncing each: docs/adr/0003-syncing-many-partitions.md."""
+"""Number of files from which on one syncfs is faster than one sync per file (docs/adr/0003-syncing-many-partitions.md)
+"""
 
 logger = logging.getLogger(__name__)
 
 
 class PendingSync(NamedTuple):
-    """What has to become durable: the bytes of `files`, then the names in `directories`."""
+    """Writes that have to become durable: the content of `files`, then the names in `directories`."""
 
     files: tuple[DiskFile, ...] = ()
     directories: tuple[str, ...] = ()
 
     def sync(self, disk: Disk) -> None:
-        """Sync one by one. Raises `OSError`."""
+        """Sync the files, then the directories, one by one. Raises `OSError`."""
         for file in self.files:
             file.sync()
         for directory in self.directories:
@@ -46,13 +48,13 @@ class PendingSync(NamedTuple):
 
 
 SyncStep = Callable[[], PendingSync]
-"""Writes, and returns what it wrote. Called again after a failed sync it writes the same again."""
+"""A function that writes files and returns what has to be synced. If it is called again, it writes the same again."""
 
 SyncSteps = Generator[SyncStep, None, T]
 
 
 def run_single(disk: Disk, steps: SyncSteps[T]) -> T:
-    """Run one work to its end, syncing file by file; returns its result. Raises what it raises, and `OSError`."""
+    """Run one task to its end and sync file by file; returns its result. Raises the task's errors, and `OSError`."""
     while True:
         try:
             step = next(steps)
@@ -62,10 +64,10 @@ def run_single(disk: Disk, steps: SyncSteps[T]) -> T:
 
 
 def run_batch(disk: Disk, root: str, tasks: Sequence[SyncSteps[T]]) -> list[T | OSError | StorageError]:
-    """Run many tasks to their ends; for each its result, or the disk error that ended it.
+    """Run many tasks to their ends; returns, for each, its result or the disk error that ended it.
 
-    `root` is a directory of their file system. The kernel reports an error of it once to each caller that uses the same
-    path: use one that nothing else passes to `Disk.sync_all`.
+    `root` is a directory of their file system. The kernel reports an error of the file system once per path that is
+    passed to `Disk.sync_all`, so no other code may use the same path.
     """
     ended: dict[int, T | OSError | StorageError] = {}
     running = dict(enumerate(tasks))
@@ -87,7 +89,7 @@ def run_batch(disk: Disk, root: str, tasks: Sequence[SyncSteps[T]]) -> list[T | 
 def _sync_steps(
     disk: Disk, root: str, written: dict[int, tuple[SyncStep, PendingSync]]
 ) -> dict[int, OSError | StorageError]:
-    """Make the steps durable; the errors of those that are not."""
+    """Make the steps durable; returns the errors of the steps that could not be synced."""
     again = False
     if sum(len(due.files) + len(due.directories) for _, due in written.values()) >= SYNC_ALL_FILES_MIN:
         try:

@@ -1,8 +1,8 @@
-"""Opening many logs at once, with one sync for what all of them have to make durable.
+"""Parallel recovery: opens many logs together, with one sync per recovery step for all of them.
 
-Two thousand logs after a crash would otherwise wait for some ten thousand syncs, one after the other.
+Without it, two thousand logs would need about ten thousand syncs, one after the other, after a crash.
 
-Invariants: the result is the same as that of `Log.open`; a log that cannot be opened does not affect the others.
+Invariants: each result equals that of `Log.open`; a log that cannot be opened does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OpenRequest(NamedTuple):
 
 
 def contains_log(disk: Disk, directory: str) -> bool:
-    """Whether `directory` contains any part of a log. If not, opening creates a new one."""
+    """Whether `directory` contains a checkpoint or a segment. If not, `open_logs` creates a new log there."""
     if not disk.exists(directory):
         return False
     names = disk.list_directory(directory)
@@ -42,9 +42,9 @@ def contains_log(disk: Disk, directory: str) -> bool:
 def open_logs(
     disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
 ) -> list[Log | StorageError]:
-    """Open the logs; for one that cannot be opened the result is the error. Blocks for as long as the disk takes.
+    """Open the logs; returns, for each, the `Log` or the error with which it could not be opened. Blocks.
 
-    `root` is an existing directory of their file system that nothing else passes to `Disk.sync_all`.
+    `root` is an existing directory of their file system that no other code passes to `Disk.sync_all`.
     """
     tasks = [recovery_steps(disk, request.directory, request.settings) for request in requests]
     opened: list[Log | StorageError] = []

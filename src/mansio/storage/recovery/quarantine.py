@@ -1,14 +1,15 @@
-"""Quarantine of what recovery truncates from the end of a log, if it contains complete batches.
+"""Quarantine of the bytes that recovery truncates from the end of a log, if they contain complete batches.
 
-A torn tail is an incomplete batch, and nothing is lost with it. Complete batches after a damaged position may have been
-acknowledged: the checkpoint is up to a second old. Then everything that is truncated is copied first, byte by byte,
-segment after segment, into one file `<offset of the truncation, 20 digits>.cut-<number>` beside the segments.
+If they contain only an incomplete batch (a torn tail), no acknowledged record is lost. Complete batches after a damaged
+position may have been acknowledged, because the checkpoint is up to a second old. Then all truncated bytes are first
+copied, segment after segment, into one quarantine file beside the segments, named
+`<offset of the truncation, 20 digits>.cut-<number>`.
 
 Invariants:
-* That file, with its name, is on stable storage before anything is truncated.
-* Nothing here removes or changes a segment or such a file.
-* A directory contains at most `QUARANTINE_FILES_MAX` of them; a recovery that would need another one, or space that is
-  not available, is refused. A crash in between leaves at worst two files with the same content.
+* The quarantine file and its name are on stable storage before anything is truncated.
+* This module never removes or changes a segment or a quarantine file.
+* A directory contains at most `QUARANTINE_FILES_MAX` quarantine files. If recovery needs another one, or more disk
+  space than is available, it raises `StorageError`. A crash leaves at worst two quarantine files with equal content.
 """
 
 from __future__ import annotations
@@ -33,24 +34,24 @@ if TYPE_CHECKING:
 
 QUARANTINE_INFIX: Final = ".cut-"
 QUARANTINE_FILES_MAX: Final = 100
-"""In one log. Each shows damage that an operator should examine; a broker never removes them."""
+"""Maximum number of quarantine files per log. A broker never removes them; an operator should examine each."""
 
 COPY_CHUNK_BYTES: Final = 256 << 10
 SEARCH_BYTES_MIN: Final = 64 << 20
 SEARCH_FACTOR: Final = 16
-"""A search examines at most this number of bytes per byte of the range, plus `SEARCH_BYTES_MIN`; content crafted to
-look like the beginnings of batches would otherwise keep a broker from starting. What was not searched is
+"""A search examines at most this number of bytes per byte of the range, plus `SEARCH_BYTES_MIN`; otherwise records that
+imitate the beginnings of batches could prevent a broker from starting. A range that was not searched completely is
 quarantined."""
 
 logger = logging.getLogger(__name__)
 
 
 class TruncatedTail(NamedTuple):
-    """What recovery truncated from a log, which ends at `offset` now: offsets from there on are assigned again.
+    """Bytes that recovery truncated from a log. The log ends at `offset` now, and later offsets are assigned again.
 
-    `size_bytes` were removed, including `segments` whole files, for `reason`. They contained `batches` complete batches
-    with the records `first_offset` to `last_offset` (-1: none); then `path` is the quarantine file (otherwise ""). If
-    there was too much to search, only the batches found are counted.
+    `size_bytes` were removed, including `segment_count` whole segments, because of `reason`. They contained
+    `batch_count` complete batches with the records `first_offset` to `last_offset` (-1: none); if the search ended
+    early there may be more. `path` is the quarantine file, "" if there is none.
     """
 
     offset: int
@@ -64,7 +65,7 @@ class TruncatedTail(NamedTuple):
 
 
 class FileRange(NamedTuple):
-    """The bytes [position, end) of a segment."""
+    """The bytes [position, end) of a file."""
 
     file: DiskFile
     position: int
@@ -76,7 +77,10 @@ class FileRange(NamedTuple):
 
 
 class FoundBatches(NamedTuple):
-    """Complete batches found in byte ranges; `is_complete`: there are no others."""
+    """Complete batches that a search found: their number and their first and last offset (-1: none).
+
+    `is_complete`: the search examined all bytes, so there are no other batches.
+    """
 
     batch_count: int
     first_offset: int
@@ -85,7 +89,7 @@ class FoundBatches(NamedTuple):
 
 
 def find_batches(ranges: Sequence[FileRange]) -> FoundBatches:
-    """Search byte ranges for batches with a valid CRC, at any position. Raises `OSError`."""
+    """Search byte ranges for batches with a valid CRC that begin at any position. Raises `OSError`."""
     count, first, last, searched = 0, OFFSET_END_MAX, -1, True
     for one in ranges:
         work = SEARCH_BYTES_MIN + SEARCH_FACTOR * one.size_bytes
@@ -101,7 +105,7 @@ def find_batches(ranges: Sequence[FileRange]) -> FoundBatches:
 
 
 def file_ranges_of(disk: Disk, ends: Iterable[tuple[Segment, int]]) -> list[FileRange]:
-    """The ranges from `position` to the end of each (segment, position). Raises `OSError`."""
+    """The bytes from `position` to the end of the segment, for each (segment, position). Raises `OSError`."""
     return [
         FileRange(segment.file or disk.open_readonly(segment.path), position, segment.size)
         for segment, position in ends
@@ -110,12 +114,12 @@ def file_ranges_of(disk: Disk, ends: Iterable[tuple[Segment, int]]) -> list[File
 
 
 def quarantine_name(offset: int, number: int) -> str:
-    """Name of the file with what was truncated at `offset`. Numbers increase from file to file of a log."""
+    """Name of a quarantine file with the bytes truncated at `offset`. Each new file of a log has a higher number."""
     return f"{offset:0{OFFSET_DIGITS}d}{QUARANTINE_INFIX}{number}"
 
 
 def parse_quarantine_name(name: str) -> tuple[int, int] | None:
-    """(offset, number) of a quarantine file's name; None for any other name."""
+    """(offset, number) that the name of a quarantine file contains; None if `name` is not such a name."""
     stem, infix, number = name.partition(QUARANTINE_INFIX)
     digits = stem.isdigit() and number.isdigit() and name.isascii()
     if not infix or len(stem) != OFFSET_DIGITS or not digits:
@@ -126,8 +130,10 @@ def parse_quarantine_name(name: str) -> tuple[int, int] | None:
 def quarantine(
     disk: Disk, directory: str, offset: int, ranges: Sequence[FileRange], *, reason: str, segments: int
 ) -> SyncSteps[TruncatedTail]:
-    """Copy `ranges` (in their order the end of the log, from `offset` on) before they are truncated, if they contain
-    complete batches, and log the truncation. Raises `OSError`, `StorageError`; then nothing may be truncated.
+    """Copy `ranges` to a quarantine file if they contain complete batches, and log the truncation that follows.
+
+    `ranges` are the end of the log from `offset` on, `segments` the number of whole segments among them. Raises
+    `OSError`, `StorageError`; then the caller must not truncate anything.
     """
     size_bytes = sum(one.size_bytes for one in ranges)
     found = find_batches(ranges)
@@ -158,7 +164,10 @@ def quarantine(
 def _copy_to_quarantine(
     disk: Disk, directory: str, offset: int, ranges: Sequence[FileRange]
 ) -> SyncSteps[str]:
-    """Copy the ranges to a durable file; returns its path. A file that an interrupted recovery left is used again."""
+    """Copy the ranges to a durable quarantine file; returns its path.
+
+    If an interrupted recovery has left a file with the same content, that file is returned.
+    """
     names = {
         name: parsed
         for name in disk.list_directory(directory)
@@ -170,8 +179,8 @@ def _copy_to_quarantine(
             return kept.path
     if len(names) >= QUARANTINE_FILES_MAX:
         raise StorageError(
-            f"{directory} contains {len(names)} files with data truncated at earlier starts (*{QUARANTINE_INFIX}*), "
-            "and needs another one; nothing was truncated, move those away"
+            f"{directory} contains the maximum of {len(names)} quarantine files (*{QUARANTINE_INFIX}*) and needs another "
+            "one; nothing was truncated; move these files to another directory"
         )
     path = (
         f"{directory}/{quarantine_name(offset, 1 + max((number for _, number in names.values()), default=0))}"
@@ -183,7 +192,7 @@ def _copy_to_quarantine(
             return PendingSync((_copy(disk, temporary, ranges),))
         except OSError as error:
             if disk.exists(temporary):
-                disk.remove(temporary)  # it would occupy space that others need
+                disk.remove(temporary)  # frees the disk space that it takes
             size_bytes = sum(one.size_bytes for one in ranges)
             raise StorageError(
                 f"cannot quarantine {size_bytes} bytes of {directory}, which contain complete batches after a damaged "
@@ -201,7 +210,7 @@ def _copy_to_quarantine(
 
 
 def _copy(disk: Disk, path: str, ranges: Sequence[FileRange]) -> DiskFile:
-    """Write the ranges to a file, one after the other; it is not synced. Zeros become holes."""
+    """Write the ranges to the file at `path`, one after the other, without a sync. Chunks of zeros become holes."""
     file = disk.open(path, create=True)
     file.truncate(0)
     position = 0
@@ -216,8 +225,9 @@ def _copy(disk: Disk, path: str, ranges: Sequence[FileRange]) -> DiskFile:
 
 
 def _begins_with(file: DiskFile, ranges: Sequence[FileRange]) -> bool:
-    """Whether a file begins with the bytes of the ranges. Segments are removed newest first, so what is left to be
-    truncated after an interruption is the beginning of the file.
+    """Whether a quarantine file begins with the bytes of the ranges.
+
+    Recovery removes segments newest first, so after an interruption the remaining ranges are the beginning of the file.
     """
     position = 0
     for one in ranges:

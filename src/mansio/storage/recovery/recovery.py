@@ -1,17 +1,17 @@
-"""Recovery of a log: finds what is on disk, validates it and truncates what is incomplete.
+"""Recovery of a log when it is opened: validates the batches above the checkpoint and truncates a torn tail.
 
-Everything below the checkpoint was durable: it is accepted as it is, and damage in it is reported (`CorruptLog`), never
-truncated. Above the checkpoint every batch is read and checked; the first one that is incomplete, out of order or fails
-its CRC is where a crash tore the log, and the log is truncated there. Complete batches after that position are
-quarantined first.
+Everything below the checkpoint was durable. Recovery does not check these batches, and never truncates them; if bytes
+below the checkpoint are missing, it raises `CorruptLog`. Above the checkpoint every batch is read and checked. The log
+is truncated at the first batch that is incomplete, out of order or fails its CRC. Complete batches after that position
+are copied to a quarantine file first.
 
-The order: find the start position, check, quarantine what may contain complete batches, truncate, sync, checkpoint.
+The steps: find the start position, check, quarantine, truncate, sync, write the checkpoint.
 
 Invariants:
-* Nothing below the checkpoint is changed. The result is durable (recovery syncs what it kept).
-* Truncation is done before anything new is written. What may contain complete batches is on stable storage elsewhere
-  before it is truncated, and by then the checkpoint has `needs_new_epoch` set.
-* Running recovery twice, or being killed in it, changes nothing.
+* Nothing below the checkpoint is changed. All records that recovery keeps are durable when it ends.
+* The truncation ends before a new batch is appended. Bytes that may contain complete batches are on stable storage in a
+  quarantine file before they are truncated, and the checkpoint on disk has `needs_new_epoch` set.
+* A second recovery, also after one that was interrupted by a crash, leads to the same log.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class RecoveredLog:
-    """Initial state of a `Log`. Everything in it is durable.
+    """Result of a recovery: the initial state of a `Log`. All of its records are durable.
 
-    `checked_bytes` were read and checked; `truncated_tail` is what was removed, None if nothing was.
-    `indexes_due` are closed segments whose index file has to be written. `index_saved_bytes` of the active segment are
-    covered by its index file already.
+    `created`: there was no segment, and a new one was created. `checked_bytes` is the number of bytes that were read
+    and checked. `truncated_tail` describes the truncated bytes; None if there are none. `indexes_due` are the closed
+    segments whose index files have to be written. The index file of the active segment covers its first
+    `index_saved_bytes` bytes. `timestamps_due`: the timestamps file has to be written.
     """
 
     segments: list[Segment]
@@ -77,19 +78,19 @@ class RecoveredLog:
 
     @property
     def truncated_bytes(self) -> int:
-        """Bytes that were removed. If any were, the next records need a leader epoch of their own."""
+        """Number of truncated bytes. If it is not 0, the next records need a new leader epoch."""
         return self.truncated_tail.size_bytes if self.truncated_tail is not None else 0
 
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> RecoveredLog:
-    """Recover the log in `directory`, creating it if there is none. Raises `CorruptLog`, or `OSError` from the disk."""
+    """Recover the log in `directory`, or create one. Raises `CorruptLog` or another `StorageError`, and `OSError`."""
     return run_single(disk, recovery_steps(disk, directory, settings))
 
 
 def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[RecoveredLog]:
-    """`recover` for `run_batch`: in steps that many logs make durable with one sync.
+    """`recover` as steps for `run_batch`, so that one sync makes the steps of many logs durable.
 
-    A log that was closed cleanly needs none.
+    The recovery of a log that was closed cleanly has no steps.
     """
     recovered = yield from _recover(disk, directory, settings)
     recovered.timestamps_due = not apply_segment_timestamps(disk, directory, recovered.segments)
@@ -110,7 +111,7 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
         and bases
         and bases[0] > checkpoint.durable_end_offset == checkpoint.start_offset
     ):
-        # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
+        # The later segments survived a crash and the first one did not; no record was durable yet.
         truncated = yield from _remove_unreachable(disk, directory, bases, checkpoint)
         checkpoint = checkpoint._replace(sequence=checkpoint.sequence + 1, needs_new_epoch=True)
         recovered = yield from _create(disk, directory, settings, checkpoint)
@@ -133,7 +134,7 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
 def _remove_unreachable(
     disk: Disk, directory: str, bases: list[int], checkpoint: Checkpoint
 ) -> SyncSteps[TruncatedTail]:
-    """Remove segments that do not follow a durable record; their content is quarantined."""
+    """Quarantine and remove the segments of a log whose first segment is missing and that had no durable record."""
     segments = [Segment(directory, base) for base in bases]
     for segment in segments:
         segment.size = disk.open_readonly(segment.path).size()
@@ -154,7 +155,7 @@ def _remove_unreachable(
 
 
 def _clear_and_list(disk: Disk, directory: str) -> list[int]:
-    """Remove unfinished files; returns the base offsets of the segments, sorted."""
+    """Remove the temporary files of interrupted writes; returns the sorted base offsets of the segments."""
     bases = []
     for name in disk.list_directory(directory):
         base = base_offset_of(name)
@@ -168,7 +169,10 @@ def _clear_and_list(disk: Disk, directory: str) -> list[int]:
 def _create(
     disk: Disk, directory: str, settings: LogSettings, checkpoint: Checkpoint | None
 ) -> SyncSteps[RecoveredLog]:
-    """Create a log, or one whose last trim removed everything below an active segment that never reached the disk."""
+    """Create the first segment of a new log, or of a log whose records were all trimmed or deleted before a crash.
+
+    Raises `CorruptLog` if the checkpoint shows that records were durable.
+    """
     start = checkpoint.start_offset if checkpoint is not None else 0
     if checkpoint is not None and checkpoint.durable_end_offset != start:
         raise CorruptLog(
@@ -188,7 +192,7 @@ def _create(
 
 
 def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Checkpoint | None) -> list[int]:
-    """Complete a trim that a crash interrupted: segments wholly below the start are removed."""
+    """Complete an interrupted trim: remove the segments wholly below the log start offset; returns the other bases."""
     if checkpoint is None:
         return bases
     keep = 0
@@ -202,7 +206,7 @@ logger = logging.getLogger(__name__)
 
 
 def _verified_when_appended(active: Segment, size: int, offset: int) -> CheckedRanges | None:
-    """The verified part of the active segment: what recovery checked, and everything that is appended from here on."""
+    """The verified part of the active segment: the batches that recovery checked, and those that are appended later."""
     checked = active.checked
     if checked is not None and checked.ranges and checked.ranges[0].end_position == size:
         size, offset = checked.ranges[0].position, checked.ranges[0].offset
@@ -210,14 +214,14 @@ def _verified_when_appended(active: Segment, size: int, offset: int) -> CheckedR
 
 
 def write_one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
-    """Write one slot. `named_in`: the directories to be synced, for a file that may be new."""
+    """Write one slot of the checkpoint file. `named_in`: the directories to be synced if the file may be new."""
     file = disk.open(f"{directory}/{CHECKPOINT_NAME}", create=True)
     write_slot(file, checkpoint)
     return PendingSync((file,), named_in)
 
 
 def both_slot_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
-    """Write the checkpoint to both slots; returns the newer one."""
+    """Steps that write the checkpoint to both slots, one after the other; returns the newer slot's checkpoint."""
     yield lambda: write_one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
     yield lambda: write_one_slot(disk, directory, second)
@@ -225,7 +229,10 @@ def both_slot_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncS
 
 
 class RecoveryScan:
-    """Recovery of one log with existing segments."""
+    """Recovery of one log that has segments.
+
+    `checked` lists the (segment, start position, end position) of the bytes that were checked.
+    """
 
     def __init__(
         self,
@@ -249,7 +256,7 @@ class RecoveryScan:
         self.index_saved_bytes = 0
         self.indexes_due: list[Segment] = []
         self.uncertain_lengths: list[Segment] = []
-        """Segments whose files may be longer than their batches, or may be so again after a crash."""
+        """Segments whose files may be longer than their batches, now or after another crash."""
 
     def run(self) -> SyncSteps[RecoveredLog]:
         first, position, offset = self._start_position()
@@ -259,7 +266,9 @@ class RecoveryScan:
         for at in range(first, len(self.segments)):
             segment = self.segments[at]
             if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:
-                offset = segment.base_offset  # compaction leaves such gaps, but below a checkpoint only
+                offset = (
+                    segment.base_offset
+                )  # a gap that compaction left; with a checkpoint it would be below that
             if offset != segment.base_offset and at > first:
                 problem = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
                 return (yield from self._finish(at, None, offset, durable_end, problem))
@@ -269,7 +278,7 @@ class RecoveryScan:
         return (yield from self._finish(len(self.segments) - 1, position, offset, durable_end, problem))
 
     def _start_position(self) -> tuple[int, int, int]:
-        """(segment number, position in it, offset there) of the first batch to be checked."""
+        """(segment index, position, offset) at which the check starts: the checkpoint, or the start of the log."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             logger.warning("checkpoint_unreadable_checking_whole_log", extra=fields(directory=self.directory))
@@ -277,8 +286,8 @@ class RecoveryScan:
         end = checkpoint.durable_end_offset
         if self.segments[0].base_offset > end or self.segments[0].base_offset > checkpoint.start_offset:
             raise CorruptLog(
-                f"{self.directory} begins at {self.segments[0].base_offset}, it should hold "
-                f"{checkpoint.start_offset} to {end}"
+                f"{self.directory} begins at offset {self.segments[0].base_offset}, but records "
+                f"{checkpoint.start_offset} to {end} were durable"
             )
         at = max(n for n, segment in enumerate(self.segments) if segment.base_offset <= end)
         segment = self.segments[at]
@@ -289,22 +298,22 @@ class RecoveryScan:
                 self.uncertain_lengths.append(self.segments[at - 1])
             return at, 0, end
         if segment.base_offset != checkpoint.segment_base:
-            # The segment named by the checkpoint is gone, or the log was closed exactly at a segment's end.
+            # The segment to which the checkpoint refers is missing, or the log was closed at the end of a segment.
             return at, 0, segment.base_offset
         if segment.size < checkpoint.position:
             raise CorruptLog(
-                f"{segment.path} has {segment.size} bytes, {checkpoint.position} of it were durable"
+                f"{segment.path} has {segment.size} bytes, but {checkpoint.position} bytes were durable"
             )
         return at, checkpoint.position, end
 
     def _load_epochs(self, first: int, position: int, offset: int) -> None:
-        """Load the epochs below `offset` from their file, or from the batches if the file is unusable.
+        """Load the leader epochs below `offset` from the epochs file, or from the batches if the file is invalid.
 
-        `offset` is at `position` of segment number `first`: what follows there may be torn.
+        `offset` is at `position` of the segment with the index `first`; the bytes after it may be torn.
         """
         loaded = load_leader_epochs(self.disk, f"{self.directory}/{EPOCHS_NAME}")
         if loaded is not None:
-            # Epochs above are read from the batches again: their records may not have survived as the file has.
+            # Epochs above `offset` are read from the batches again, because their records may be lost.
             self.epochs_changed = loaded.truncate_to(offset + 1)
             self.epochs = loaded
             return
@@ -316,7 +325,10 @@ class RecoveryScan:
         self.epochs_changed = self.epochs.latest_epoch >= 0  # an empty log has no file
 
     def _check(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
-        """Check a segment from `position` on. Returns (end position, offset there, why it stops early or "")."""
+        """Check the batches of a segment from `position` on, where `offset` is expected.
+
+        Returns (end position, end offset, problem at which the check stopped early or "").
+        """
         file = segment.file or self.disk.open(segment.path)
         segment.file = file
         index = segment.index = self._index_below(segment, file, position)
@@ -349,8 +361,9 @@ class RecoveryScan:
         return position, offset, reason
 
     def _exclude_preallocation(self, segment: Segment, position: int) -> bool:
-        """Whether the segment ends here and is followed by preallocated zeros only. If so they are excluded from its
-        size; the file is shortened once the whole log has been checked.
+        """Whether only preallocated zeros follow `position`. If so, the segment's size is set to `position`.
+
+        The file itself is truncated after the whole log was checked.
         """
         file = segment.file = segment.file or self.disk.open(segment.path)
         if not contains_only_zeros(file, position, segment.size):
@@ -359,7 +372,7 @@ class RecoveryScan:
         return True
 
     def _index_below(self, segment: Segment, file: DiskFile, position: int) -> SparseIndex:
-        """The index of a segment's first `position` bytes: from its file as far as that is valid, then from headers."""
+        """The index of a segment's first `position` bytes, from its index file and the batch headers after that."""
         index = SparseIndex(self.settings.index_interval_bytes)
         start, lowest = 0, segment.base_offset
         loaded = load_index(self.disk, segment.index_path, segment.base_offset) if position else None
@@ -373,13 +386,15 @@ class RecoveryScan:
     def _finish(
         self, last: int, position: int | None, offset: int, durable_end: int, problem: str
     ) -> SyncSteps[RecoveredLog]:
-        """Truncate after the last valid batch if there is a `problem`, sync what stays, write the checkpoint.
-        `position` None: segment `last` is removed as a whole.
+        """Truncate the log at `offset` if there is a `problem`, sync the rest, and write the checkpoint.
+
+        The log then ends at `position` of the segment with the index `last`; `position` None: before that segment.
+        Raises `CorruptLog` if durable records would be lost.
         """
         if problem and (offset < durable_end or (self.checkpoint is None and last < len(self.segments) - 1)):
             raise CorruptLog(f"{self.segments[last].path} is damaged below its durable end: {problem}")
         if offset < durable_end:
-            raise CorruptLog(f"{self.directory} ends at offset {offset}, {durable_end} was durable")
+            raise CorruptLog(f"{self.directory} ends at offset {offset} instead of {durable_end}")
         kept = self.segments[: last + 1] if position is not None else self.segments[:last]
         torn = self.segments[len(kept) :]
         active = kept[-1]
@@ -429,7 +444,10 @@ class RecoveryScan:
         )
 
     def _truncate(self, active: Segment, size: int, torn: list[Segment]) -> None:
-        """Remove the torn segments, newest first; the last kept one ends at `size` (see `_truncate_files`)."""
+        """Remove the segments `torn`, newest first, and set the size of the `active` one to `size`.
+
+        `_truncate_files` truncates the file of the active segment.
+        """
         for segment in reversed(torn):
             segment.file = None
             remove_segment_files(self.disk, segment)
@@ -439,14 +457,14 @@ class RecoveryScan:
             active.index = self._index_below(active, file, size)
         active.size = size
         if self._drop_stale_indexes(active, size) or torn:
-            # An index or segment that reappeared after a crash would describe bytes that were overwritten since.
+            # Without the sync a crash could restore an index or segment that does not match the appended batches.
             self.disk.sync_directory(self.directory)
 
     def _truncate_files(self, kept: list[Segment], *, always: bool) -> None:
-        """End each file where its batches end.
+        """Truncate the files of the `kept` segments to the end of their batches.
 
-        `always`: change the length of each file, so that it is synced, even if it is correct: its sync may have failed
-        before.
+        `always`: change the length of each file even if it is correct, so that the next sync writes it: the sync of an
+        earlier change may have failed.
         """
         for segment in self.uncertain_lengths:
             if segment not in kept or segment.file is None:
@@ -457,13 +475,13 @@ class RecoveryScan:
                 segment.file.truncate(segment.size)
 
     def _drop_stale_indexes(self, active: Segment, size: int) -> bool:
-        """Remove index files that do not match the segments on disk. True if there were any."""
+        """Remove the index files that do not match a segment. Returns whether there were any."""
         removed = False
         kept = {segment.base_offset for segment in self.segments}
         for name in self.disk.list_directory(self.directory):
             stem = name.removesuffix(INDEX_SUFFIX)
             if stem == name or not (stem.isascii() and stem.isdigit()):
-                continue  # not a file of ours
+                continue  # not an index file
             base = int(stem)
             path = f"{self.directory}/{name}"
             if base == active.base_offset:
@@ -477,15 +495,15 @@ class RecoveryScan:
         return removed
 
     def _make_durable(self, kept: list[Segment], offset: int) -> SyncSteps[None]:
-        """Make durable what was checked, then the leader epochs.
+        """Steps that make the checked batches and the leader epochs durable.
 
-        The new epochs file is durable before it replaces the old one: a crash leaves either.
+        The new epochs file is durable before it replaces the old one, so a crash leaves one of the two.
         """
         self.epochs.truncate_to(offset + 1)
         path = f"{self.directory}/{EPOCHS_NAME}"
 
         def write_again() -> PendingSync:
-            # Inside the step, so that it is repeated when a sync of many logs fails.
+            # Part of the step, so that it is repeated if a batch sync fails.
             self._truncate_files(kept, always=True)
             return PendingSync((*self._write_again(kept), self._epochs_file(path)))
 
@@ -498,8 +516,9 @@ class RecoveryScan:
         yield rename
 
     def _epochs_file(self, path: str) -> DiskFile:
-        """Write the epochs file; over the same bytes if they are unchanged, because a full disk has no space for
-        more.
+        """Write the temporary epochs file; or, if the content is unchanged, overwrite the existing file in place.
+
+        Overwriting needs no space, so that recovery succeeds on a full disk.
         """
         data = self.epochs.encode()
         if not self.disk.exists(path) or self.disk.read_file(path) != data:
@@ -509,10 +528,10 @@ class RecoveryScan:
         return file
 
     def _write_again(self, kept: list[Segment]) -> list[DiskFile]:
-        """Write the checked bytes again; returns the files.
+        """Write the checked bytes again; returns the files to be synced.
 
-        If these bytes were left over from a sync that failed before a restart, the page cache would hold them as clean
-        although they are not on disk: a sync alone would succeed and do nothing.
+        If a sync failed before the restart, the page cache may contain these bytes as clean pages although they are not
+        on disk; a sync without new writes would succeed and do nothing.
         """
         written = []
         for segment, position, end in self.checked:
