@@ -217,7 +217,7 @@ def test_reader_of_a_shortened_file_gets_an_error() -> None:
     for size in (log.size_bytes - 1, 70, 1):
         disk.truncate_file(path, size)
         for read in (piece.read, lambda: list(log.batches(0))):
-            with pytest.raises(CorruptLog, match=f"ends at {size}"):
+            with pytest.raises(CorruptLog, match=f"ends at byte {size}"):
                 read()
 
 

@@ -179,8 +179,8 @@ def _copy_to_quarantine(
             return kept.path
     if len(names) >= QUARANTINE_FILES_MAX:
         raise StorageError(
-            f"{directory} contains the maximum of {len(names)} quarantine files (*{QUARANTINE_INFIX}*) and needs another "
-            "one; nothing was truncated; move these files to another directory"
+            f"{directory} contains {len(names)} quarantine files (*{QUARANTINE_INFIX}*), the maximum, and needs one "
+            "more; nothing was truncated; move these files to another directory"
         )
     path = (
         f"{directory}/{quarantine_name(offset, 1 + max((number for _, number in names.values()), default=0))}"
