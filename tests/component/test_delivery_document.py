@@ -54,7 +54,7 @@ def test_headers_and_limits_match_the_code() -> None:
         dead_letters.DEAD_RANGES_MAX,
         dead_letters.REDRIVES_MAX,
         in_flight.DELIVERIES_MAX,
-        machine.REASON_MAX,
+        machine.REASON_CHARACTERS_MAX,
         Settings.__dataclass_fields__["group_share_max_size"].default,
         Settings.__dataclass_fields__["group_share_max_share_sessions"].default,
     ):

@@ -106,7 +106,7 @@ class Delivery:
             resting = self._resting_by_a_wrong_clock(share_partition)
             counts = share_partition.state_machine.counts(share_partition.now_ms())
             if (
-                counts.open > len(resting)
+                counts.lag > len(resting)
                 or counts.archiving
                 or share_partition.state_machine.ranges.end < end
             ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
-from mansio.state.share_partition.state_records import TOPIC
+from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.state.share_partition.types import ACKNOWLEDGED, StateBatch
 from sim.world import World
 from support.share_state_fixtures import begun, key_of, leased
@@ -49,9 +49,9 @@ async def found(broker: SimulatedBroker, leader_epoch: int) -> list[Any]:
 def test_what_was_acknowledged_survives_every_broker_in_turn() -> None:
     world = calm_world(0)
     brokers = world.brokers()
-    assert all(TOPIC not in broker.core.state.topics for broker in brokers)
+    assert all(SHARE_STATE_TOPIC not in broker.core.state.topics for broker in brokers)
     run(world, begin(brokers[0]))
-    topic = brokers[0].core.state.topics[TOPIC]
+    topic = brokers[0].core.state.topics[SHARE_STATE_TOPIC]
     assert dict(topic.configs)["cleanup.policy"] == "delete"
     leaders = {partition.leader for partition in topic.partitions}
     assert len(leaders) == len(brokers), "the states are spread over the brokers"

@@ -28,9 +28,9 @@ APPENDED: Final[dict[str, Callable[[Update], bool]]] = {
         each.state == ARCHIVING and each.reservation is not None and each.reservation.producer_id < 0
         for each in update.changes
     ),
-    "places appended": lambda update: update.producer is not None and not update.snapshot,
+    "places appended": lambda update: update.producer is not None and not update.is_snapshot,
     "archived appended": lambda update: any(each.state == ARCHIVED for each in update.changes),
-    "redrive appended": lambda update: update.redrives is not None and not update.snapshot,
+    "redrive appended": lambda update: update.redrives is not None and not update.is_snapshot,
 }
 """Of an update that is in the log and not synced."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import FencedLeaderEpoch, FencedStateEpoch
-from mansio.state.share_partition.snapshot import FoldedState, to_state
+from mansio.state.share_partition.snapshot import FoldedState, to_loaded_state
 from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class MemoryPersister:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        return to_state(
+        return to_loaded_state(
             entry.folded,
             state_epoch=entry.state_epoch,
             leader_epoch=entry.leader_epoch,
@@ -109,13 +109,13 @@ class MemoryPersister:
     def _store(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
         entry = self._entries.get(key)
         if entry is None:
-            if not update.snapshot:
+            if not update.is_snapshot:
                 raise FencedStateEpoch(f"there is no state of {key}")
             entry = self._entries[key] = _Entry(state_epoch, update.start_offset)
         if state_epoch != entry.state_epoch:
             raise FencedStateEpoch(f"state epoch {state_epoch} of {key} is not {entry.state_epoch}")
         self._check_leader(entry, leader_epoch)
-        entry.snapshot_epoch += update.snapshot
+        entry.snapshot_epoch += update.is_snapshot
         entry.folded.apply(update)
 
     @staticmethod

@@ -41,7 +41,9 @@ def leased(first: int, last: int, *, durable: bool = False, deliveries: int = 1,
 
 
 def begun(start: int = 0, lease_bound: int = 100) -> Update:
-    return Update(0, durable=True, start_offset=start, lease_bound=lease_bound, done_count=0, snapshot=True)
+    return Update(
+        0, durable=True, start_offset=start, lease_bound=lease_bound, done_count=0, is_snapshot=True
+    )
 
 
 class StateRoom:

@@ -38,11 +38,11 @@ class Store:
         redrives: tuple[Redrive, ...] = ()
         producer: Producer | None = None
         for update in self.log:
-            if update.snapshot:
+            if update.is_snapshot:
                 start, offsets = update.start_offset, {}
             start, lease_bound = max(start, update.start_offset), max(lease_bound, update.lease_bound)
             offsets |= {o: at_offset(change, o) for o, change in expand(update.changes).items()}
-            dead = (dead if update.dead is None else update.dead) + update.dead_added
+            dead = (dead if update.dead_ranges is None else update.dead_ranges) + update.added_dead_ranges
             redrives = redrives if update.redrives is None else update.redrives
             producer = update.producer or producer
         changes = tuple(change for o, change in sorted(offsets.items()) if o >= start)

@@ -55,7 +55,7 @@ from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.share_group_config import LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
-from mansio.state.share_partition.state_records import TOPIC as SHARE_STATE_TOPIC
+from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.storage.file_cache import FileCache
 from mansio.storage.flush.group_commit import GroupCommit
 

@@ -80,7 +80,7 @@ def test_records_are_received_acknowledged_and_described_without_a_protocol(tmp_
         assert (result.error, result.lock_ms) == (None, lock_ms)
         (found,) = await share.describe_leases("g", [key], ranges_max=10)
         assert found.counts is not None
-        assert (found.counts.start, found.counts.leased, found.dead_letter_error) == (2, 3, "")
+        assert (found.counts.start_offset, found.counts.leased, found.dead_letter_error) == (2, 3, "")
         assert [(each.first_offset, each.last_offset, each.member_id) for each in found.ranges] == [
             (2, 4, "m1")
         ]

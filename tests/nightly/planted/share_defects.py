@@ -27,8 +27,8 @@ SHARE_DEFECTS = (
     Defect(
         "late ack of an earlier delivery",
         "state/share_partition/machine.py",
-        "if run.source.delivery_count not in (-1, batch.deliveries):",
-        "if run.source.delivery_count < -1:",
+        "if run.request_batch.delivery_count not in (-1, batch.deliveries):",
+        "if run.request_batch.delivery_count < -1:",
         found_by("test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one"),
     ),
     Defect(
@@ -97,8 +97,8 @@ SHARE_DEFECTS = (
     Defect(
         "groups share what is under way",
         "state/share_partition/in_flight.py",
-        "self._under_way: dict[int, list[tuple[int, int]]] = {}",
-        "self._under_way = changes_of.__dict__",
+        "self._pending_ranges: dict[int, list[tuple[int, int]]] = {}",
+        "self._pending_ranges = state_batches.__dict__",
         found_by("test_two_groups_have_the_same_records_side_by_side"),
     ),
     Defect(
@@ -165,8 +165,8 @@ MORE_SHARE_DEFECTS = (
             (
                 "count goes back when it is offered again",
                 "state/share_partition/machine.py",
-                "in_flight.put(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)",
-                "in_flight.put(batch, AVAILABLE, token, deliveries=0, uncounted_deliveries=0)",
+                "in_flight.change_state(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)",
+                "in_flight.change_state(batch, AVAILABLE, token, deliveries=0, uncounted_deliveries=0)",
             ),
             (
                 "redrive id not remembered",
@@ -201,13 +201,13 @@ MORE_SHARE_DEFECTS = (
             (
                 "more leased than locks",
                 "state/share_partition/acquisition.py",
-                "space = min(most, locks)",
-                "space = most",
+                "space = min(records_max, free_locks)",
+                "space = records_max",
             ),
             (
                 "ticket not moved when its range is cut",
                 "state/share_partition/in_flight.py",
-                "shifted(self.reservation, offset - self.first),",
+                "shift_reservation(self.reservation, offset - self.first),",
                 "self.reservation,",
             ),
             (
@@ -239,8 +239,8 @@ MORE_SHARE_DEFECTS = (
             ),
             (
                 "dead letter not looked for after a day",
-                "return self.repeated and wall_ms - self.oldest_ms > UNKNOWN_AFTER_MS",
-                "return self.repeated and wall_ms < self.oldest_ms",
+                "return self.is_repeat and wall_ms - self.oldest_ms > REPEAT_RECOGNITION_MS",
+                "return self.is_repeat and wall_ms < self.oldest_ms",
             ),
         )
     ),

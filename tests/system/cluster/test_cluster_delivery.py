@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
-from mansio.state.share_partition.state_records import TOPIC as STATES
+from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from mansio.state.share_partition.types import ShareKey
 from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
@@ -63,7 +63,11 @@ def load_of(one: Cluster) -> ShareLoad:
         everywhere=lambda: {f"broker {each}": one.brokers[each].kafka_port for each in one.running},
         places=lambda: "\n".join(
             [
-                *(str(place) for name in (WORK, STATES, f"dlq.{WORK}") for place in one.places(name)),
+                *(
+                    str(place)
+                    for name in (WORK, SHARE_STATE_TOPIC, f"dlq.{WORK}")
+                    for place in one.places(name)
+                ),
                 one.tails(60),
             ]
         ),
@@ -73,7 +77,7 @@ def load_of(one: Cluster) -> ShareLoad:
 
 
 def state_leader(one: Cluster, load: ShareLoad) -> int:
-    places = one.places(STATES)
+    places = one.places(SHARE_STATE_TOPIC)
     return places[index_of(coordinator_key(ShareKey(GROUP, load.topic_id, 0)), len(places))].leader
 
 
@@ -110,7 +114,7 @@ def test_deliveries_outlive_whoever_leads_and_whoever_keeps_their_state(one: Clu
             if len(victims) == 1:
                 goes_on(one, load)
             one.start(*sorted(victims))
-            one.wait_in_sync(WORK, STATES)
+            one.wait_in_sync(WORK, SHARE_STATE_TOPIC)
             goes_on(one, load)
         before = one.leader(WORK)
         elect(one, next(node for node in one.place(WORK).replicas))
@@ -128,7 +132,7 @@ def elect(one: Cluster, preferred: int) -> None:
     with RawPeer(one.brokers[one.controller()].kafka_port) as peer:
         wanted = [
             {"topic": name, "partitions": [place.index]}
-            for name in (WORK, STATES)
+            for name in (WORK, SHARE_STATE_TOPIC)
             for place in one.places(name)
         ]
         peer.call(
@@ -160,7 +164,7 @@ def test_dead_letters_of_a_group_that_nobody_uses_go_on_after_the_leader_is_gone
         assert load.history.rejected == LETTERS
     gone = one.leader(WORK)
     one.kill(gone)
-    one.wait_led_by_others([WORK, STATES], gone, GOES_ON_S_MAX)
+    one.wait_led_by_others([WORK, SHARE_STATE_TOPIC], gone, GOES_ON_S_MAX)
     load.alter(errors_deadletterqueue_topic_name="")
     one.wait(lambda: one.places(f"dlq.{WORK}"), "there is a dead-letter topic", GOES_ON_S_MAX)
     one.wait(lambda: len(load.dead_letters()) == LETTERS, "the dead letters are there", GOES_ON_S_MAX)

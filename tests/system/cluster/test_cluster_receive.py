@@ -11,7 +11,7 @@ import mansio
 from mansio import TopicPartition
 from mansio.client import LeaseLost
 from mansio.errors import MansioError
-from mansio.state.share_partition.state_records import TOPIC as STATES
+from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from support.machine import scaled
 from support.receive_fixtures import group_of, running
 from system.cluster.load import create_topic
@@ -32,7 +32,11 @@ DESCRIBED_SECONDS_MAX = 20
 async def described(one: Cluster) -> str:
     """All that may tell why they do not go on."""
     places = [TopicPartition("leased", index) for index in range(4)]
-    lines = [str(place) for topic in ("leased", STATES, "__consumer_offsets") for place in one.places(topic)]
+    lines = [
+        str(place)
+        for topic in ("leased", SHARE_STATE_TOPIC, "__consumer_offsets")
+        for place in one.places(topic)
+    ]
     try:
         async with (
             asyncio.timeout(scaled(DESCRIBED_SECONDS_MAX)),

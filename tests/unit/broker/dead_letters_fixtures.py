@@ -34,12 +34,12 @@ MEMBER = "member-7"
 SETTINGS = ShareSettings(
     lock_ms=60_000,
     delivery_limit=5,
-    locks_max=10_000,
-    ranges_max=10_000,
+    record_locks_max=10_000,
+    in_flight_batches_max=10_000,
     lease_bound_step=20_000,
-    ordered=False,
-    renew=True,
-    dead_letters=True,
+    is_ordered=False,
+    renewal_enabled=True,
+    dead_letters_enabled=True,
     backoff=Backoff(0, 1.0, 0, 0.0),
 )
 
@@ -83,7 +83,7 @@ class Live:
             raise
         if self.is_dropped:
             return
-        letters = self.state_machine.persisted(update.token)
+        letters = self.state_machine.mark_persisted(update.token)
         if letters:
             self.room.dead_letters.add(self, letters)
 
@@ -193,7 +193,7 @@ class Room:
 
     def dead(self, key: ShareKey) -> list[tuple[int, int]]:
         state = self.persister.state(key)
-        return [] if state is None else [(each.first, each.last) for each in state.dead]
+        return [] if state is None else [(each.first, each.last) for each in state.dead_ranges]
 
 
 def headers(record: Record) -> dict[str, str]:

@@ -42,10 +42,10 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "RETRY_MS", 5)
-    monkeypatch.setattr(dead_letters, "RETRY_MAX_MS", 20)
-    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS", 5)
-    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MAX_MS", 20)
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MIN", 5)
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MAX", 20)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS_MIN", 5)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS_MAX", 20)
 
 
 def run(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it would rest."""
-    for name in ("RETRY_MS", "RETRY_MAX_MS"):
+    for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         monkeypatch.setattr(dead_letters, name, 600_000)
         monkeypatch.setattr(f"mansio.broker.coordinator.share.dead_letter_manager.{name}", 600_000)
 
@@ -559,7 +559,7 @@ def test_a_target_that_another_broker_leads_gets_each_once(
         hook = room.partition("dlq.t").find_hook(ProducerHook)
         assert hook is not None
         hook.table.expire(room.wall_ms() + 48 * 3_600_000)
-        monkeypatch.setattr(dead_letters, "UNKNOWN_AFTER_MS", -1)
+        monkeypatch.setattr(dead_letters, "REPEAT_RECOGNITION_MS", -1)
         await room.share_partition()
         await settled(room)
         assert ids(room.letters()) == expected_ids(share_partition.key, range(6))

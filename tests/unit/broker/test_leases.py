@@ -163,7 +163,7 @@ def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "RETRY_MS", 20)
+    monkeypatch.setattr(dead_letters, "RETRY_MS_MIN", 20)
 
 
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:

@@ -38,12 +38,12 @@ LOCK_MS = 5_000
 SETTINGS = ShareSettings(
     lock_ms=LOCK_MS,
     delivery_limit=5,
-    locks_max=100,
-    ranges_max=100,
+    record_locks_max=100,
+    in_flight_batches_max=100,
     lease_bound_step=200,
-    ordered=False,
-    renew=True,
-    dead_letters=True,
+    is_ordered=False,
+    renewal_enabled=True,
+    dead_letters_enabled=True,
     backoff=Backoff(0, 1.0, 0, 0.0),
 )
 TOPIC = bytes(16)
@@ -72,7 +72,7 @@ class Desk:
     def on_loaded(self, share_partition: SharePartitionLeader, producer: Any) -> None:
         del producer
         self.opened_with.append(
-            sum(each.last - each.first + 1 for each in share_partition.state_machine.archiving())
+            sum(each.last - each.first + 1 for each in share_partition.state_machine.archiving_ranges())
         )
 
     def add(self, share_partition: SharePartitionLeader, letters: Any) -> None: ...
@@ -159,9 +159,9 @@ def test_leases_end_though_every_timer_is_late() -> None:
     room.scheduler.call_later = lambda delay_ms, *work: call_later(delay_ms + late_ms, *work)  # type: ignore[method-assign]
     room.clock.ahead_ms = late_ms  # the timer that is set already is late, too
     room.scheduler.pass_time(LOCK_MS)
-    assert share_partition.state_machine.leased == 5, "a while is left"
+    assert share_partition.state_machine.leased_count == 5, "a while is left"
     room.scheduler.pass_time(2 * (STALL_MS + late_ms))
-    assert share_partition.state_machine.leased == 0
+    assert share_partition.state_machine.leased_count == 0
 
 
 def test_the_horizon_moves_at_once_also_after_a_stall() -> None:
@@ -170,7 +170,7 @@ def test_the_horizon_moves_at_once_also_after_a_stall() -> None:
     room.lease(share_partition, 4)
     room.clock.ahead_ms = 2 * STALL_MS
     room.scheduler.pass_time(LOCK_MS + STALL_MS)
-    assert share_partition.state_machine.leased == 0
+    assert share_partition.state_machine.leased_count == 0
     room.scheduler.pass_time(10 * STALL_MS)
     before = share_partition.state_machine.lease_bound
     room.settings = SETTINGS._replace(lease_bound_step=10 * SETTINGS.lease_bound_step)
@@ -187,7 +187,7 @@ def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None
     share_partition.reconfigure()
     assert share_partition.acknowledge("m", [AcknowledgementBatch(0, 4, bytes([RENEW]))]) is None
     room.scheduler.pass_time(LOCK_MS // 5 + 1)
-    assert share_partition.state_machine.leased == 0
+    assert share_partition.state_machine.leased_count == 0
 
 
 def state_lost(room: Room, error: MansioError) -> ShareKey:
@@ -233,7 +233,7 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
         room.scheduler.run(room.known_state.initialize(key, 1, 0))
     room.scheduler.pass_time(2 * RETRY_MS)
     share_partition = room.share_partition()
-    assert share_partition.state_machine.leased == 0
+    assert share_partition.state_machine.leased_count == 0
     assert share_partition.state_machine.counts(share_partition.now_ms()).withheld == (
         0 if why == "made anew" else 100
     )
@@ -341,7 +341,7 @@ def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_
             share_partition.state_machine.reserve(Producer(1, 0, ((TOPIC, 0, 10),)), places)
         )
     )
-    room.scheduler.run(share_partition.persist(share_partition.state_machine.archived(places)))
+    room.scheduler.run(share_partition.persist(share_partition.state_machine.mark_archived(places)))
     room.partition.start_offset = 3
     assert share_partition.ready_state_machine() is not None
     update, result = share_partition.call_and_rearm(
@@ -353,4 +353,4 @@ def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_
     room.scheduler.turn()
     stored = room.known_state.state(share_partition.key)
     assert stored is not None
-    assert (stored.start_offset, stored.dead) == (3, ())
+    assert (stored.start_offset, stored.dead_ranges) == (3, ())

@@ -126,7 +126,7 @@ STATES = st.builds(
     INT64,
     INT32,
     ANY_UPDATES.map(lambda each: each.changes),
-    ANY_UPDATES.map(lambda each: each.dead or ()),
+    ANY_UPDATES.map(lambda each: each.dead_ranges or ()),
     ANY_UPDATES.map(lambda each: each.redrives or ()),
     ANY_UPDATES.map(lambda each: each.producer),
     st.booleans(),

@@ -197,13 +197,13 @@ def test_several_updates_as_one_say_what_the_last_would() -> None:
     dead = (DeadRange(1, 1, 2, 0),)
     one = combine_updates(
         [
-            update(2)._replace(dead_added=(DeadRange(0, 0, 2, 0),)),
-            update(3, start=10)._replace(lease_bound=50, dead=dead),
-            update(4)._replace(dead_added=(DeadRange(2, 2, 2, 0),)),
+            update(2)._replace(added_dead_ranges=(DeadRange(0, 0, 2, 0),)),
+            update(3, start=10)._replace(lease_bound=50, dead_ranges=dead),
+            update(4)._replace(added_dead_ranges=(DeadRange(2, 2, 2, 0),)),
             update(1, durable=False, start=30)._replace(done_count=4),
         ]
     )
-    assert (one.durable, one.start_offset, one.done_count, one.lease_bound, one.dead) == (
+    assert (one.durable, one.start_offset, one.done_count, one.lease_bound, one.dead_ranges) == (
         True,
         30,
         4,
@@ -211,4 +211,6 @@ def test_several_updates_as_one_say_what_the_last_would() -> None:
         dead,
     )
     assert [change.first for change in one.changes] == [100, 200, 300, 400]
-    assert one.dead_added == (DeadRange(2, 2, 2, 0),), "what all that was dead says already is not said again"
+    assert one.added_dead_ranges == (DeadRange(2, 2, 2, 0),), (
+        "what all that was dead says already is not said again"
+    )

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mansio.errors import OutOfOrderSequence
 from mansio.state.producers import ProducerTable
-from mansio.state.share_partition.dead_letters import Batch, DeadLetterQueue, Phase
+from mansio.state.share_partition.dead_letters import DeadLetterBatch, DeadLetterQueue, Phase
 from mansio.state.share_partition.machine import SharePartition, new_reservation
 from mansio.state.share_partition.types import (
     REJECT,
@@ -42,7 +42,7 @@ class Target:
         self.offsets: list[int] = []
         self.table = ProducerTable()
 
-    def append(self, batch: Batch) -> None:
+    def append(self, batch: DeadLetterBatch) -> None:
         """Raises `OutOfOrderSequence`; a repeat changes nothing."""
         header = self.header(batch, batch.base_sequence)
         if self.table.check(header) is None:
@@ -50,12 +50,12 @@ class Target:
             self.offsets += offsets_of(batch)
 
     @staticmethod
-    def header(batch: Batch, sequence: int) -> BatchHeader:
-        last = batch.records - 1
+    def header(batch: DeadLetterBatch, sequence: int) -> BatchHeader:
+        last = batch.record_count - 1
         return BatchHeader(0, 61, 0, 2, 0, 0, last, 5, 5, batch.producer_id, batch.epoch, sequence, last + 1)
 
 
-def offsets_of(batch: Batch) -> list[int]:
+def offsets_of(batch: DeadLetterBatch) -> list[int]:
     return [o for each in batch.ranges for o in range(each.first, each.last + 1)]
 
 
@@ -78,7 +78,7 @@ class DeadLetterModel(RuleBasedStateMachine):
         )  # fmt: skip
         self.queue = DeadLetterQueue(state.producer)
         for archiving_range in sorted(
-            self.state_machine.archiving(), key=lambda each: each.reservation.producer_id < 0
+            self.state_machine.archiving_ranges(), key=lambda each: each.reservation.producer_id < 0
         ):
             self.queue.add(archiving_range)
         self.working = self.work()
@@ -88,7 +88,7 @@ class DeadLetterModel(RuleBasedStateMachine):
         yield
         self.store.append(update)
         yield
-        for archiving_range in self.state_machine.persisted(update.token):
+        for archiving_range in self.state_machine.mark_persisted(update.token):
             self.queue.add(archiving_range)
 
     def work(self) -> Iterator[None]:
@@ -101,31 +101,31 @@ class DeadLetterModel(RuleBasedStateMachine):
                 yield from self.write(
                     self.state_machine.reserve(*self.queue.reserve(self.where, 0, self.batch_max))
                 )
-                self.queue.reserved()
+                self.queue.mark_reserved()
             self.now = max(self.now, self.queue.retry_at_ms)
             batch = self.queue.next_batch(self.now)
             if batch is not None:
                 yield from self.send(batch)
 
-    def send(self, batch: Batch) -> Iterator[None]:
+    def send(self, batch: DeadLetterBatch) -> Iterator[None]:
         target = self.targets[batch.topic_id]
         yield
-        there = batch.may_be_unknown(round(self.now)) and set(offsets_of(batch)) <= set(target.offsets)
+        there = batch.may_be_unrecognized(round(self.now)) and set(offsets_of(batch)) <= set(target.offsets)
         if not there:
             try:
                 target.append(batch)
             except OutOfOrderSequence:
                 if not set(offsets_of(batch)) <= set(target.offsets):
-                    yield from self.write(self.state_machine.reserve(*self.queue.fenced()))
-                    self.queue.reserved()
+                    yield from self.write(self.state_machine.reserve(*self.queue.reserve_in_new_epoch()))
+                    self.queue.mark_reserved()
                     return
             yield
             if self.answer_lost:
                 self.answer_lost = False
-                self.queue.failed(self.now)
+                self.queue.mark_failed(self.now)
                 return
-        yield from self.write(self.state_machine.archived(self.queue.written()))
-        self.queue.finished()
+        yield from self.write(self.state_machine.mark_archived(self.queue.mark_written()))
+        self.queue.mark_finished()
 
     def put(self, update: Update | None) -> None:
         for _ in self.write(update) if update else ():
@@ -177,11 +177,11 @@ class DeadLetterModel(RuleBasedStateMachine):
         for target in self.targets.values():
             target.table = ProducerTable()
 
-    @precondition(lambda self: self.state_machine.archiving())
+    @precondition(lambda self: self.state_machine.archiving_ranges())
     @rule()
     def target_is_confused(self) -> None:
         """It takes the producer's next batch for one out of order."""
-        for each in self.state_machine.archiving():
+        for each in self.state_machine.archiving_ranges():
             reservation = each.reservation
             if reservation.producer_id >= 0:
                 last = each.last - each.first
@@ -207,7 +207,9 @@ class DeadLetterModel(RuleBasedStateMachine):
         copies = [o for target in self.targets.values() for o in target.offsets]
         assert len(copies) == len(set(copies))
         assert set(copies) <= self.given_up
-        open_ = {o for each in self.state_machine.archiving() for o in range(each.first, each.last + 1)}
+        open_ = {
+            o for each in self.state_machine.archiving_ranges() for o in range(each.first, each.last + 1)
+        }
         busy = {o for s in self.state_machine.ranges if s.pending_token for o in range(s.first, s.last + 1)}
         assert self.given_up - open_ - busy <= set(copies)
 
@@ -215,12 +217,12 @@ class DeadLetterModel(RuleBasedStateMachine):
         """Left alone, all of them get there."""
         self.load()
         for _ in range(2_000):
-            if self.queue.phase is Phase.OPEN and not self.queue.waiting:
+            if self.queue.phase is Phase.OPEN and not self.queue.waiting_record_count:
                 break
             next(self.working)
-        assert self.queue.waiting == 0
+        assert self.queue.waiting_record_count == 0
         assert sorted(o for target in self.targets.values() for o in target.offsets) == sorted(self.given_up)
-        assert not self.state_machine.archiving()
+        assert not self.state_machine.archiving_ranges()
         assert self.state_machine.counts(self.now).dead == len(self.given_up)
 
 
@@ -240,4 +242,4 @@ def test_sequence_goes_round_in_the_middle_of_a_batch() -> None:
         again.add(ArchivingRange(KEY, first, last, 1, reservation))
     batch = again.next_batch(0)
     assert (batch.base_sequence, offsets_of(batch)) == (2**31 - 2, [30, 31, 10, 11, 20, 21])
-    assert batch.repeated
+    assert batch.is_repeat

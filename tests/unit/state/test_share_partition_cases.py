@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import InvalidRecordState, InvalidRequest, MansioError
-from mansio.state.share_partition.machine import ONE_BY_ONE_MAX, SharePartition
+from mansio.state.share_partition.machine import ACKNOWLEDGEMENT_TYPES_MAX, SharePartition
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -62,7 +62,7 @@ class Leases:
         if update is None:
             return []
         self.store.append(update)
-        return [(each.first, each.last) for each in self.state_machine.persisted(update.token)]
+        return [(each.first, each.last) for each in self.state_machine.mark_persisted(update.token)]
 
     def call_and_rearm(self, member: str, first: int, last: int) -> tuple[list[AcquiredRange], Update | None]:
         size = last - first + 1
@@ -82,7 +82,7 @@ class Leases:
     def reserve(self) -> list[tuple[int, int, DeadLetterReservation]]:
         """Places for all that waits for its dead letter."""
         places = []
-        for each in self.state_machine.archiving():
+        for each in self.state_machine.archiving_ranges():
             reservation = each.reservation._replace(
                 topic_id=b"t" * 16, partition=0, producer_id=7, epoch=0, sequence=self.sequence
             )
@@ -133,7 +133,7 @@ def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> 
     leases = Leases()
     leases.lease("a", 0, 3)
     before = leases.states()
-    types = bytes([ACCEPT, RELEASE]) * (ONE_BY_ONE_MAX // 2 + 1)
+    types = bytes([ACCEPT, RELEASE]) * (ACKNOWLEDGEMENT_TYPES_MAX // 2 + 1)
     half = len(types) // 2
     for said in (
         [AcknowledgementBatch(0, len(types) - 1, types)],
@@ -177,7 +177,7 @@ def test_rejected_record_is_archived_only_when_its_copy_is_there() -> None:
     leases.load()
     places = leases.reserve()
     assert leases.state_machine.ranges.start == 0
-    leases.put(leases.state_machine.archived(places))
+    leases.put(leases.state_machine.mark_archived(places))
     assert leases.state_machine.ranges.start == 2
     assert leases.state_machine.counts(leases.now).dead == 2
 
@@ -188,13 +188,13 @@ def test_redrive_brings_back_what_is_dead_and_once_for_one_id() -> None:
     leases.put(leases.say("a", 1, 1, ACCEPT))
     for first, last in ((0, 0), (2, 2)):
         leases.put(leases.say("a", first, last, REJECT))
-    leases.put(leases.state_machine.archived(leases.reserve()))
+    leases.put(leases.state_machine.mark_archived(leases.reserve()))
     assert leases.state_machine.ranges.start == 3
     assert leases.redrive("x") == (2, 0, 0)
     assert leases.lease("b", 0, 2) == [(0, 0, 2), (2, 2, 2)]
     for first, last in ((0, 0), (2, 2)):
         leases.put(leases.say("b", first, last, REJECT))
-    leases.put(leases.state_machine.archived(leases.reserve()))
+    leases.put(leases.state_machine.mark_archived(leases.reserve()))
     leases.load()
     assert leases.redrive("x") == (0, 2, 0)
     assert leases.redrive("y") == (2, 0, 0)

@@ -84,7 +84,7 @@ class Side:
 
     def __init__(self, name: str, *, ordered: bool) -> None:
         self.key = ShareKey(name, bytes(16), 0)
-        self.settings = SETTINGS._replace(ordered=ordered)
+        self.settings = SETTINGS._replace(is_ordered=ordered)
         self.store, self.history = Store(), History()
         self.flying: list[tuple[Update, list[AcquiredRange], str]] = []
         self.unresolved, self.withheld_until = False, 0.0
@@ -101,7 +101,7 @@ class Side:
             state = with_known_state(state._replace(leader_epoch=known.leader_epoch), known)
             self.unresolved = False
         self.start, self.lease_bound, self.horizon_asked = state.start_offset, state.lease_bound, None
-        self.dead = {o: each for each in state.dead for o in range(each.first, each.last + 1)}
+        self.dead = {o: each for each in state.dead_ranges for o in range(each.first, each.last + 1)}
         self.offered = {
             name: {o for first, last in ranges for o in range(first, last + 1)}
             for name, ranges in state.redrives
@@ -166,7 +166,9 @@ class Side:
             self.end(o, ARCHIVING, token)
             return
         rest = (
-            0 if self.settings.ordered and asked < 0 else self.settings.backoff.delay_ms(attempts, 0.5, asked)
+            0
+            if self.settings.is_ordered and asked < 0
+            else self.settings.backoff.delay_ms(attempts, 0.5, asked)
         )
         until, due = (now + rest, round(WALL + now) + rest) if rest else (math.inf, -1)
         self.end(o, AVAILABLE, token, until=until, due=due)
@@ -178,7 +180,7 @@ class Side:
             record = self.at(o)
             if record.state == AVAILABLE and not record.busy and record.until == math.inf:
                 found.append(o)
-            elif self.settings.ordered:
+            elif self.settings.is_ordered:
                 mine = record.holder == member
                 closed = record.state in (*DONE, ARCHIVING) and (mine or not record.busy)
                 if not closed and not (record.state == ACQUIRED and mine):
@@ -214,7 +216,7 @@ class Side:
         if update is None:
             return
         self.may_move_horizon(update)
-        start, token = self.start, 0 if update.snapshot else update.token
+        start, token = self.start, 0 if update.is_snapshot else update.token
         while token and self.at(start).state in DONE and self.at(start).busy in (0, token):
             start += 1
         assert update.start_offset == start, (
@@ -222,7 +224,7 @@ class Side:
         )
         assert update.done_count == sum(r.state in DONE for o, r in self.model.items() if o >= start)
         for o, change in expand(update.changes).items():
-            assert update.snapshot or self.at(o).busy in (update.token, 0)
+            assert update.is_snapshot or self.at(o).busy in (update.token, 0)
             assert update.durable or change.state in (ACQUIRED, AVAILABLE)
             assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
                 "a redelivery is durable"
@@ -231,7 +233,7 @@ class Side:
 
     def land(self, update: Update, error_for_client: list[AcquiredRange], member: str, now: float) -> None:
         self.store.append(update)
-        archiving = self.state_machine.persisted(update.token)
+        archiving = self.state_machine.mark_persisted(update.token)
         if self.horizon_asked and self.horizon_asked[0] == update.token:
             self.lease_bound, self.horizon_asked = self.horizon_asked[1], None
         fresh = []
@@ -246,7 +248,7 @@ class Side:
                     record.holder = ""
         assert [o for each in archiving for o in range(each.first, each.last + 1)] == sorted(fresh)
         self.advance()
-        if update.snapshot:
+        if update.is_snapshot:
             self.unresolved = False  # it says what is withheld, too
         if self.unresolved and now >= self.withheld_until and not self.state_machine.counts(now).withheld:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
@@ -284,28 +286,28 @@ class ShareModel(RuleBasedStateMachine):
     ) -> None:
         side = self.sides[index]
         stop = min(self.log_end, side.lease_bound)
-        if len(side.state_machine.ranges) >= side.settings.ranges_max:
+        if len(side.state_machine.ranges) >= side.settings.in_flight_batches_max:
             stop = min(stop, side.state_machine.ranges.end)
         free = side.free(member, stop)
-        locks = side.settings.locks_max - side.leased()
-        read_ranges = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
-        offered = [o for first, last in read_ranges for o in range(first, last + 1)]
-        assert offered == free[: min(most, locks)] or len(read_ranges) == 8
+        locks = side.settings.record_locks_max - side.leased()
+        ranges_to_read = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
+        offered = [o for first, last in ranges_to_read for o in range(first, last + 1)]
+        assert offered == free[: min(most, locks)] or len(ranges_to_read) == 8
         read = [
             (first, min(max(last, last // BATCH * BATCH + BATCH - 1), self.log_end - 1))
-            for first, last in read_ranges
+            for first, last in ranges_to_read
         ]
         if read:
             read[-1] = (read[-1][0], min(read[-1][1] + wide, self.log_end - 1))
         read = [
-            (first, min([last, *(other - 1 for other, _ in read_ranges if other > first)]))
+            (first, min([last, *(other - 1 for other, _ in ranges_to_read if other > first)]))
             for first, last in read
         ][skip:]
         readable = {o for first, last in read for o in range(first, last + 1)}
         expected: list[int] = []
         for o in free:
             if o not in readable:
-                if side.settings.ordered:
+                if side.settings.is_ordered:
                     break
                 continue
             if len(expected) >= locks:
@@ -410,7 +412,7 @@ class ShareModel(RuleBasedStateMachine):
         side = self.sides[index]
         before = len(side.flying)
         self.acquire(index, member, most, strict=True, skip=0, wide=0, at_once=False)
-        if len(side.flying) > before > 0 and not any(each[0].snapshot for each in side.flying):
+        if len(side.flying) > before > 0 and not any(each[0].is_snapshot for each in side.flying):
             self.land_one(side, durable=False)
 
     @rule(index=SIDES, member=st.sampled_from(MEMBERS), uncounted=st.booleans())
@@ -467,7 +469,7 @@ class ShareModel(RuleBasedStateMachine):
 
     def land_one(self, side: Side, *, durable: bool) -> None:
         kinds = [each for each in side.flying if each[0].durable == durable] or side.flying
-        chosen = side.flying[0] if any(each[0].snapshot for each in side.flying) else kinds[0]
+        chosen = side.flying[0] if any(each[0].is_snapshot for each in side.flying) else kinds[0]
         side.flying.remove(chosen)
         side.land(*chosen, self.now)
 
@@ -483,7 +485,7 @@ class ShareModel(RuleBasedStateMachine):
     @rule(index=SIDES)
     def reserve(self, index: int) -> None:
         side = self.sides[index]
-        waiting = [each for each in side.state_machine.archiving() if each.reservation.producer_id < 0]
+        waiting = [each for each in side.state_machine.archiving_ranges() if each.reservation.producer_id < 0]
         expected = [
             o for o, r in sorted(side.model.items()) if r.state == ARCHIVING and not r.busy and r.sequence < 0
         ]
@@ -510,13 +512,13 @@ class ShareModel(RuleBasedStateMachine):
     def copied(self, index: int, truncated: int) -> None:
         """The copies of some are in the dead-letter topic; a batch may end in the middle of a range."""
         side = self.sides[index]
-        filled = [each for each in side.state_machine.archiving() if each.reservation.producer_id >= 0]
+        filled = [each for each in side.state_machine.archiving_ranges() if each.reservation.producer_id >= 0]
         if not filled:
             return
         letters = [
             (each.first, max(each.first, each.last - truncated), each.reservation) for each in filled[:2]
         ]
-        update = side.state_machine.archived(letters)
+        update = side.state_machine.mark_archived(letters)
         for first, last, reservation in letters:
             for o in range(first, last + 1):
                 assert side.at(o).sequence == reservation.sequence + o - first
@@ -646,7 +648,7 @@ class ShareModel(RuleBasedStateMachine):
             return
         side = self.sides[index]
         for update, *_ in side.flying[: lost // 2]:
-            if not update.snapshot or update is side.flying[0][0]:
+            if not update.is_snapshot or update is side.flying[0][0]:
                 side.store.append(update)
         if power:
             del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
@@ -659,7 +661,7 @@ class ShareModel(RuleBasedStateMachine):
             return
         side = self.sides[index]
         for update, *_ in side.flying[: lost // 2]:
-            if not update.snapshot or update is side.flying[0][0]:
+            if not update.is_snapshot or update is side.flying[0][0]:
                 side.store.append(update)
         del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
         leased = {
@@ -686,7 +688,7 @@ class ShareModel(RuleBasedStateMachine):
                     previous is None
                     or span.pending_token
                     or previous.pending_token
-                    or not previous.same(span)
+                    or not previous.has_same_state(span)
                 ), "not merged"
                 previous = span
                 for o in range(span.first, span.last + 1):
@@ -708,10 +710,10 @@ class ShareModel(RuleBasedStateMachine):
             assert covered == ranges.end
             assert all(record == Record() for o, record in side.model.items() if o >= ranges.end)
             counts = side.state_machine.counts(self.now)
-            assert counts.leased == side.leased() <= side.settings.locks_max
+            assert counts.leased == side.leased() <= side.settings.record_locks_max
             assert counts.dead == len(side.dead)
             done = sum(record.state in DONE for record in side.model.values())
-            assert counts.open == max(side.state_machine.high_watermark - side.start, 0) - done
+            assert counts.lag == max(side.state_machine.high_watermark - side.start, 0) - done
             assert side.state_machine.snapshot(self.now).done_count == done
 
 

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state.share_partition.snapshot import FoldedState, fold, from_state, to_state
+from mansio.state.share_partition.snapshot import FoldedState, fold, to_folded_state, to_loaded_state
 from mansio.state.share_partition.state_records import (
     CHANGES_PER_RECORD,
     SNAPSHOT,
@@ -20,7 +20,7 @@ from mansio.state.share_partition.state_records import (
     encode_key,
     encode_snapshot,
     encode_update,
-    update_tags,
+    encode_update_tags,
 )
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
@@ -133,7 +133,7 @@ SMALL_UPDATES = st.builds(
 
 
 def state_of(folded: FoldedState) -> LoadedState:
-    return to_state(folded, state_epoch=3, leader_epoch=4, snapshot_epoch=5)
+    return to_loaded_state(folded, state_epoch=3, leader_epoch=4, snapshot_epoch=5)
 
 
 def stored_of(state: LoadedState) -> StateRecord:
@@ -145,7 +145,7 @@ def stored_of(state: LoadedState) -> StateRecord:
         state.done_count,
         state.changes,
         True,
-        state.dead,
+        state.dead_ranges,
         state.redrives,
         state.producer,
     )
@@ -172,9 +172,11 @@ def test_updates_come_back_and_every_cut_is_seen(
     update: Update, snapshot_epoch: int, leader_epoch: int
 ) -> None:
     raw = encode_update(snapshot_epoch, leader_epoch, update)
-    assert raw.endswith(tags(update_tags(update))), "the numbers of most updates are written in a shorter way"
+    assert raw.endswith(tags(encode_update_tags(update))), (
+        "the numbers of most updates are written in a shorter way"
+    )
     decoded = decode_value(UPDATE, raw)
-    assert decoded == StateRecord(snapshot_epoch, leader_epoch, update._replace(snapshot=False))
+    assert decoded == StateRecord(snapshot_epoch, leader_epoch, update._replace(is_snapshot=False))
     for length in range(len(raw)):
         with pytest.raises(CorruptLog):
             decode_value(UPDATE, raw[:length])
@@ -186,7 +188,7 @@ def test_updates_come_back_and_every_cut_is_seen(
 def test_snapshots_come_back_and_every_cut_is_seen(
     update: Update, snapshot_epoch: int, leader_epoch: int, state_epoch: int, created_ms: int, written_ms: int
 ) -> None:
-    update = update._replace(snapshot=True)
+    update = update._replace(is_snapshot=True)
     stored = StateRecord(snapshot_epoch, leader_epoch, update, state_epoch, created_ms, written_ms)
     ((kind, raw),) = encode_snapshot(stored)
     assert (kind, decode_value(SNAPSHOT, raw)) == (SNAPSHOT, stored)
@@ -222,10 +224,10 @@ def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None
         lease_bound=UNCHANGED,
         producer=None,
         redrives=None,
-        dead=None,
-        dead_added=(),
+        dead_ranges=None,
+        added_dead_ranges=(),
         changes=(),
-        snapshot=False,
+        is_snapshot=False,
     )
     raw = encode_update(1, 2, plain)
     assert raw.endswith(b"\x00")
@@ -274,7 +276,7 @@ class Model:
         self.offsets: dict[int, StateBatch] = {}
 
     def apply(self, update: Update) -> None:
-        if update.snapshot:
+        if update.is_snapshot:
             self.start, self.offsets = update.start_offset, {}
         for change in update.changes:
             for offset in range(change.first, change.last + 1):
@@ -326,19 +328,25 @@ def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Updat
         state = fold(state, update)
     over = FoldedState()
     over.apply(Update(0, False, 3, 0, 1, (StateBatch(4, 40, ACQUIRED, 9),)))
-    over = from_state(state) if truncated % 2 else over
+    over = to_folded_state(state) if truncated % 2 else over
     for kind, raw in encode_snapshot(stored_of(state)):
         over.apply(decode_value(kind, raw).update)
     for update in updates[truncated:]:
         raw = encode_update(5, 4, update)
-        over.apply(decode_value(UPDATE, raw).update._replace(snapshot=update.snapshot))
+        over.apply(decode_value(UPDATE, raw).update._replace(is_snapshot=update.is_snapshot))
     assert state_of(over)._replace(producer=None) == state_of(straight)._replace(producer=None)
 
 
 @given(SMALL_UPDATES, SMALL_UPDATES)
 def test_updates_of_other_offsets_may_come_in_either_order(one: Update, other: Update) -> None:
-    same = {"done_count": UNCHANGED, "dead": None, "redrives": None, "producer": None, "dead_added": ()}
-    one, other = one._replace(snapshot=False, **same), other._replace(snapshot=False, **same)
+    same = {
+        "done_count": UNCHANGED,
+        "dead_ranges": None,
+        "redrives": None,
+        "producer": None,
+        "added_dead_ranges": (),
+    }
+    one, other = one._replace(is_snapshot=False, **same), other._replace(is_snapshot=False, **same)
     shifted = tuple(
         change._replace(first=change.first + 50, last=change.last + 50) for change in other.changes
     )

@@ -250,7 +250,7 @@ def _shares(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "share_partitions", "Share partitions in use on this broker, one per group.", len(share_partitions)
     )
-    leased = sum(share_partition.state_machine.leased for share_partition in share_partitions)
+    leased = sum(share_partition.state_machine.leased_count for share_partition in share_partitions)
     yield _gauge("share_leased_records", "Records leased by members of share groups.", leased)
     yield _gauge(
         "share_sessions",

@@ -1,10 +1,11 @@
 """Choice of the offsets that a member reads and acquires: policies for the order, and limits.
 
-Policies are the extension point for other orders (priorities, delays). They pick available offsets only, in disjoint
-ranges, and change nothing; `machine` applies the limits.
+A policy picks available offsets, in disjoint ranges, and changes nothing. Another order (priorities, delays) is a new
+policy. The functions of this module apply the limits.
 
-Invariants: chosen offsets were picked by the policy, were read, and lie below the end of leases. Their number never
-exceeds the remaining locks, nor, in strict mode, the number requested.
+Invariants: chosen offsets were picked by the policy, were read, and lie below the offset at which leases end
+(`LeaseBound.lease_end`). Their number never exceeds the number of free record locks, nor, in strict mode, the number
+requested.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 READ_RANGES_MAX: Final = 8
-"""Offset ranges read for one member at a time."""
+"""Maximum number of offset ranges that are read for one request."""
 
 _NO_STOP: Final = 2**63
 
 
-def read_ranges(
+def ranges_to_read(
     picked: Iterable[tuple[int, int]], space: int, stop: int, unreadable: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """The picked ranges to read: at most `space` offsets, below `stop`, without the `unreadable` ranges (ascending),
-    adjacent ranges merged."""
+    """Return the part of the picked ranges that is to be read: at most `space` offsets, all below `stop`, without the
+    `unreadable` ranges (ascending). Adjacent ranges are merged."""
     if unreadable:
         picked = (part for each in picked for part in difference([each], unreadable))
     found: list[tuple[int, int]] = []
@@ -50,10 +51,11 @@ def read_ranges(
     return found
 
 
-def readable(
+def restrict_to_read(
     picked: Iterable[tuple[int, int]], read: Sequence[tuple[int, int]], stop: int, *, may_skip: bool
 ) -> Iterator[tuple[int, int]]:
-    """The picked ranges that were read, below `stop`. Without `may_skip` they end at the first gap."""
+    """Yield the parts of the picked ranges that lie in the `read` ranges and below `stop`. Unless `may_skip`, the
+    result ends before the first picked offset that was not read."""
     highest = max((last for _, last in read), default=-1)
     for first, last in picked:
         if first >= stop or first > highest:
@@ -72,32 +74,38 @@ def readable(
             return
 
 
-def choose(
-    pieces: Iterable[tuple[int, int]], most: int, locks: int, *, strict: bool, batch_ends: Sequence[int]
+def choose_offsets(
+    ranges: Iterable[tuple[int, int]],
+    records_max: int,
+    free_locks: int,
+    *,
+    strict: bool,
+    batch_ends: Sequence[int],
 ) -> list[tuple[int, int]]:
-    """The first offsets of `pieces`: at most `most`, and at most `locks`, the number of free record locks.
+    """Return the first offsets of `ranges`: at most `records_max`, and at most as many as there are free record locks.
 
-    If not `strict`, the batch of the last record is included as a whole, as in Kafka, even if this exceeds `most`. A
-    response contains whole batches, so the same bytes would otherwise be sent to a second member for the other records.
+    If not `strict`, the batch of the last record is included as a whole, as in Kafka, even if this exceeds
+    `records_max`: a response contains whole batches, and the same bytes would otherwise be sent to a second member for
+    the remaining records. `batch_ends`: ascending last offsets of the record batches.
     """
     chosen: list[tuple[int, int]] = []
     stop = _NO_STOP
-    space = min(most, locks)
-    for begin, piece_last in pieces:
+    space = min(records_max, free_locks)
+    for begin, range_last in ranges:
         first = begin
-        while first <= min(piece_last, stop):
+        while first <= min(range_last, stop):
             if space <= 0:
                 if strict or stop != _NO_STOP or not chosen:
                     return chosen
                 stop = _batch_end(chosen[-1][1], batch_ends)
-                space = min(stop - chosen[-1][1], locks)
+                space = min(stop - chosen[-1][1], free_locks)
                 if space <= 0:
                     return chosen
                 continue
-            last = min(first + space - 1, piece_last, stop)
+            last = min(first + space - 1, range_last, stop)
             chosen.append((first, last))
             taken = last - first + 1
-            space, locks, first = space - taken, locks - taken, last + 1
+            space, free_locks, first = space - taken, free_locks - taken, last + 1
         if first > stop:
             break
     return chosen
@@ -108,34 +116,34 @@ def _batch_end(offset: int, batch_ends: Sequence[int]) -> int:
     return batch_ends[at] if at < len(batch_ends) else offset
 
 
-OPEN_END: Final = 2**63 - 1
-"""Last offset of the open range at the end, of which nothing was delivered yet."""
+UNBOUNDED_LAST: Final = 2**63 - 1
+"""Last offset of the range after the in-flight batches, of which nothing was ever delivered."""
 
 
-class Policy(Protocol):
-    """Order of acquisition. `may_skip`: a later range may be acquired without all of the earlier ones."""
+class AcquisitionPolicy(Protocol):
+    """Order in which members acquire offsets. `may_skip`: a range may be acquired before earlier picked ranges."""
 
     may_skip: bool
 
     def pick(self, ranges: BatchMap, member: str, now_ms: float) -> Iterator[tuple[int, int]]:
-        """Offset ranges (first, last) in the order in which the member acquires them."""
+        """Yield available offset ranges (first, last) in the order in which the member acquires them."""
 
 
-class LowestFirst:
-    """Available records, lowest offset first, as in Kafka."""
+class LowestOffsetFirst:
+    """Policy that offers all available records, lowest offset first, as in Kafka."""
 
     may_skip = True
 
     def pick(self, ranges: BatchMap, member: str, now_ms: float) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - the signature of all policies
         for batch in ranges.free_batches():
             yield batch.first, batch.last
-        yield ranges.end, OPEN_END
+        yield ranges.end, UNBOUNDED_LAST
 
 
-class InOrder:
-    """No record is acquired before a lower one that is not done, unless the same member has leased that one.
+class OrderedAcquisition:
+    """Policy that offers a record only if each one at a lower offset is done, ARCHIVING, or leased to the same member.
 
-    Pending acknowledgements of a member block other members only.
+    A record whose acknowledgement is not stored yet counts as leased to the member that acknowledged it.
     """
 
     may_skip = False
@@ -149,4 +157,4 @@ class InOrder:
                     return
             elif batch.state != ACQUIRED or batch.holder != member:
                 return
-        yield ranges.end, OPEN_END
+        yield ranges.end, UNBOUNDED_LAST

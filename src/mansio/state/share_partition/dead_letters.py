@@ -1,28 +1,30 @@
-"""Dead letters of one share partition: the queue that writes them exactly once, and the record of what is dead.
+"""Dead letters of one share partition: a queue that copies records to the dead-letter topic exactly once, and the
+ranges of dead-lettered offsets.
 
-`DeadLetterQueue` writes the copies of records that were given up, one batch at a time:
+`DeadLetterQueue` has the ranges in the state ARCHIVING and copies them one batch at a time. Its phases:
 
-    OPEN ──reserve──► RESERVING ──reserved──► READY ──next_batch──► SENDING ──written──► WRITTEN ──finished──► OPEN
-                          ▲                     ▲                    │  │
-                          │                     └───── failed ───────┘  │
-                          └──────────────────────── fenced, moved ──────┘
+    OPEN ── reserve ──► RESERVING ── mark_reserved ──► READY ── next_batch ──► SENDING
+    SENDING ── mark_written ──► WRITTEN ── mark_finished ──► OPEN
+    SENDING ── mark_failed ──► READY
+    SENDING ── reserve_in_new_epoch, reserve_in_new_target ──► RESERVING
 
-A batch is a set of records reserved together: producer id, epoch, first sequence and target are stored with the records
-before it is sent, and every attempt sends the same whole batch, so that the target recognises a repeat. After a load,
-reserved records come first, as that one batch; those without a reservation follow.
+All records of a batch are reserved together: producer id, epoch, first sequence and target partition are stored with
+the records before the batch is sent. Every attempt sends the same whole batch, so that the target recognizes a repeat.
+After a load, the records with a stored reservation are sent first, as one batch; those without a reservation follow.
 
-`DeadRanges` has the offsets whose copies are in the dead-letter topic, and those offered again by each redrive.
+`DeadRanges` has the offsets whose copies are in the dead-letter topic, and those that each redrive offered again.
 
 Invariants:
 * At most one batch is reserved. Nothing is sent before its reservation is stored. The next batch is reserved when the
-  copies of the last one are known to be committed and that is stored.
-* Sequences are contiguous per producer epoch and target partition. If a target lost the state of the producer, a higher
-  epoch is stored first.
-* An offset is dead from the time its copy is known to be committed until it is offered again; so no acknowledged record
-  is ever delivered again. Under one redrive id each offset is offered once, even if the record died again since.
+  commit of the previous batch's copies is stored.
+* Sequences are contiguous per producer epoch and target partition. If a target has lost the state of the producer, a
+  higher epoch is stored first.
+* An offset is in a dead range from the time its copy is known to be committed until a redrive offers it again, so no
+  acknowledged record is ever delivered again. Redrives with the same id offer each offset once, even if its record was
+  dead-lettered again in the meantime.
 * Dead ranges and redrives are bounded; the oldest are dropped first.
 
-Pure: the caller stores, sends, and reports the result. Source: KIP-1191, KIP-98.
+The queue does no I/O: the caller stores, sends, and reports the result. Source: KIP-1191, KIP-98.
 """
 
 from __future__ import annotations
@@ -48,22 +50,25 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import LoadedState
 
 
-RETRY_MS: Final = 1_000
-RETRY_MAX_MS: Final = 60_000
-UNKNOWN_AFTER_MS: Final = 12 * 60 * 60 * 1000
-"""Age of a batch from which its target may not recognise a repeat; targets keep producer state for twice as long."""
+RETRY_MS_MIN: Final = 1_000
+RETRY_MS_MAX: Final = 60_000
+"""Backoff after a failed append: the first one, and the maximum of its doublings."""
+REPEAT_RECOGNITION_MS: Final = 12 * 60 * 60 * 1000
+"""Age of a batch up to which its target surely recognizes a repeat; targets keep producer state for twice as long."""
 
 TARGETS_MAX: Final = 8
+"""Maximum number of target partitions whose next sequence a producer keeps."""
 EPOCH_MAX: Final = 32_767
 _SEQUENCE_MASK: Final = 2**31 - 1
 
 
 Reservations = list[tuple[int, int, DeadLetterReservation]]
-"""Offset ranges with the reservation of their first record, as for `SharePartition.reserve` and `archived`."""
+"""Offset ranges (first, last) with the reservation of their first record; arguments of `SharePartition.reserve` and
+`SharePartition.mark_archived`."""
 
 
 class Phase(Enum):
-    """Phase of the current batch; OPEN: there is none."""
+    """Phase of the current batch of a `DeadLetterQueue`; OPEN if there is no current batch."""
 
     OPEN = auto()
     RESERVING = auto()
@@ -72,9 +77,12 @@ class Phase(Enum):
     WRITTEN = auto()
 
 
-class Batch(NamedTuple):
-    """Records to append in this order as one batch. `repeated`: it may be in the log already; `oldest_ms`: wall clock,
-    when its first record was given up."""
+class DeadLetterBatch(NamedTuple):
+    """Records to append to a target partition, in this order, as one record batch.
+
+    `is_repeat`: an earlier attempt may have appended the batch. `oldest_ms`: wall-clock time at which the first of the
+    records entered the state ARCHIVING.
+    """
 
     topic_id: bytes
     partition: int
@@ -82,55 +90,61 @@ class Batch(NamedTuple):
     epoch: int
     base_sequence: int
     ranges: tuple[ArchivingRange, ...]
-    repeated: bool
+    is_repeat: bool
     oldest_ms: int
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
+        """Number of records in the batch."""
         return sum(each.last - each.first + 1 for each in self.ranges)
 
-    def may_be_unknown(self, wall_ms: int) -> bool:
-        """Whether the target has to be searched for it before it is sent again."""
-        return self.repeated and wall_ms - self.oldest_ms > UNKNOWN_AFTER_MS
+    def may_be_unrecognized(self, wall_ms: int) -> bool:
+        """Whether the target may not recognize a repeat of the batch any more, so that it has to be searched for the
+        records before the batch is sent again."""
+        return self.is_repeat and wall_ms - self.oldest_ms > REPEAT_RECOGNITION_MS
 
 
 class DeadLetterQueue:
-    """Queue of one share partition; see the module."""
+    """Queue of the ARCHIVING records of one share partition, which are copied to the dead-letter topic in batches.
+
+    `retry_at_ms`: time of the steady clock before which `next_batch` returns None.
+    """
 
     def __init__(self, producer: Producer | None) -> None:
-        """`producer`: as stored; None if there is none yet."""
+        """Create an empty queue. `producer`: the stored producer of dead letters, None if there is none."""
         self.producer = producer
         self.phase = Phase.OPEN
         self.retry_at_ms = -math.inf
         self._open: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
-        self._repeated = False
-        self._rest_ms = RETRY_MS
+        self._is_repeat = False
+        self._backoff_ms = RETRY_MS_MIN
 
     @property
-    def waiting(self) -> int:
-        """Number of records without a copy, as far as known."""
+    def waiting_record_count(self) -> int:
+        """Number of records in the queue, whose copies are not known to be committed."""
         return sum(each.last - each.first + 1 for each in (*self._open, *self._reserved))
 
     @property
     def needs_reservation(self) -> bool:
-        """Whether `reserve` is the next step."""
+        """Whether `reserve` has to be called: there are ranges without a reservation and there is no current batch."""
         return self.phase is Phase.OPEN and bool(self._open)
 
     def add(self, archiving_range: ArchivingRange) -> None:
-        """Add a range. Reserved ranges come from a load, of the batch that was current when the broker stopped."""
+        """Add a range to the queue. A range that already has a reservation was loaded: it belongs to the batch that was
+        current when the last leader stopped."""
         if archiving_range.reservation.producer_id < 0:
             self._open.append(archiving_range)
             return
-        if self.phase is not Phase.OPEN and not self._repeated:
+        if self.phase is not Phase.OPEN and not self._is_repeat:
             raise AssertionError("a reserved record was added during a batch")
         self._reserved.append(archiving_range)
-        self.phase, self._repeated = Phase.READY, True
+        self.phase, self._is_repeat = Phase.READY, True
 
     # ------------------------------------------------------------------ reservation
 
     def set_producer(self, producer_id: int) -> None:
-        """Use a new producer with epoch 0, which `reserve` stores."""
+        """Use a new producer with epoch 0, which becomes stored with the next reservation."""
         self.producer = Producer(producer_id, 0, ())
 
     @property
@@ -138,8 +152,8 @@ class DeadLetterQueue:
         """Whether a new producer id is needed before the next reservation or epoch."""
         return self.producer is None or self.producer.epoch >= EPOCH_MAX
 
-    def head(self, records_max: int) -> list[ArchivingRange]:
-        """The next ranges without reservation, to determine the size of a batch."""
+    def peek(self, records_max: int) -> list[ArchivingRange]:
+        """Return the next ranges without a reservation, at most `records_max` records, without removing them."""
         found: list[ArchivingRange] = []
         for each in self._open:
             if records_max <= 0:
@@ -150,17 +164,18 @@ class DeadLetterQueue:
         return found
 
     def reserve(self, topic_id: bytes, partition: int, records: int) -> tuple[Producer, Reservations]:
-        """Reserve the next `records` records as one batch. The result is to be stored; then `reserved` is called."""
+        """Reserve the next `records` records as one batch for this target partition. The caller stores the returned
+        producer and reservations, and then calls `mark_reserved`."""
         self._expect(Phase.OPEN)
-        taken = self.head(records)
+        taken = self.peek(records)
         for each in taken:
             whole = self._open.popleft()
             if whole.last > each.last:
                 self._open.appendleft(whole._replace(first=each.last + 1))
-        return self._reserve(taken, topic_id, partition, repeated=False)
+        return self._reserve(taken, topic_id, partition, is_repeat=False)
 
     def _reserve(
-        self, ranges: Iterable[ArchivingRange], topic_id: bytes, partition: int, *, repeated: bool
+        self, ranges: Iterable[ArchivingRange], topic_id: bytes, partition: int, *, is_repeat: bool
     ) -> tuple[Producer, Reservations]:
         producer = self.producer
         if producer is None:
@@ -185,36 +200,37 @@ class DeadLetterQueue:
         self.producer = producer._replace(
             sequences=(*others[1 - TARGETS_MAX :], (topic_id, partition, sequence))
         )
-        self.phase, self._repeated = Phase.RESERVING, repeated
+        self.phase, self._is_repeat = Phase.RESERVING, is_repeat
         return self.producer, self._reservations()
 
-    def reserved(self) -> None:
-        """The reservation is stored."""
+    def mark_reserved(self) -> None:
+        """Continue after the reservation was stored: the batch can be sent."""
         self._expect(Phase.RESERVING)
         self.phase = Phase.READY
 
     # ------------------------------------------------------------------ sending
 
-    def next_batch(self, now_ms: float) -> Batch | None:
-        """The batch to send now; then one of `written`, `failed`, `fenced` and `moved` is called."""
+    def next_batch(self, now_ms: float) -> DeadLetterBatch | None:
+        """Return the batch to send now, or None. The caller reports the result by `mark_written`, `mark_failed`,
+        `reserve_in_new_epoch` or `reserve_in_new_target`."""
         if self.phase is not Phase.READY or now_ms < self.retry_at_ms:
             return None
         ranges = self._reserved = self._in_order()
         reservation = ranges[0].reservation
         self.phase = Phase.SENDING
-        return Batch(
+        return DeadLetterBatch(
             reservation.topic_id,
             reservation.partition,
             reservation.producer_id,
             reservation.epoch,
             reservation.sequence,
             tuple(ranges),
-            self._repeated,
-            min(each.reservation.first_ms for each in ranges),
+            self._is_repeat,
+            min(each.reservation.archiving_since_ms for each in ranges),
         )
 
     def _in_order(self) -> list[ArchivingRange]:
-        """Ascending by sequence, which wraps from 2**31 - 1 to 0."""
+        """Return the reserved ranges in the order of their sequences, which wrap from 2**31 - 1 to 0."""
         base = self._reserved[0].reservation.sequence
         ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
         for at in range(1, len(ranges)):
@@ -224,33 +240,36 @@ class DeadLetterQueue:
                 return ranges[at:] + ranges[:at]
         return ranges
 
-    def written(self) -> Reservations:
-        """The copies are committed in the target. The result is to be stored; then `finished` is called."""
+    def mark_written(self) -> Reservations:
+        """Continue after the copies were committed in the target. The caller stores that the returned ranges are
+        archived, and then calls `mark_finished`."""
         self._expect(Phase.SENDING)
         self.phase = Phase.WRITTEN
-        self.retry_at_ms, self._rest_ms = -math.inf, RETRY_MS
+        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
         return self._reservations()
 
-    def finished(self) -> None:
-        """The commit of the copies is stored."""
+    def mark_finished(self) -> None:
+        """End the current batch after its ranges were stored as archived."""
         self._expect(Phase.WRITTEN)
         self.phase, self._reserved = Phase.OPEN, []
 
-    def failed(self, now_ms: float) -> float:
-        """The append failed, or its outcome is unknown. Returns the time of the next attempt."""
+    def mark_failed(self, now_ms: float) -> float:
+        """Schedule another attempt after an append that failed or whose outcome is unknown. Returns the time of the
+        next attempt (steady clock, ms)."""
         self._expect(Phase.SENDING)
-        self.phase, self._repeated = Phase.READY, True
-        self.retry_at_ms = now_ms + self._rest_ms
-        self._rest_ms = min(2 * self._rest_ms, RETRY_MAX_MS)
+        self.phase, self._is_repeat = Phase.READY, True
+        self.retry_at_ms = now_ms + self._backoff_ms
+        self._backoff_ms = min(2 * self._backoff_ms, RETRY_MS_MAX)
         return self.retry_at_ms
 
     def retry_now(self) -> None:
-        """Allow the next attempt at once: the cause of the failure may be gone."""
-        self.retry_at_ms, self._rest_ms = -math.inf, RETRY_MS
+        """Allow the next attempt at once and reset the backoff."""
+        self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
 
-    def fenced(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
-        """The target lost the state of the producer: it does not have the batch, and would refuse it in this epoch. A
-        higher epoch, or another producer if its epochs are used up, is to be stored; then `reserved` is called."""
+    def reserve_in_new_epoch(self, producer_id: int = -1) -> tuple[Producer, Reservations]:
+        """Reserve the current batch again with a higher producer epoch, because the target has lost the state of the
+        producer: it does not have the batch and refuses it in this epoch. `producer_id`: id of a new producer, if the
+        current one has no higher epoch. The caller stores the result, and then calls `mark_reserved`."""
         self._expect(Phase.SENDING)
         producer = self.producer
         if producer is None or (producer_id < 0 and self.needs_producer):
@@ -258,12 +277,13 @@ class DeadLetterQueue:
         epoch = producer.epoch + 1 if producer_id < 0 else 0
         self.producer = Producer(producer.producer_id if producer_id < 0 else producer_id, epoch, ())
         target = self._reserved[0].reservation
-        return self._reserve(self._reserved, target.topic_id, target.partition, repeated=True)
+        return self._reserve(self._reserved, target.topic_id, target.partition, is_repeat=True)
 
-    def moved(self, topic_id: bytes, partition: int) -> tuple[Producer, Reservations]:
-        """The target was deleted with any copies in it: another one is to be stored; then `reserved` is called."""
+    def reserve_in_new_target(self, topic_id: bytes, partition: int) -> tuple[Producer, Reservations]:
+        """Reserve the current batch again for another target partition, because the old one was deleted with its
+        records. The caller stores the result, and then calls `mark_reserved`."""
         self._expect(Phase.SENDING)
-        return self._reserve(self._reserved, topic_id, partition, repeated=False)
+        return self._reserve(self._reserved, topic_id, partition, is_repeat=False)
 
     def _reservations(self) -> Reservations:
         return [(each.first, each.last, each.reservation) for each in self._reserved]
@@ -277,14 +297,16 @@ class DeadLetterQueue:
 DEAD_RANGES_MAX: Final = 20_000
 REDRIVES_MAX: Final = 64
 REDRIVE_RANGES_MAX: Final = 20_000
+"""Maximum numbers, per share partition, of dead ranges, of redrives, and of the offset ranges of all redrives."""
 
 
 Intervals = list[tuple[int, int]]
 """Offset ranges (first, last): ascending, disjoint, not adjacent."""
 
 
-def normalized(pieces: Iterable[tuple[int, int]]) -> Intervals:
-    """Sorted and merged. Raises `InvalidRequest` for a range whose end is below its start."""
+def merge_intervals(pieces: Iterable[tuple[int, int]]) -> Intervals:
+    """Sort offset ranges (first, last) and merge those that overlap or are adjacent. Raises `InvalidRequest` for a
+    range whose last offset is below its first."""
     joined: Intervals = []
     for first, last in sorted(pieces):
         if last < first:
@@ -296,12 +318,13 @@ def normalized(pieces: Iterable[tuple[int, int]]) -> Intervals:
     return joined
 
 
-def size(pieces: Iterable[tuple[int, int]]) -> int:
+def count_offsets(pieces: Iterable[tuple[int, int]]) -> int:
+    """Return the number of offsets in disjoint ranges (first, last)."""
     return sum(last - first + 1 for first, last in pieces)
 
 
 def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Intervals:
-    """The offsets in both."""
+    """Return the offsets that are in both lists of ranges."""
     found: Intervals = []
     i = j = 0
     while i < len(one) and j < len(other):
@@ -316,7 +339,7 @@ def intersection(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]
 
 
 def difference(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) -> Intervals:
-    """The offsets of the first that are not in the second."""
+    """Return the offsets of the first list of ranges that are not in the second."""
     left: Intervals = []
     for first, last in one:
         begin = first
@@ -334,8 +357,9 @@ def difference(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]])
     return left
 
 
-def insert(ranges: list[DeadRange], added: DeadRange) -> int:
-    """Add a dead range. Returns the number of offsets dropped for it, the lowest ones."""
+def insert_dead_range(ranges: list[DeadRange], added: DeadRange) -> int:
+    """Insert a dead range into an ascending list. If there are more than `DEAD_RANGES_MAX`, the lowest ranges are
+    dropped; returns the number of dropped offsets."""
     first, last = added.first, added.last
     at = bisect_left(ranges, added)
     before = ranges[at - 1] if at else None
@@ -354,28 +378,30 @@ def insert(ranges: list[DeadRange], added: DeadRange) -> int:
 
 
 class DeadRanges:
-    """Dead offsets and redrives of one share partition; see the module."""
+    """Dead ranges and redrives of one share partition."""
 
-    __slots__ = ("_ranges", "_redrives", "offsets")
+    __slots__ = ("_ranges", "_redrives", "offset_count")
 
     def __init__(self, state: LoadedState) -> None:
-        self._ranges = sorted(state.dead)
+        self._ranges = sorted(state.dead_ranges)
         self._redrives = {each.redrive_id: list(each.ranges) for each in state.redrives}
-        self.offsets = size((each.first, each.last) for each in self._ranges)
-        """Number of dead offsets."""
+        self.offset_count = count_offsets((each.first, each.last) for each in self._ranges)
+        """Number of offsets in the dead ranges."""
 
     def ranges(self) -> tuple[DeadRange, ...]:
+        """Return the dead ranges, ascending."""
         return tuple(self._ranges)
 
     def redrives(self) -> tuple[Redrive, ...]:
+        """Return the redrives with the offsets that each offered, oldest first."""
         return tuple(Redrive(name, tuple(ranges)) for name, ranges in self._redrives.items())
 
     def add(self, added: DeadRange) -> None:
         """Add a dead range."""
-        self.offsets += added.last - added.first + 1 - insert(self._ranges, added)
+        self.offset_count += added.last - added.first + 1 - insert_dead_range(self._ranges, added)
 
     def intersect(self, wanted: Sequence[tuple[int, int]]) -> list[DeadRange]:
-        """The dead parts of these ranges."""
+        """Return the parts of the dead ranges that lie in these offset ranges."""
         found = []
         for first, last in wanted:
             at = max(bisect_right(self._ranges, first, key=lambda each: each.first) - 1, 0)
@@ -386,30 +412,31 @@ class DeadRanges:
                 at += 1
         return found
 
-    def remove(self, gone: Sequence[tuple[int, int]]) -> bool:
-        """Remove offsets. Returns whether any was dead."""
-        before = self.offsets
+    def remove(self, removed: Sequence[tuple[int, int]]) -> bool:
+        """Remove offset ranges from the dead ranges. Returns whether any of the offsets was dead."""
+        before = self.offset_count
         kept: list[DeadRange] = []
         for each in self._ranges:
             kept += [
                 each._replace(first=first, last=last)
-                for first, last in difference([(each.first, each.last)], gone)
+                for first, last in difference([(each.first, each.last)], removed)
             ]
         self._ranges = kept
-        self.offsets = size((each.first, each.last) for each in kept)
-        return self.offsets != before
+        self.offset_count = count_offsets((each.first, each.last) for each in kept)
+        return self.offset_count != before
 
-    def offered(self, redrive_id: str) -> Intervals:
-        """Offsets offered before under this id."""
+    def offered_offsets(self, redrive_id: str) -> Intervals:
+        """Return the offset ranges that redrives with this id have offered."""
         return self._redrives.get(redrive_id, [])
 
-    def remember(self, redrive_id: str, offered: Iterable[tuple[int, int]]) -> None:
-        """Record offered offsets. Raises `InvalidRequest` if the redrive has more ranges than can be recorded."""
-        joined = normalized([*self.offered(redrive_id), *offered])
+    def record_offered(self, redrive_id: str, offered: Iterable[tuple[int, int]]) -> None:
+        """Record that a redrive offers these offset ranges. Raises `InvalidRequest` if the redrive has more than
+        `REDRIVE_RANGES_MAX` ranges. The oldest redrives are dropped if there are too many."""
+        joined = merge_intervals([*self.offered_offsets(redrive_id), *offered])
         if len(joined) > REDRIVE_RANGES_MAX:
             raise InvalidRequest(f"redrive {redrive_id} has too many offset ranges: continue with another id")
         self._redrives.pop(redrive_id, None)
         self._redrives[redrive_id] = joined
-        with_known_state = sum(len(each) for each in self._redrives.values())
-        while len(self._redrives) > REDRIVES_MAX or with_known_state > REDRIVE_RANGES_MAX:
-            with_known_state -= len(self._redrives.pop(next(iter(self._redrives))))
+        range_count = sum(len(each) for each in self._redrives.values())
+        while len(self._redrives) > REDRIVES_MAX or range_count > REDRIVE_RANGES_MAX:
+            range_count -= len(self._redrives.pop(next(iter(self._redrives))))

@@ -1,17 +1,17 @@
 """In-flight batches of a share partition (Kafka's cachedState): counters, deadlines, pending updates.
 
 An `InFlightBatch` is a range of offsets with equal delivery state, however long. `BatchMap` covers the offsets from
-`start` to below `end` without gaps: nothing below `start` is needed any more, and everything from `end` on is AVAILABLE
-and was never delivered, so a backlog costs nothing. `InFlightBatches` adds what follows from the batches. Its method
-`put` is the only one that changes the state of a batch; it maintains the counters and marks the batch with the token of
-the update that stores the change. `complete` clears the marks of an update that is stored.
+`start` to below `end` without gaps. Offsets below `start` are done; offsets from `end` on are AVAILABLE and were never
+delivered, so a backlog takes no memory. `InFlightBatches` adds the counters and deadlines. Only its method
+`change_state` changes the state of a batch; it maintains the counters and marks the batch with the token of the update
+that stores the change. `complete` clears the marks of an update that is stored.
 
 Invariants:
-* Batches are ascending and disjoint. Equal neighbours are one batch once `merge_around` was called for the change.
-* No batch that could be leased at once lies below `free_from`.
-* `leased` and `done` are the numbers of offsets that are ACQUIRED and terminal.
-* Every stored batch with a deadline has an entry in the heap that is not later. There is one entry per range of an
-  update, not per record, and at most about twice as many entries as batches.
+* Batches are ascending and disjoint. After `merge_around`, adjacent batches with equal state are one batch.
+* All batches that can be leased at once lie at or above `free_from`.
+* `leased_count` and `done_count` are the numbers of offsets that are ACQUIRED and terminal.
+* Every stored batch with a deadline has an entry in the heap of deadlines that is not later. The heap has one entry per
+  range of an update, not per record, and at most about twice as many entries as there are batches.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import DeadLetterReservation
 
 DELIVERIES_MAX: Final = 32_767
-"""Largest delivery count that can be stored; a record delivered so often is given up."""
+"""Largest delivery count that can be stored; a record that reaches it is not delivered again."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
-    AVAILABLE: frozenset({ACQUIRED, ARCHIVED}),  # archived: below the start of the log
+    AVAILABLE: frozenset({ACQUIRED, ARCHIVED}),  # archived: below the log start offset
     ACQUIRED: frozenset({ACQUIRED, ACKNOWLEDGED, AVAILABLE, ARCHIVING, ARCHIVED}),  # acquired: renewed
     ACKNOWLEDGED: frozenset(),
     ARCHIVING: frozenset({ARCHIVING, ARCHIVED}),  # archiving: a dead-letter position was reserved
-    ARCHIVED: frozenset({AVAILABLE}),  # offered again by an operator
+    ARCHIVED: frozenset({AVAILABLE}),  # available: a redrive
     WITHHELD: frozenset({AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED}),
 }
 """The states that may follow each state."""
@@ -55,7 +55,9 @@ TERMINAL: Final = frozenset({ACKNOWLEDGED, ARCHIVED})
 """States of records that are done."""
 
 NEVER_MS: Final = math.inf
+"""Deadline of a batch without a deadline."""
 NOT_PENDING: Final = 0
+"""Update token of a batch whose state is stored."""
 
 _HEAP_SPARE: Final = 64
 _SEQUENCE_MASK: Final = 2**31 - 1
@@ -64,9 +66,10 @@ _SEQUENCE_MASK: Final = 2**31 - 1
 class InFlightBatch:
     """Delivery state of the offsets `first` to `last`, both included.
 
-    `deadline_ms`: end of a lease, withholding or delay (steady clock); `due_ms`: end of a delay (wall clock), -1 for
-    none; `pending_token`: token of the update of this change while it is not stored, else `NOT_PENDING`; until it is
-    stored, `holder` of an acknowledged batch is the member that had leased it.
+    `deadline_ms`: time of the steady clock at which a lease, withholding period or backoff ends. `due_ms`: wall-clock
+    time at which a backoff ends, -1 for none. `pending_token`: token of the update that stores the current state,
+    `NOT_PENDING` once it is stored. `holder`: member that has leased the batch or, until the update is stored, that has
+    acknowledged it.
     """
 
     __slots__ = (
@@ -108,15 +111,16 @@ class InFlightBatch:
 
     @property
     def size(self) -> int:
+        """Number of offsets."""
         return self.last - self.first + 1
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be leased at once, to any member that the policy allows."""
+        """Whether the batch can be leased at once: it is AVAILABLE, stored and not in a backoff."""
         return self.state == AVAILABLE and self.deadline_ms == NEVER_MS and self.pending_token == NOT_PENDING
 
-    def same(self, other: InFlightBatch) -> bool:
-        """Whether all offsets have equal state. A reservation with a position belongs to one range only."""
+    def has_same_state(self, other: InFlightBatch) -> bool:
+        """Whether the batches have equal state and can be merged. Batches with a reserved sequence are never equal."""
         return (
             self.state == other.state
             and self.deliveries == other.deliveries
@@ -130,7 +134,7 @@ class InFlightBatch:
         )
 
     def restore(self, stored: StateBatch, *, lock_ms: int, now_ms: float, wall_ms: int) -> None:
-        """Take over a stored state; a lease gets a new, whole duration."""
+        """Set the state to a stored one. A lease runs for its whole duration (`lock_ms`) again."""
         self.state = stored.state
         self.deliveries = stored.deliveries
         self.uncounted_deliveries = stored.uncounted_deliveries
@@ -142,7 +146,7 @@ class InFlightBatch:
             self.due_ms, self.deadline_ms = wall_ms + delay_ms, now_ms + delay_ms
 
     def split_off(self, offset: int) -> InFlightBatch:
-        """Truncate to the offsets below `offset`; returns a batch with the others."""
+        """Truncate this batch to the offsets below `offset`; returns a new batch with the rest."""
         upper = InFlightBatch(
             offset,
             self.last,
@@ -152,20 +156,23 @@ class InFlightBatch:
             self.holder,
             self.deadline_ms,
             self.due_ms,
-            shifted(self.reservation, offset - self.first),
+            shift_reservation(self.reservation, offset - self.first),
             self.pending_token,
         )
         self.last = offset - 1
         return upper
 
     def drop_below(self, offset: int) -> None:
-        """Drop the offsets below `offset`, which lies in the batch."""
-        self.reservation = shifted(self.reservation, offset - self.first)
+        """Remove the offsets below `offset`, which must lie in the batch."""
+        self.reservation = shift_reservation(self.reservation, offset - self.first)
         self.first = offset
 
 
 class BatchMap:
-    """Batches by offset. Their attributes may be read; their offsets are changed by these methods only."""
+    """In-flight batches in offset order. Only the methods of this class change the offsets of the batches.
+
+    `start` and `end`: bounds of the covered offsets. `free_from`: no batch below this offset can be leased at once.
+    """
 
     __slots__ = ("_batches", "_firsts", "end", "free_from", "start")
 
@@ -177,25 +184,21 @@ class BatchMap:
         self._batches: list[InFlightBatch] = []
 
     def __iter__(self) -> Iterator[InFlightBatch]:
-        """Ascending; the iteration is invalid after a change of the map."""
+        """Iterate over the batches in ascending order; the iterator is invalid after a change of the map."""
         return iter(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def at(self, offset: int) -> InFlightBatch | None:
-        """The batch that contains the offset."""
-        return self._batches[self._index(offset)] if self.start <= offset < self.end else None
-
-    def within(self, first: int, last: int) -> list[InFlightBatch]:
-        """The batches that overlap `first` to `last`."""
+    def overlapping(self, first: int, last: int) -> list[InFlightBatch]:
+        """Return the batches that overlap the offsets `first` to `last`."""
         if last < self.start or first >= self.end or first > last:
             return []
         low = self._index(first) if first > self.start else 0
         return self._batches[low : bisect_right(self._firsts, last, low)]
 
-    def walk(self, first: int) -> Iterator[InFlightBatch]:
-        """The batches from the one that contains `first` on, or all of them."""
+    def batches_from(self, first: int) -> Iterator[InFlightBatch]:
+        """Yield the batch that contains `first` and all later ones; all batches if `first` is below `start`."""
         batches = self._batches
         position = self._index(first) if self.start <= first < self.end else 0
         if first >= self.end:
@@ -205,9 +208,9 @@ class BatchMap:
             position += 1
 
     def free_batches(self) -> Iterator[InFlightBatch]:
-        """The batches that can be leased at once. Caches the first position for the next call."""
+        """Yield the batches that can be leased at once, and advance `free_from` to the first of them."""
         found = False
-        for batch in self.walk(self.free_from):
+        for batch in self.batches_from(self.free_from):
             if batch.is_free:
                 if not found:
                     found, self.free_from = True, batch.first
@@ -216,7 +219,8 @@ class BatchMap:
             self.free_from = self.end
 
     def split(self, first: int, last: int) -> list[InFlightBatch]:
-        """The batches that cover exactly `first` to `last`, created where missing. `first` is not below `start`."""
+        """Split batches so that some cover exactly the offsets `first` to `last`, and return those. Offsets from `end`
+        on get a new AVAILABLE batch. Raises `ValueError` if `first` is below `start`."""
         if first < self.start or last < first:
             message = f"offsets {first} to {last} are not in the ranges from {self.start} on"
             raise ValueError(message)
@@ -226,7 +230,7 @@ class BatchMap:
         return self._batches[low : self._split_at(last + 1) if last + 1 < self.end else len(self._batches)]
 
     def merge_around(self, first: int, last: int) -> None:
-        """Merge equal batches among those of `first` to `last` and their neighbours."""
+        """Merge adjacent batches with equal state, among those that overlap `first` to `last` and their neighbours."""
         low = max(self._index(first) - 1, 0)
         high = bisect_right(self._firsts, last, low) + 1
         if last < self.start or len(self._batches) < 2:
@@ -234,7 +238,7 @@ class BatchMap:
         merged = [self._batches[low]]
         following = self._batches[low + 1 : high]
         for batch in following:
-            if merged[-1].same(batch):
+            if merged[-1].has_same_state(batch):
                 merged[-1].last = batch.last
             else:
                 merged.append(batch)
@@ -243,7 +247,7 @@ class BatchMap:
             self._firsts[low:high] = [batch.first for batch in merged]
 
     def advance_start(self) -> int:
-        """Move `start` over terminal, stored batches; returns the number of offsets."""
+        """Advance `start` over batches whose terminal state is stored; returns the number of offsets passed."""
         before, count = self.start, 0
         for batch in self._batches:
             if batch.state not in TERMINAL or batch.pending_token != NOT_PENDING:
@@ -255,7 +259,7 @@ class BatchMap:
         return self.start - before
 
     def drop_below(self, offset: int) -> list[InFlightBatch]:
-        """Move `start` to `offset`; returns the dropped batches, which must not be used any more."""
+        """Advance `start` to `offset` and return the removed batches."""
         if offset <= self.start:
             return []
         if offset >= self.end:
@@ -270,14 +274,14 @@ class BatchMap:
         return dropped
 
     def lower_start(self, batches: list[InFlightBatch]) -> None:
-        """Prepend batches that end at the current start."""
+        """Prepend batches that end directly below the current `start`."""
         self._batches[:0] = batches
         self._firsts[:0] = [batch.first for batch in batches]
         self.start = batches[0].first
         self.free_from = min(self.free_from, self.start)
 
-    def free(self, offset: int) -> None:
-        """The batch at this offset can be leased from now on."""
+    def mark_free(self, offset: int) -> None:
+        """Lower `free_from`, because the batch at this offset can be leased again."""
         self.free_from = min(self.free_from, offset)
 
     def _index(self, offset: int) -> int:
@@ -294,41 +298,46 @@ class BatchMap:
         return index + 1
 
     def _extend(self, end: int) -> None:
+        """Add AVAILABLE offsets up to the new end."""
         last = self._batches[-1] if self._batches else None
         if last is not None and last.is_free and not last.deliveries and not last.uncounted_deliveries:
             last.last = end - 1
         else:
             self._batches.append(InFlightBatch(self.end, end - 1))
             self._firsts.append(self.end)
-        self.free(self.end)
+        self.mark_free(self.end)
         self.end = end
 
 
 class InFlightBatches:
-    """Batches of one share partition; see the module."""
+    """In-flight batches of one share partition with counters, deadlines and updates that are not stored yet.
 
-    __slots__ = ("_deadlines", "_under_way", "done", "leased", "ranges", "tokens")
+    `leased_count`, `done_count`: number of offsets that are ACQUIRED, and in a terminal state. `last_token`: token of
+    the last update.
+    """
+
+    __slots__ = ("_deadlines", "_pending_ranges", "done_count", "last_token", "leased_count", "ranges")
 
     def __init__(self, start: int) -> None:
         self.ranges = BatchMap(start)
-        self.leased = 0
-        self.done = 0
-        self.tokens = 0
+        self.leased_count = 0
+        self.done_count = 0
+        self.last_token = 0
         self._deadlines: list[tuple[float, int, int]] = []
-        self._under_way: dict[int, list[tuple[int, int]]] = {}
+        self._pending_ranges: dict[int, list[tuple[int, int]]] = {}
 
     @property
-    def under_way(self) -> int:
+    def pending_update_count(self) -> int:
         """Number of updates that are not stored yet."""
-        return len(self._under_way)
+        return len(self._pending_ranges)
 
     def begin(self) -> int:
-        """Start an update; returns its token."""
-        self.tokens += 1
-        self._under_way[self.tokens] = []
-        return self.tokens
+        """Start a new update; returns its token."""
+        self.last_token += 1
+        self._pending_ranges[self.last_token] = []
+        return self.last_token
 
-    def put(
+    def change_state(
         self,
         batch: InFlightBatch,
         state: int,
@@ -341,16 +350,17 @@ class InFlightBatches:
         due_ms: int = -1,
         reservation: DeadLetterReservation | None = None,
     ) -> None:
-        """Change the state of a batch that no pending update concerns. None keeps a value.
+        """Change the state of a batch that no pending update concerns. Arguments that are None leave the value
+        unchanged; `token` is `NOT_PENDING` for a change that needs no update.
 
-        `token` is `NOT_PENDING` for a change that is not stored.
+        Raises `AssertionError` if an update is pending or the transition is not in `TRANSITIONS`.
         """
         if batch.pending_token != NOT_PENDING or state not in TRANSITIONS[batch.state]:
             message = f"offsets {batch.first} to {batch.last} cannot go from {batch.state} to {state} now"
             raise AssertionError(message)
         was, batch.state = batch.state, state
         if was != state:
-            self._moved(was, state, batch.last - batch.first + 1)
+            self._count_transition(was, state, batch.last - batch.first + 1)
         if deliveries is not None:
             batch.deliveries = deliveries
         if uncounted_deliveries is not None:
@@ -362,52 +372,52 @@ class InFlightBatches:
         batch.reservation = reservation
         batch.pending_token = token
         if token == NOT_PENDING:
-            self._completed(batch)
+            self._mark_stored(batch)
             return
-        covered = self._under_way[token]
+        covered = self._pending_ranges[token]
         if covered and covered[-1][1] + 1 == batch.first:
             covered[-1] = (covered[-1][0], batch.last)
         else:
             covered.append((batch.first, batch.last))
 
-    def _moved(self, was: int, state: int, size: int) -> None:
+    def _count_transition(self, was: int, state: int, size: int) -> None:
         if state == ACQUIRED:
-            self.leased += size
+            self.leased_count += size
         elif was == ACQUIRED:
-            self.leased -= size
+            self.leased_count -= size
         if state in TERMINAL:
-            self.done += size
+            self.done_count += size
         elif was in TERMINAL:
-            self.done -= size
+            self.done_count -= size
 
-    def count(self, batch: InFlightBatch) -> None:
+    def add_to_counters(self, batch: InFlightBatch) -> None:
         """Add a batch to the counters."""
         if batch.state == ACQUIRED:
-            self.leased += batch.size
+            self.leased_count += batch.size
         elif batch.state in TERMINAL:
-            self.done += batch.size
+            self.done_count += batch.size
 
-    def uncount(self, batch: InFlightBatch) -> None:
+    def remove_from_counters(self, batch: InFlightBatch) -> None:
         """Remove a batch from the counters."""
         if batch.state == ACQUIRED:
-            self.leased -= batch.size
+            self.leased_count -= batch.size
         elif batch.state in TERMINAL:
-            self.done -= batch.size
+            self.done_count -= batch.size
 
     def complete(self, token: int) -> list[InFlightBatch]:
-        """The update is stored. Returns its batches, not merged with their neighbours yet."""
+        """Mark the batches of an update as stored. Returns them; adjacent batches with equal state are not merged."""
         ranges, batches = self.ranges, []
-        covered = self._under_way.pop(token)
+        covered = self._pending_ranges.pop(token)
         for first, last in covered:
-            for batch in ranges.within(first, last):
+            for batch in ranges.overlapping(first, last):
                 if batch.pending_token == token:
                     batch.pending_token = NOT_PENDING
-                    self._completed(batch)
+                    self._mark_stored(batch)
                     batches.append(batch)
         return batches
 
     def merge(self, batches: Iterable[InFlightBatch]) -> None:
-        """Merge batches that became equal, and move the start over those that are done."""
+        """Merge these batches with adjacent ones of equal state, and advance the start over batches that are done."""
         low = high = -1
         for batch in batches:
             if low >= 0 and batch.first > high + 1:
@@ -416,117 +426,123 @@ class InFlightBatches:
             low, high = (batch.first if low < 0 else low), batch.last
         if low >= 0:
             self.ranges.merge_around(low, high)
-        self.done -= self.ranges.advance_start()
+        self.done_count -= self.ranges.advance_start()
 
-    def start_with(self, token: int) -> tuple[int, int]:
-        """The start once this update is stored, and the number of offsets at or above it that are done then."""
+    def progress_after(self, token: int) -> tuple[int, int]:
+        """Return the start offset after this update is stored, and the number of offsets at or above it that will be
+        done."""
         start = self.ranges.start
         for batch in self.ranges:
             if batch.state not in TERMINAL or batch.pending_token not in (NOT_PENDING, token):
                 break
             start = batch.last + 1
-        return start, self.done - (start - self.ranges.start)
+        return start, self.done_count - (start - self.ranges.start)
 
     def end_delay(self, batch: InFlightBatch) -> None:
-        """The delay of a batch is over; this is not stored."""
+        """End the backoff of a batch, so that it can be leased at once. This needs no update."""
         batch.deadline_ms, batch.due_ms = NEVER_MS, -1
-        self.ranges.free(batch.first)
+        self.ranges.mark_free(batch.first)
 
-    def _completed(self, batch: InFlightBatch) -> None:
+    def _mark_stored(self, batch: InFlightBatch) -> None:
         if batch.state != ACQUIRED:
             batch.holder = ""
         if batch.deadline_ms != NEVER_MS:
             self.add_deadline(batch.deadline_ms, batch.first, batch.last)
         elif batch.state == AVAILABLE:
-            self.ranges.free(batch.first)
+            self.ranges.mark_free(batch.first)
 
     def restore_counts(self) -> None:
-        """Compute counters and deadlines of batches that were loaded, and merge them."""
+        """Compute the counters and deadlines of batches that were loaded, and merge adjacent ones with equal state."""
         ranges = self.ranges
         for batch in ranges:
-            self.count(batch)
+            self.add_to_counters(batch)
             if batch.deadline_ms != NEVER_MS:
                 self.add_deadline(batch.deadline_ms, batch.first, batch.last)
         ranges.merge_around(ranges.start, ranges.end - 1)
-        self.done -= ranges.advance_start()
+        self.done_count -= ranges.advance_start()
 
     def lower_start(self, batches: list[InFlightBatch]) -> None:
-        """Prepend batches that end at the current start."""
+        """Prepend batches that end directly below the current start, and count them."""
         start = self.ranges.start
         self.ranges.lower_start(batches)
         for batch in batches:
-            self.count(batch)
+            self.add_to_counters(batch)
         self.ranges.merge_around(start - 1, start)
 
     # ------------------------------------------------------------------ start of the log
 
     def drop_below_log_start(self, log_start: int) -> int:
-        """Drop the offsets below the start of the log, up to the first record that waits for its dead letter.
+        """Remove the offsets below the log start offset, up to the first ARCHIVING batch.
 
-        Returns how many of them were not acknowledged.
+        Returns how many of the removed offsets were not done.
         """
         ranges = self.ranges
         waiting = next((batch.first for batch in ranges if batch.state == ARCHIVING), log_start)
         below = min(waiting, log_start)
         aged_out = max(below - max(ranges.start, ranges.end), 0)
         for batch in ranges.drop_below(below):
-            self.uncount(batch)
+            self.remove_from_counters(batch)
             aged_out += 0 if batch.state in TERMINAL else batch.size
-        self.done -= ranges.advance_start()
+        self.done_count -= ranges.advance_start()
         if ranges.start < log_start > ranges.end:
-            ranges.split(ranges.end, log_start - 1)  # never delivered, and must not be any more
+            ranges.split(
+                ranges.end, log_start - 1
+            )  # offsets that were never delivered and cannot be delivered now
         return aged_out
 
     def below_log_start(self, log_start: int) -> list[InFlightBatch]:
-        """Batches below the start of the log that are neither done, nor wait for their dead letter, nor are pending."""
+        """Return the stored batches below the log start offset that are AVAILABLE, ACQUIRED or WITHHELD."""
         ranges = self.ranges
         if ranges.start >= log_start:
             return []
         return [
             batch
-            for batch in ranges.within(ranges.start, log_start - 1)
+            for batch in ranges.overlapping(ranges.start, log_start - 1)
             if batch.pending_token == NOT_PENDING and batch.state in (AVAILABLE, ACQUIRED, WITHHELD)
         ]
 
     def archive_below_log_start(self, log_start: int, token: int) -> list[InFlightBatch]:
-        """End the batches of `below_log_start`: their records cannot be read any more."""
+        """Archive the batches of `below_log_start`, because their records are deleted from the log. Returns the changed
+        batches."""
         changed = []
         for found in self.below_log_start(log_start):
             for batch in self.ranges.split(found.first, min(found.last, log_start - 1)):
-                self.put(batch, ARCHIVED, token)
+                self.change_state(batch, ARCHIVED, token)
                 changed.append(batch)
         return changed
 
     # ------------------------------------------------------------------ deadlines
 
     def add_deadline(self, deadline_ms: float, first: int, last: int) -> None:
-        """Add the deadline of a stored batch within these offsets."""
+        """Add a deadline for the stored batches within the offsets `first` to `last`."""
         heap = self._deadlines
         if heap and heap[-1][0] == deadline_ms and heap[-1][2] + 1 == first:
             heap[-1] = (deadline_ms, heap[-1][1], last)
             return
         heappush(heap, (deadline_ms, first, last))
         if len(heap) > 2 * len(self.ranges) + _HEAP_SPARE:
-            self._rebuild()
+            self._rebuild_deadlines()
 
     @property
     def next_deadline_ms(self) -> float:
+        """Time of the steady clock at which the next batch may be due, in ms; `NEVER_MS` if there is none."""
         return self._deadlines[0][0] if self._deadlines else NEVER_MS
 
-    def due(self, now_ms: float) -> list[InFlightBatch]:
-        """The stored batches whose deadline has passed, ascending. Each is returned once, so each has to be changed."""
+    def take_due(self, now_ms: float) -> list[InFlightBatch]:
+        """Return the stored batches whose deadline has passed, ascending, and remove their deadlines. The caller has to
+        change the state of each, because none is returned again."""
         heap = self._deadlines
         passed: list[tuple[int, int]] = []
         while heap and heap[0][0] <= now_ms:
             passed.append(heappop(heap)[1:])
         found: dict[int, InFlightBatch] = {}
         for first, last in passed:
-            for batch in self.ranges.within(first, last):
+            for batch in self.ranges.overlapping(first, last):
                 if batch.deadline_ms <= now_ms and batch.pending_token == NOT_PENDING:
                     found[batch.first] = batch
         return [found[first] for first in sorted(found)]
 
-    def _rebuild(self) -> None:
+    def _rebuild_deadlines(self) -> None:
         entries: list[tuple[float, int, int]] = []
         for batch in self.ranges:
             if batch.pending_token != NOT_PENDING or batch.deadline_ms == NEVER_MS:
@@ -539,8 +555,8 @@ class InFlightBatches:
         self._deadlines = entries
 
 
-def changes_of(batches: Iterable[InFlightBatch]) -> list[StateBatch]:
-    """The batches as they are stored, equal neighbours merged."""
+def state_batches(batches: Iterable[InFlightBatch]) -> list[StateBatch]:
+    """Convert in-flight batches into the ranges that are stored. Adjacent ranges with equal state are merged."""
     found: list[StateBatch] = []
     for batch in batches:
         state, holder = batch.state, batch.holder if batch.state == ACQUIRED else ""
@@ -566,8 +582,9 @@ def _is_mergeable(one: StateBatch, other: StateBatch) -> bool:
     return one[2:] == other[2:] and not is_reserved
 
 
-def acquired_of(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
-    """The batches as they are reported to a member, neighbours with equal delivery counts merged."""
+def acquired_ranges(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
+    """Convert in-flight batches into the ranges that a member receives. Adjacent ranges with equal delivery counts are
+    merged."""
     found: list[AcquiredRange] = []
     for batch in batches:
         if found and found[-1].last + 1 == batch.first and found[-1].deliveries == batch.deliveries:
@@ -577,8 +594,10 @@ def acquired_of(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
     return found
 
 
-def shifted(reservation: DeadLetterReservation | None, records: int) -> DeadLetterReservation | None:
-    """The reservation of the record that many records after the first one of its range."""
+def shift_reservation(
+    reservation: DeadLetterReservation | None, records: int
+) -> DeadLetterReservation | None:
+    """Return the reservation of the record that is `records` records after the first one of the range."""
     if reservation is None or reservation.producer_id < 0 or not records:
         return reservation
     return reservation._replace(sequence=(reservation.sequence + records) & _SEQUENCE_MASK)

@@ -1,9 +1,9 @@
 """State machine of one share partition: acquisition and delivery state of the offsets of a topic partition for one
 share group.
 
-A member *acquires* offsets whose bytes are in the response being built. They are leased to it until it *acknowledges*
-them or the lease ends. Accepted records are done. Released and expired records are offered again after a backoff.
-Rejected records, and records whose delivery attempts are used up, are copied to the dead-letter topic first and are
+A member *acquires* offsets whose bytes are in the response being built. The offsets are leased to the member until it
+*acknowledges* them or the lease ends. Accepted records are done. Released and expired records are offered again after a
+backoff. Rejected records, and records that have reached the delivery limit, are copied to the dead-letter topic and are
 done once the copy is committed.
 
                      acquire                  accept
@@ -17,24 +17,24 @@ done once the copy is committed.
        │        redrive           ARCHIVING ──────────► ARCHIVED
        └─────────────────────────────── (ARCHIVED) ◄── the copy is in the dead-letter topic
 
-(`in_flight.TRANSITIONS` is this drawing as a table.)
+(`in_flight.TRANSITIONS` holds these transitions as a table.)
 
-Pure: methods take the time (`now_ms` of any steady clock, `wall_ms` of the wall clock) and a random number, and return
-an `Update`, which the caller stores; `persisted` reports that it is stored. An invalid request raises its typed error
-and changes nothing. If storing an update fails, or its outcome is unknown, the object is discarded and the state is
-loaded again.
+The state machine does no I/O. Methods take the time (`now_ms` of any steady clock, `wall_ms` of the wall clock) and a
+random number, and return an `Update`. The caller stores the update and then calls `mark_persisted`. An invalid request
+raises its typed error and changes nothing. If storing an update fails, or its outcome is unknown, the caller discards
+the object and loads the state again.
 
-An update with `snapshot` set is the whole state: it is stored after all earlier updates and before all later ones.
-Other updates may be stored concurrently, because they concern different offsets.
+An update with `is_snapshot` set is the whole state: the caller stores it after all earlier updates and before all later
+ones. Other updates may be stored concurrently, because they concern different offsets.
 
 Invariants:
 * An offset has at most one holder. Offsets of an update that is not stored yet are offered to no member.
-* `deliveries` never decreases; `uncounted_deliveries` of them do not count as attempts. A delivery after the first
-  waits for a durable update.
-* Terminal states are final, except that an operator may offer dead records again (redrive).
-* No offset at or above the durable lease bound is leased. At most `locks_max` records are leased.
+* The delivery count (`deliveries`) never decreases; `uncounted_deliveries` of them do not count as attempts. The update
+  of a second or later delivery is durable before members receive the records.
+* Terminal states are final, except that an operator may offer dead-lettered records again (redrive).
+* No offset at or above the durable lease bound is leased. At most `record_locks_max` records are leased.
 * The start offset advances over records that are done and stored, and over records deleted from the log, but never
-  over records on their way to the dead-letter topic.
+  over ARCHIVING records.
 
 Source: KIP-932, KIP-1206 (record limit), KIP-1222 (renewal), KIP-1191 (dead letters). Differences from Kafka:
 docs/DELIVERY.md.
@@ -48,18 +48,24 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import InvalidRecordState, InvalidRequest
 from mansio.state.share_partition import acquisition
-from mansio.state.share_partition.acquisition import InOrder, LowestFirst
-from mansio.state.share_partition.dead_letters import DeadRanges, difference, intersection, normalized, size
+from mansio.state.share_partition.acquisition import LowestOffsetFirst, OrderedAcquisition
+from mansio.state.share_partition.dead_letters import (
+    DeadRanges,
+    count_offsets,
+    difference,
+    intersection,
+    merge_intervals,
+)
 from mansio.state.share_partition.in_flight import (
     DELIVERIES_MAX,
     NEVER_MS,
     NOT_PENDING,
     InFlightBatch,
-    acquired_of,
-    changes_of,
-    shifted,
+    acquired_ranges,
+    shift_reservation,
+    state_batches,
 )
-from mansio.state.share_partition.snapshot import full_update, restored, stored_batches
+from mansio.state.share_partition.snapshot import full_update, restore_in_flight_batches, stored_batches
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -67,7 +73,7 @@ from mansio.state.share_partition.types import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
-    CAUSE_LIMIT,
+    CAUSE_DELIVERY_LIMIT,
     CAUSE_REJECTED,
     GAP,
     RELEASE,
@@ -78,7 +84,7 @@ from mansio.state.share_partition.types import (
     ArchivingRange,
     DeadLetterReservation,
     DeadRange,
-    HolderCount,
+    LeaseHolder,
     LoadedState,
     RedriveResult,
     ShareCounts,
@@ -88,33 +94,36 @@ from mansio.state.share_partition.types import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.state.share_partition.acquisition import Policy
+    from mansio.state.share_partition.acquisition import AcquisitionPolicy
     from mansio.state.share_partition.in_flight import BatchMap
     from mansio.state.share_partition.types import Producer, ShareKey, ShareSettings
 
-AT_ONCE_MS: Final = -math.inf
+ALREADY_DUE_MS: Final = -math.inf
+"""Deadline that has always passed."""
 
-REASON_MAX: Final = 1_000
-"""Characters kept of the reason of a rejection."""
+REASON_CHARACTERS_MAX: Final = 1_000
+"""Maximum length of a rejection reason that is stored; longer reasons are truncated."""
 
-ONE_BY_ONE_MAX: Final = 20_000
-"""Acknowledgement types that a request may list offset by offset for one partition: more than a partition can lease."""
+ACKNOWLEDGEMENT_TYPES_MAX: Final = 20_000
+"""Maximum number of acknowledgement types in a request for one partition; greater than the number of records that can
+be leased."""
 
 _TYPES_MAX: Final = RENEW
 _NO_TOPIC: Final = bytes(16)
 
 
 class AcknowledgementRun(NamedTuple):
-    """Offsets `first` to `last` with the same acknowledgement type; `source`: the batch of the request."""
+    """Offsets `first` to `last` with the same acknowledgement type, and the batch of the request that contains them."""
 
     first: int
     last: int
     type: int
-    source: AcknowledgementBatch
+    request_batch: AcknowledgementBatch
 
 
 class _Step(NamedTuple):
-    """The update and the time at which deliveries end. `random_fraction`: 0 to below 1, for the jitter of backoffs."""
+    """Token of the update that is being built, the current times, and a random number for the jitter of backoffs (0 to
+    below 1)."""
 
     token: int
     now_ms: float
@@ -125,11 +134,11 @@ class _Step(NamedTuple):
 class LeaseBound:
     """Upper bound of leased offsets, stored durably before an offset at or above it is leased.
 
-    A first lease is handed out before it is known to survive a loss. After a loss it is therefore unknown which records
-    without a stored delivery are leased, but all of them are below the bound. The bound advances in steps; the next
-    step is requested while half of the last one is left, so that leases rarely wait for it.
+    The first lease of a record reaches its member before the update is durable. After stored state was lost it is
+    therefore unknown which records without a stored delivery are leased, but all of them are below the bound. The bound
+    advances in steps; the next step is requested while half of the last one is left, so that leases rarely wait for it.
 
-    Invariants: the bound only grows, and only by a durable update; at most one such update is pending.
+    Invariants: the bound never decreases and advances only by a durable update; at most one such update is pending.
     """
 
     __slots__ = ("_requested", "offset")
@@ -137,31 +146,32 @@ class LeaseBound:
     def __init__(self, offset: int) -> None:
         self.offset = offset
         self._requested: tuple[int, int] | None = (
-            None  # token of the update that advances it, and the new bound
+            None  # token of the update that advances the bound, and the new bound
         )
 
     def is_due(self, ranges: BatchMap, settings: ShareSettings) -> bool:
-        """Whether the next step is to be requested now."""
+        """Whether the bound has to be advanced now."""
         return self._requested is None and 2 * (self.offset - ranges.end) < settings.lease_bound_step
 
     def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
-        """The bound once the update with this token is stored."""
+        """Start to advance the bound by the update with this token; returns the new bound, effective once the update is
+        stored."""
         bound = max(self.offset, ranges.end) + settings.lease_bound_step
         self._requested = (token, bound)
         return bound
 
-    def persisted(self, token: int) -> None:
-        """The update with this token is stored."""
+    def mark_persisted(self, token: int) -> None:
+        """Make the new bound effective if the update with this token, which is stored now, advances the bound."""
         if self._requested is not None and self._requested[0] == token:
             self.offset, self._requested = self._requested[1], None
 
     def lease_end(self, ranges: BatchMap, settings: ShareSettings) -> int:
-        """Leases end below this offset: the bound, or the end of the known ranges while there are too many of them."""
-        return min(self.offset, ranges.end) if len(ranges) >= settings.ranges_max else self.offset
+        """Offset below which leases must lie: the bound, or, if there are too many in-flight batches, their end."""
+        return min(self.offset, ranges.end) if len(ranges) >= settings.in_flight_batches_max else self.offset
 
 
 class SharePartition:
-    """The state machine. Attributes may be read; they are changed only by its methods."""
+    """State machine of one share partition. Callers may read the attributes; only methods change them."""
 
     __slots__ = (
         "_dead",
@@ -171,8 +181,8 @@ class SharePartition:
         "_policy",
         "_producer",
         "_state",
-        "_wall_ahead_ms",
-        "aged_out",
+        "_wall_clock_offset_ms",
+        "aged_out_records",
         "high_watermark",
         "key",
         "leader_epoch",
@@ -192,18 +202,19 @@ class SharePartition:
         now_ms: float,
         wall_ms: int,
     ) -> None:
-        """`log_end`: the current end of this broker's log, at or above the high watermark of any earlier leader."""
+        """Restore the in-flight batches from stored state. `log_end`: current end offset of this broker's log, at or
+        above the high watermark of any earlier leader."""
         self.key = key
         self.reconfigure(settings)
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self.aged_out = 0  # records deleted from the log before they were acknowledged
+        self.aged_out_records = 0  # number of records deleted from the log before they were done
         self._state = state
         self._lease_bound = LeaseBound(state.lease_bound)
-        self._wall_ahead_ms = wall_ms - now_ms
+        self._wall_clock_offset_ms = wall_ms - now_ms
         self._dead = DeadRanges(state)
         self._producer = state.producer
-        self._in_flight = restored(
+        self._in_flight = restore_in_flight_batches(
             state, lock_ms=settings.lock_ms, log_end=log_end, now_ms=now_ms, wall_ms=wall_ms
         )
         self._log_start = -1
@@ -212,7 +223,7 @@ class SharePartition:
     def reconfigure(self, settings: ShareSettings) -> None:
         """Apply new settings; running leases keep their deadlines."""
         self.settings = settings
-        self._policy: Policy = InOrder() if settings.ordered else LowestFirst()
+        self._policy: AcquisitionPolicy = OrderedAcquisition() if settings.is_ordered else LowestOffsetFirst()
 
     # ------------------------------------------------------------------ acquisition
 
@@ -224,13 +235,13 @@ class SharePartition:
         now_ms: float,
         unreadable: Sequence[tuple[int, int]] = (),
     ) -> list[tuple[int, int]]:
-        """Offset ranges (first, last) that the member could acquire now and that are worth reading, without the
+        """Return offset ranges (first, last) to read for this member: offsets that it could acquire now, without the
         `unreadable` ranges (ascending)."""
         self.high_watermark = max(self.high_watermark, high_watermark)
-        space = min(max_records, self.settings.locks_max - self._in_flight.leased)
+        space = min(max_records, self.settings.record_locks_max - self._in_flight.leased_count)
         picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
         stop = min(self._lease_end, self.high_watermark)
-        return acquisition.read_ranges(picked, space, stop, unreadable)
+        return acquisition.ranges_to_read(picked, space, stop, unreadable)
 
     def acquire(
         self,
@@ -242,18 +253,19 @@ class SharePartition:
         batch_ends: Sequence[int],
         now_ms: float,
     ) -> tuple[list[AcquiredRange], Update | None]:
-        """Lease the available offsets of `read`, which is below the high watermark and whose bytes are in the response.
+        """Lease available offsets within the ranges `read`, whose records are in the response and below the high
+        watermark.
 
-        `strict`: never more than `max_records`; otherwise the batch of the last record is completed. `batch_ends`:
-        ascending last offsets of the batches in `read`, as far as they matter. The leases must not be reported to the
-        member before the update is `persisted`.
+        `strict`: lease at most `max_records`; otherwise all available records of the last record batch. `batch_ends`:
+        ascending last offsets of the record batches in `read`. Returns the leased ranges, and the update that stores
+        the leases: the caller must call `mark_persisted` before the member receives the records.
         """
         in_flight, policy = self._in_flight, self._policy
         picked = policy.pick(in_flight.ranges, member, now_ms)
-        chosen = acquisition.choose(
-            acquisition.readable(picked, read, self._lease_end, may_skip=policy.may_skip),
+        chosen = acquisition.choose_offsets(
+            acquisition.restrict_to_read(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
-            self.settings.locks_max - in_flight.leased,
+            self.settings.record_locks_max - in_flight.leased_count,
             strict=strict,
             batch_ends=batch_ends,
         )
@@ -264,7 +276,7 @@ class SharePartition:
         changed: list[InFlightBatch] = []
         for first, last in chosen:
             for batch in in_flight.ranges.split(first, last):
-                in_flight.put(
+                in_flight.change_state(
                     batch,
                     ACQUIRED,
                     token,
@@ -273,7 +285,7 @@ class SharePartition:
                     deadline_ms=deadline_ms,
                 )
                 changed.append(batch)
-        acquired = acquired_of(changed)
+        acquired = acquired_ranges(changed)
         is_redelivery = any(each.deliveries > 1 for each in acquired)
         return acquired, self._update(token, changed, durable=is_redelivery, lease_bound=True)
 
@@ -291,21 +303,22 @@ class SharePartition:
         wall_ms: int,
         random_fraction: float,
     ) -> Update | None:
-        """Apply the acknowledgements of a member, all of them or none; returns None if nothing has to be stored.
+        """Apply the acknowledgements of a member, either all of them or none; returns the update, or None if nothing
+        has to be stored.
 
-        Raises `InvalidRequest` for malformed batches, `InvalidRecordState` for offsets the member has not leased.
+        Raises `InvalidRequest` for malformed batches, `InvalidRecordState` for offsets that the member has not leased.
         """
         in_flight = self._in_flight
-        self._wall_ahead_ms = wall_ms - now_ms
+        self._wall_clock_offset_ms = wall_ms - now_ms
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
-            _check_held(in_flight.ranges, member, run, renew=self.settings.renew)
+            _check_held(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
         ending = [run for run in runs if run.type != RENEW]
         deadline_ms = now_ms + self.settings.lock_ms
         for run in runs:
             if run.type == RENEW:
                 for batch in in_flight.ranges.split(run.first, run.last):
-                    in_flight.put(batch, ACQUIRED, NOT_PENDING, deadline_ms=deadline_ms)
+                    in_flight.change_state(batch, ACQUIRED, NOT_PENDING, deadline_ms=deadline_ms)
                 in_flight.ranges.merge_around(run.first, run.last)
         if not ending:
             return None
@@ -318,10 +331,11 @@ class SharePartition:
         return self._update(step.token, changed, durable=_must_be_durable(changed))
 
     def release_member(self, member: str, now_ms: float, *, uncounted: bool = True) -> Update | None:
-        """Offer the leases of a member that left to other members at once.
+        """Release all records that are leased to a member that has left the group; other members can acquire them at
+        once.
 
-        `uncounted`: the member left in order, so its deliveries do not count as attempts. Leases of pending updates
-        stay unchanged.
+        `uncounted`: the member closed its session, so its deliveries do not count as attempts. Leases whose update is
+        not stored yet stay unchanged.
         """
         in_flight = self._in_flight
         changed = [
@@ -331,24 +345,25 @@ class SharePartition:
         ]
         if not changed:
             return None
-        step = _Step(in_flight.begin(), now_ms, round(self._wall(now_ms)), 0.0)
+        step = _Step(in_flight.begin(), now_ms, round(self._wall_ms_at(now_ms)), 0.0)
         for batch in changed:
             self._retry(batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted)
         return self._update(step.token, changed, durable=_must_be_durable(changed))
 
     def tick(self, now_ms: float, wall_ms: int, random_fraction: float) -> Update | None:
-        """Process deadlines: leases, backoffs and withholdings end; the lease bound advances."""
+        """End the leases, backoffs and withholding periods whose deadline has passed, and advance the lease bound if
+        necessary. Returns the update, or None if nothing has to be stored."""
         in_flight = self._in_flight
-        self._wall_ahead_ms = wall_ms - now_ms
+        self._wall_clock_offset_ms = wall_ms - now_ms
         step = _Step(in_flight.begin(), now_ms, wall_ms, random_fraction)
         changed = self._age_out(step.token)
-        due = in_flight.due(now_ms)
+        due = in_flight.take_due(now_ms)
         delayed = [batch for batch in due if batch.state == AVAILABLE]
         for batch in delayed:
             in_flight.end_delay(batch)
         for batch in due:
             if batch.state == WITHHELD:
-                in_flight.put(batch, AVAILABLE, step.token)
+                in_flight.change_state(batch, AVAILABLE, step.token)
                 changed.append(batch)
             elif batch.state != AVAILABLE:
                 self._retry(batch, -1, batch.holder, step)
@@ -361,27 +376,30 @@ class SharePartition:
         return self._update(step.token, changed, durable=_must_be_durable(changed), lease_bound=True)
 
     def next_deadline_ms(self) -> float:
-        """When `tick` is due."""
+        """Time of the steady clock at which `tick` has to be called next, in ms."""
         if self._is_lease_bound_due or self._in_flight.below_log_start(self._log_start):
-            return AT_ONCE_MS
+            return ALREADY_DUE_MS
         return self._in_flight.next_deadline_ms
 
-    def _wall(self, now_ms: float) -> float:
-        return now_ms + self._wall_ahead_ms
+    def _wall_ms_at(self, now_ms: float) -> float:
+        return now_ms + self._wall_clock_offset_ms
 
     def _end_delivery(self, batch: InFlightBatch, run: AcknowledgementRun, member: str, step: _Step) -> None:
-        """Apply one acknowledgement. A withheld record that turns out to be leased counts as delivered."""
+        """Apply one acknowledgement. The delivery of a withheld record that a member acknowledges counts as an
+        attempt."""
         uncounted = 0 if batch.state == WITHHELD else batch.uncounted_deliveries
         if run.type == ACCEPT:
-            self._in_flight.put(
+            self._in_flight.change_state(
                 batch, ACKNOWLEDGED, step.token, holder=member, uncounted_deliveries=uncounted
             )
         elif run.type == GAP:
-            self._in_flight.put(batch, ARCHIVED, step.token, holder=member, uncounted_deliveries=uncounted)
+            self._in_flight.change_state(
+                batch, ARCHIVED, step.token, holder=member, uncounted_deliveries=uncounted
+            )
         elif run.type == RELEASE:
-            self._retry(batch, run.source.delay_ms, member, step, uncounted=uncounted)
+            self._retry(batch, run.request_batch.delay_ms, member, step, uncounted=uncounted)
         else:
-            self._give_up(batch, CAUSE_REJECTED, run.source.reason, member, step, uncounted)
+            self._give_up(batch, CAUSE_REJECTED, run.request_batch.reason, member, step, uncounted)
 
     def _retry(
         self,
@@ -392,22 +410,22 @@ class SharePartition:
         *,
         uncounted: int | None = None,
     ) -> None:
-        """Offer the records again after a backoff, or give them up when their attempts are used up.
+        """Offer the records again after a backoff; if they have reached the delivery limit, dead-letter them instead.
 
-        `requested_ms`: delay that the consumer asked for, -1 for the group's backoff; `uncounted`: deliveries that do
-        not count as attempts, None for as many as before.
+        `requested_ms`: delay that the consumer has requested, -1 for the group's backoff. `uncounted`: new number of
+        deliveries that do not count as attempts, None to leave it unchanged.
         """
         settings = self.settings
         uncounted = batch.uncounted_deliveries if uncounted is None else uncounted
         attempts = batch.deliveries - uncounted
         if attempts >= settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX:
-            self._give_up(batch, CAUSE_LIMIT, "", consumer, step, uncounted)
+            self._give_up(batch, CAUSE_DELIVERY_LIMIT, "", consumer, step, uncounted)
             return
-        keeps_order = settings.ordered and requested_ms < 0
+        keeps_order = settings.is_ordered and requested_ms < 0
         backoff_ms = (
             0 if keeps_order else settings.backoff.delay_ms(attempts, step.random_fraction, requested_ms)
         )
-        self._in_flight.put(
+        self._in_flight.change_state(
             batch,
             AVAILABLE,
             step.token,
@@ -420,18 +438,19 @@ class SharePartition:
         self, batch: InFlightBatch, cause: int, reason: str, consumer: str, step: _Step, uncounted: int
     ) -> None:
         reservation, state = None, ARCHIVED
-        if self.settings.dead_letters:
+        if self.settings.dead_letters_enabled:
             reservation, state = new_reservation(cause, reason, consumer, step.wall_ms), ARCHIVING
-        self._in_flight.put(
+        self._in_flight.change_state(
             batch, state, step.token, holder=consumer, reservation=reservation, uncounted_deliveries=uncounted
         )
 
     # ------------------------------------------------------------------ updates and snapshots
 
-    def persisted(self, token: int) -> list[ArchivingRange]:
-        """The update with this token is stored as requested. Returns the ranges that are to be dead-lettered now."""
+    def mark_persisted(self, token: int) -> list[ArchivingRange]:
+        """Make the update with this token effective after it was stored. Returns the ranges that are to be copied to
+        the dead-letter topic now."""
         batches = self._in_flight.complete(token)
-        self._lease_bound.persisted(token)
+        self._lease_bound.mark_persisted(token)
         found = [
             _archiving_range(self.key, batch)
             for batch in batches
@@ -443,15 +462,15 @@ class SharePartition:
         return found
 
     def snapshot(self, now_ms: float) -> LoadedState:
-        """The whole current state, pending updates included."""
-        start, done = self._in_flight.ranges.start, self._in_flight.done
+        """Return the whole current state, including updates that are not stored yet."""
+        start, done = self._in_flight.ranges.start, self._in_flight.done_count
         return self._state._replace(
             leader_epoch=self.leader_epoch,
             start_offset=start,
             lease_bound=self._lease_bound.offset,
             done_count=done,
-            changes=stored_batches(self._in_flight, now_ms=now_ms, wall_ms=round(self._wall(now_ms))),
-            dead=self._dead.ranges(),
+            changes=stored_batches(self._in_flight, now_ms=now_ms, wall_ms=round(self._wall_ms_at(now_ms))),
+            dead_ranges=self._dead.ranges(),
             redrives=self._dead.redrives(),
             producer=self._producer,
             is_complete=True,
@@ -459,7 +478,7 @@ class SharePartition:
         )
 
     def full_update(self, now_ms: float) -> Update:
-        """The whole state as an update, for use when the stored state may lack changes that this object knows."""
+        """Return an update with the whole state, which replaces stored state that may lack changes."""
         return full_update(self._in_flight.begin(), self.snapshot(now_ms))
 
     def _update(
@@ -472,11 +491,11 @@ class SharePartition:
         **more: Any,
     ) -> Update:
         in_flight = self._in_flight
-        start, done = in_flight.start_with(token)
+        start, done = in_flight.progress_after(token)
         bound = self._lease_bound.offset
         if lease_bound and self._is_lease_bound_due:
             bound, durable = self._lease_bound.request(token, in_flight.ranges, self.settings), True
-        return Update(token, durable, start, bound, done, tuple(changes_of(batches)), **more)
+        return Update(token, durable, start, bound, done, tuple(state_batches(batches)), **more)
 
     @property
     def _is_lease_bound_due(self) -> bool:
@@ -485,12 +504,13 @@ class SharePartition:
     # ------------------------------------------------------------------ deletion of the oldest log records
 
     def advance_log_start(self, log_start: int, *, store: bool = True) -> Update | None:
-        """The log starts at `log_start` now. Records below it that wait for their dead letter stay."""
+        """Set the log start offset and drop the records below it, except ARCHIVING ones. Returns the update, or None if
+        nothing has to be stored. `store`: false while the state is being loaded."""
         if log_start <= self._log_start:
             return None
         self._log_start = log_start
         in_flight, before = self._in_flight, self._in_flight.ranges.start
-        self.aged_out += in_flight.drop_below_log_start(log_start)
+        self.aged_out_records += in_flight.drop_below_log_start(log_start)
         fewer_dead = self._dead.remove([(0, log_start - 1)])
         if not store:
             in_flight.merge(self._age_out(NOT_PENDING))
@@ -499,17 +519,20 @@ class SharePartition:
             return None
         token = in_flight.begin()
         dead = self._dead.ranges() if fewer_dead else None
-        return self._update(token, self._age_out(token), durable=True, dead=dead)
+        return self._update(token, self._age_out(token), durable=True, dead_ranges=dead)
 
     def _age_out(self, token: int) -> list[InFlightBatch]:
+        """Archive the records below the log start offset that are neither done nor ARCHIVING."""
+        """Archive the records below the log start offset that are neither done nor ARCHIVING."""
         batches = self._in_flight.archive_below_log_start(self._log_start, token)
-        self.aged_out += sum(batch.size for batch in batches)
+        self.aged_out_records += sum(batch.size for batch in batches)
         return batches
 
     # ------------------------------------------------------------------ dead letters
 
-    def archiving(self) -> list[ArchivingRange]:
-        """Stored ranges that wait for their dead letter, ascending; after a load these are resumed in this order."""
+    def archiving_ranges(self) -> list[ArchivingRange]:
+        """Return the stored ARCHIVING ranges, ascending. After a load they are copied to the dead-letter topic in this
+        order."""
         return [
             _archiving_range(self.key, batch)
             for batch in self._in_flight.ranges
@@ -519,30 +542,32 @@ class SharePartition:
     def reserve(
         self, producer: Producer, reservations: Sequence[tuple[int, int, DeadLetterReservation]]
     ) -> Update:
-        """Assign these reservations, each of the first record of its range, to be written by this producer once the
-        update is stored."""
+        """Set the dead-letter reservations of ranges, each given as first offset, last offset and the reservation of
+        the first record. This producer writes the copies once the returned update is stored."""
         in_flight, token = self._in_flight, self._in_flight.begin()
         self._producer = producer
         changed: list[InFlightBatch] = []
         for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
             for batch in in_flight.ranges.split(first, last):
-                in_flight.put(batch, ARCHIVING, token, reservation=shifted(reservation, batch.first - first))
+                in_flight.change_state(
+                    batch, ARCHIVING, token, reservation=shift_reservation(reservation, batch.first - first)
+                )
                 changed.append(batch)
         return self._update(token, changed, durable=True, producer=producer)
 
-    def archived(self, reservations: Sequence[tuple[int, int, DeadLetterReservation]]) -> Update:
-        """The copies of these ranges are committed in the dead-letter topic. They are dead from now on, except records
-        deleted from the log."""
+    def mark_archived(self, reservations: Sequence[tuple[int, int, DeadLetterReservation]]) -> Update:
+        """Archive ranges whose copies are committed in the dead-letter topic. Records that are still in the log become
+        dead ranges, which a redrive can offer again."""
         in_flight, token = self._in_flight, self._in_flight.begin()
         changed: list[InFlightBatch] = []
         added: list[DeadRange] = []
         for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
             for batch in in_flight.ranges.split(first, last):
-                expected = shifted(reservation, batch.first - first)
+                expected = shift_reservation(reservation, batch.first - first)
                 if expected is None or expected.producer_id < 0 or batch.reservation != expected:
                     message = f"offsets {batch.first} to {batch.last} have another dead-letter reservation"
                     raise AssertionError(message)
-                in_flight.put(batch, ARCHIVED, token)
+                in_flight.change_state(batch, ARCHIVED, token)
                 if batch.last >= self._log_start:
                     dead_first = max(batch.first, self._log_start)
                     added.append(
@@ -550,62 +575,67 @@ class SharePartition:
                     )
                     self._dead.add(added[-1])
                 changed.append(batch)
-        return self._update(token, changed, durable=True, dead_added=tuple(added))
+        return self._update(token, changed, durable=True, added_dead_ranges=tuple(added))
 
     def redrive(
-        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, most: int, now_ms: float
+        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, offsets_max: int, now_ms: float
     ) -> tuple[Update | None, RedriveResult]:
-        """Offer at most `most` dead records again: those among `offsets`, or any (None). Under one id each offset is
-        offered once. Raises `InvalidRequest`."""
+        """Offer at most `offsets_max` dead-lettered records again, lowest offsets first; only those within the ranges
+        `offsets` unless that is None. Redrives with the same id offer each offset once. Raises `InvalidRequest`."""
         in_flight, dead = self._in_flight, self._dead
-        chosen, result = self._plan_redrive(redrive_id, offsets, most)
+        chosen, result = self._plan_redrive(redrive_id, offsets, offsets_max)
         if not chosen:
             return None, result
         offered = [(each.first, each.last) for each in chosen]
-        dead.remember(redrive_id, offered)
+        dead.record_offered(redrive_id, offered)
         is_below_start = chosen[0].first < in_flight.ranges.start
         if is_below_start:
             self._lower_start(chosen[0].first)
         dead.remove(offered)
         token = in_flight.begin()
         changed = []
-        for each in chosen:  # all attempts so far are uncounted, deliveries are kept
+        for each in chosen:  # earlier deliveries do not count as attempts any more; the delivery count stays
             for batch in in_flight.ranges.split(each.first, each.last):
-                in_flight.put(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)
+                in_flight.change_state(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)
                 changed.append(batch)
         if is_below_start:
             return full_update(token, self.snapshot(now_ms)), result
-        update = self._update(token, changed, durable=True, dead=dead.ranges(), redrives=dead.redrives())
+        update = self._update(
+            token, changed, durable=True, dead_ranges=dead.ranges(), redrives=dead.redrives()
+        )
         return update, result
 
     def _plan_redrive(
-        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, most: int
+        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, offsets_max: int
     ) -> tuple[list[DeadRange], RedriveResult]:
-        """The lowest `most` offsets to offer again; changes nothing. Raises `InvalidRequest` for invalid ranges."""
+        """Return the lowest `offsets_max` offsets to offer again, without a change of state. Raises `InvalidRequest`
+        for invalid ranges."""
         dead, log_start = self._dead, self._log_start
-        wanted = normalized(
+        wanted = merge_intervals(
             [(each.first, each.last) for each in dead.ranges()] if offsets is None else offsets
         )
         deleted = intersection(wanted, [(0, log_start - 1)]) if log_start > 0 else []
-        before = intersection(wanted, dead.offered(redrive_id))
-        left, chosen = most, []
+        before = intersection(wanted, dead.offered_offsets(redrive_id))
+        left, chosen = offsets_max, []
         for each in dead.intersect(difference(difference(wanted, before), deleted)):
             for part in self._not_pending(each):
                 if left > 0 and part.deliveries < DELIVERIES_MAX:
                     taken = part._replace(last=min(part.last, part.first + left - 1))
                     chosen.append(taken)
                     left -= taken.last - taken.first + 1
-        return chosen, RedriveResult(most - left, size(before), size(difference(deleted, before)))
+        return chosen, RedriveResult(
+            offsets_max - left, count_offsets(before), count_offsets(difference(deleted, before))
+        )
 
     def _not_pending(self, dead: DeadRange) -> Iterator[DeadRange]:
-        """The parts of a range that no pending update concerns."""
-        batches = self._in_flight.ranges.within(dead.first, dead.last)
+        """Yield the parts of a dead range that no pending update concerns."""
+        batches = self._in_flight.ranges.overlapping(dead.first, dead.last)
         pending = [(batch.first, batch.last) for batch in batches if batch.pending_token]
         for first, last in difference([(dead.first, dead.last)], pending):
             yield dead._replace(first=first, last=last)
 
     def _lower_start(self, first: int) -> None:
-        """Move the start back to `first`: dead offsets in between are ARCHIVED, all others ACKNOWLEDGED."""
+        """Move the start offset back to `first`. Dead offsets in between become ARCHIVED, all others ACKNOWLEDGED."""
         start = self._in_flight.ranges.start
         batches: list[InFlightBatch] = []
         begin = first
@@ -624,23 +654,24 @@ class SharePartition:
 
     @property
     def lease_bound(self) -> int:
-        """No offset at or above this one was ever leased."""
+        """Offset of the durable lease bound: no offset at or above it was ever leased."""
         return self._lease_bound.offset
 
     @property
-    def leased(self) -> int:
+    def leased_count(self) -> int:
         """Number of records leased now."""
-        return self._in_flight.leased
+        return self._in_flight.leased_count
 
     @property
     def ranges(self) -> BatchMap:
-        """The batches, for reading only."""
+        """The in-flight batches; callers must not change them."""
         return self._in_flight.ranges
 
     def counts(self, now_ms: float) -> ShareCounts:
-        """Records per state, and per member its leases and the age of the oldest (since delivery or renewal).
+        """Count the records per state, and per member its leased records and the age of its oldest lease (time since
+        delivery or renewal).
 
-        Computed on demand. Records of a pending update count in their new state.
+        The cost grows with the number of in-flight batches. Records of a pending update count in their new state.
         """
         archiving = withheld = in_backoff = 0
         held: dict[str, tuple[int, float]] = {}
@@ -656,25 +687,26 @@ class SharePartition:
                 in_backoff += batch.size
         ranges, lock_ms = self._in_flight.ranges, self.settings.lock_ms
         return ShareCounts(
-            start=ranges.start,
-            end=ranges.end,
-            open=max(self.high_watermark - ranges.start, 0) - self._in_flight.done,
-            leased=self._in_flight.leased,
+            start_offset=ranges.start,
+            end_offset=ranges.end,
+            lag=max(self.high_watermark - ranges.start, 0) - self._in_flight.done_count,
+            leased=self._in_flight.leased_count,
             in_backoff=in_backoff,
             withheld=withheld,
             archiving=archiving,
-            dead=self._dead.offsets,
+            dead=self._dead.offset_count,
             holders=tuple(
-                HolderCount(member, leased, max(round(now_ms - until_ms + lock_ms), 0))
+                LeaseHolder(member, leased, max(round(now_ms - until_ms + lock_ms), 0))
                 for member, (leased, until_ms) in sorted(held.items())
             ),
         )
 
 
 def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[AcknowledgementRun]:
-    """The batches as ascending, disjoint runs of one type; offsets below `start` are deleted from the log and skipped.
+    """Split acknowledgement batches into ascending, disjoint runs of one type. Offsets below `start`, which are deleted
+    from the log, are skipped.
 
-    Raises `InvalidRequest`, under the conditions of Kafka's ShareFetchUtils.
+    Raises `InvalidRequest` under the conditions of Kafka's ShareFetchUtils.
     """
     found: list[AcknowledgementRun] = []
     before, one_by_one = -1, 0
@@ -685,8 +717,8 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
         if len(batch.types) != 1 and len(batch.types) != batch.last - batch.first + 1:
             raise InvalidRequest("a batch needs one acknowledgement type, or one for each offset")
         one_by_one += len(batch.types)
-        if one_by_one > ONE_BY_ONE_MAX:
-            raise InvalidRequest(f"more than {ONE_BY_ONE_MAX} acknowledgements for one partition")
+        if one_by_one > ACKNOWLEDGEMENT_TYPES_MAX:
+            raise InvalidRequest(f"more than {ACKNOWLEDGEMENT_TYPES_MAX} acknowledgements for one partition")
         if max(batch.types) > _TYPES_MAX:
             raise InvalidRequest(f"unknown acknowledgement type {max(batch.types)}")
         if len(batch.types) == 1:
@@ -703,9 +735,10 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
 
 
 def _check_held(ranges: BatchMap, member: str, run: AcknowledgementRun, *, renew: bool) -> None:
-    """Raise `InvalidRecordState` unless the member has leased the whole range, in the delivery that it names.
+    """Raise `InvalidRecordState` unless the member has leased the whole range, and the delivery count that it sends, if
+    any, is the current one.
 
-    A withheld record can be leased to one unknown member only, so any member may acknowledge it.
+    At most one, unknown, member has leased a withheld record, so any member may acknowledge it.
     """
     if run.type == RENEW and not renew:
         raise InvalidRecordState("this group does not renew leases")
@@ -713,18 +746,20 @@ def _check_held(ranges: BatchMap, member: str, run: AcknowledgementRun, *, renew
         raise InvalidRecordState(f"offset {run.last} is not leased")
     if run.first < ranges.start:
         raise InvalidRecordState(f"offset {run.first} is already acknowledged")
-    for batch in ranges.within(run.first, run.last):
+    for batch in ranges.overlapping(run.first, run.last):
         is_withheld = batch.state == WITHHELD and run.type != RENEW
         is_held = batch.holder == member if batch.state == ACQUIRED else is_withheld
         if batch.pending_token != NOT_PENDING or not is_held:
             raise InvalidRecordState(f"offset {max(batch.first, run.first)} is not leased by this member")
-        if run.source.delivery_count not in (-1, batch.deliveries):
+        if run.request_batch.delivery_count not in (-1, batch.deliveries):
             raise InvalidRecordState(f"offset {max(batch.first, run.first)} has been delivered again")
 
 
 def new_reservation(cause: int, reason: str, consumer: str, wall_ms: int) -> DeadLetterReservation:
-    """Reservation of records that are to be dead-lettered and have no position in the dead-letter topic yet."""
-    return DeadLetterReservation(_NO_TOPIC, -1, -1, -1, -1, cause, reason[:REASON_MAX], consumer, wall_ms)
+    """Return a dead-letter reservation without target, producer id and sequence, which are assigned later."""
+    return DeadLetterReservation(
+        _NO_TOPIC, -1, -1, -1, -1, cause, reason[:REASON_CHARACTERS_MAX], consumer, wall_ms
+    )
 
 
 def _archiving_range(key: ShareKey, batch: InFlightBatch) -> ArchivingRange:
@@ -735,5 +770,5 @@ def _archiving_range(key: ShareKey, batch: InFlightBatch) -> ArchivingRange:
 
 
 def _must_be_durable(batches: list[InFlightBatch]) -> bool:
-    """A release or expiry may be lost: the lease is then found again after the loss, and ends again."""
+    """Whether the update has to be durable. A release or expiry need not be: if it is lost, the lease ends again."""
     return any(batch.state != AVAILABLE for batch in batches)

@@ -1,20 +1,22 @@
-"""Stored state of a share partition: updates folded into a snapshot, and the restore of in-flight batches from it.
+"""Stored state of a share partition: updates are applied (folded) to a snapshot, and in-flight batches are restored.
 
-`FoldedState` is the state as folded so far, cheap to update; `fold` is the same as a function of values. `restored`
-builds the in-flight batches of a loaded state, `stored_batches` and `full_update` are the way back.
+`FoldedState` is mutable: the result of all updates applied so far. `fold` applies one update to an immutable state.
+`restore_in_flight_batches` creates the in-flight batches of a loaded state; `stored_batches` and `full_update` convert
+them back into stored state.
 
 Invariants of a folded state:
-* Ranges are ascending and disjoint, none lies wholly below the start, equal neighbours are one range. An offset in no
-  range is AVAILABLE and was never delivered.
-* The start decreases in a snapshot only and the lease bound never decreases, so that two updates that were pending
-  concurrently give the same result in either order.
-* A truncated range with a dead-letter reservation has the sequence of its own first offset.
+* Ranges are ascending and disjoint, none lies wholly below the start offset, and adjacent ranges with equal state are
+  one range. An offset in no range is AVAILABLE and was never delivered.
+* The start offset decreases in a snapshot only and the lease bound never decreases, so that two updates that were
+  pending concurrently give the same result in either order.
+* A range with a dead-letter reservation whose lower offsets are cut off has the sequence of its new first offset.
 
 Invariants of a restore:
-* A restored lease runs for a whole duration from now; deadlines of leases are not stored.
-* After a loss, an offset without a stored delivery below the lease bound may be leased: it is WITHHELD for as long as
-  such a lease could last, and counts as one delivery that is no attempt. No offset above the bound was ever leased.
-* A withheld range is stored as a delay until its end, so that a restart does not end it early.
+* A restored lease runs for its whole duration again; deadlines of leases are not stored.
+* After a loss of updates, an offset below the lease bound without a stored delivery may be leased. It is WITHHELD for
+  as long as such a lease could last, with one delivery that does not count as an attempt. No offset at or above the
+  bound was ever leased.
+* A withheld range is stored as AVAILABLE with a backoff until the withholding ends, so that a restart keeps that time.
 * A leader that led before and after a loss knows every lease that the loss could affect: then nothing is withheld.
 """
 
@@ -23,8 +25,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
-from mansio.state.share_partition.dead_letters import insert
-from mansio.state.share_partition.in_flight import InFlightBatches, changes_of
+from mansio.state.share_partition.dead_letters import insert_dead_range
+from mansio.state.share_partition.in_flight import InFlightBatches, state_batches
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
@@ -41,11 +43,11 @@ if TYPE_CHECKING:
 
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
-_NOTHING: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
+_DEFAULT_STATE: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
 
 
 class FoldedState:
-    """State folded from updates. Attributes are for reading; `apply` changes them."""
+    """Stored state of a share partition that results from the updates applied so far. Only `apply` changes it."""
 
     __slots__ = (
         "_changes",
@@ -69,32 +71,32 @@ class FoldedState:
         self._changes: list[StateBatch] = []
 
     def __len__(self) -> int:
-        """Number of ranges."""
+        """Return the number of state ranges."""
         return len(self._changes)
 
     @property
     def changes(self) -> tuple[StateBatch, ...]:
-        """The ranges, ascending."""
+        """State ranges, ascending."""
         return tuple(self._changes)
 
     @property
-    def dead(self) -> tuple[DeadRange, ...]:
-        """Dead ranges, ascending."""
+    def dead_ranges(self) -> tuple[DeadRange, ...]:
+        """Ranges of dead-lettered offsets, ascending."""
         return tuple(self._dead)
 
-    @dead.setter
-    def dead(self, ranges: tuple[DeadRange, ...]) -> None:
+    @dead_ranges.setter
+    def dead_ranges(self, ranges: tuple[DeadRange, ...]) -> None:
         self._dead = list(ranges)
 
-    def is_in(self, state: int) -> bool:
+    def has_range_in(self, state: int) -> bool:
         """Whether any range has this state."""
         return any(change.state == state for change in self._changes)
 
     def progress(self) -> tuple[int, int]:
-        """(first offset that is not done, number of offsets after it that are done).
+        """Return the first offset that is not done, and the number of later offsets that are done.
 
-        Computed: the numbers in an update are as old as the update, and two concurrent updates do not include each
-        other.
+        Both are computed from the ranges, because the start offset and the done count of two concurrent updates do not
+        include each other.
         """
         start, done = self.start_offset, 0
         for change in self._changes:
@@ -107,8 +109,8 @@ class FoldedState:
         return start, done
 
     def apply(self, update: Update) -> None:
-        """Apply an update."""
-        if update.snapshot:
+        """Apply an update to the state; a snapshot replaces all ranges."""
+        if update.is_snapshot:
             self._firsts.clear()
             self._changes.clear()
             self.start_offset = update.start_offset
@@ -120,10 +122,10 @@ class FoldedState:
         self.lease_bound = max(self.lease_bound, update.lease_bound)
         if update.done_count >= 0:
             self.done_count = update.done_count
-        if update.dead is not None:
-            self.dead = update.dead
-        for each in update.dead_added:
-            insert(self._dead, each)
+        if update.dead_ranges is not None:
+            self.dead_ranges = update.dead_ranges
+        for each in update.added_dead_ranges:
+            insert_dead_range(self._dead, each)
         if update.redrives is not None:
             self.redrives = update.redrives
         if update.producer is not None:
@@ -156,7 +158,7 @@ class FoldedState:
         firsts[low:high] = [each.first for each in merged]
 
     def _append(self, change: StateBatch) -> None:
-        """Add a batch above all others."""
+        """Add a range that lies above all others."""
         if not _is_stored(change):
             return
         merged = _merged([*self._changes[-1:], change])
@@ -165,29 +167,29 @@ class FoldedState:
 
     def _prune(self) -> None:
         changes, start = self._changes, self.start_offset
-        gone = 0
-        while gone < len(changes) and changes[gone].last < start:
-            gone += 1
-        if gone:
-            del changes[:gone]
-            del self._firsts[:gone]
+        count = 0
+        while count < len(changes) and changes[count].last < start:
+            count += 1
+        if count:
+            del changes[:count]
+            del self._firsts[:count]
         if changes and changes[0].first < start:
             changes[0] = _from(changes[0], start)
             self._firsts[0] = start
 
 
-def from_state(state: LoadedState) -> FoldedState:
-    """A folded state that continues from a loaded one."""
+def to_folded_state(state: LoadedState) -> FoldedState:
+    """Return a folded state that starts with a loaded state."""
     folded = FoldedState(state.start_offset)
     folded.lease_bound, folded.done_count = state.lease_bound, state.done_count
-    folded.dead, folded.redrives, folded.producer = state.dead, state.redrives, state.producer
+    folded.dead_ranges, folded.redrives, folded.producer = state.dead_ranges, state.redrives, state.producer
     for change in state.changes:
         folded._put(change)
     folded._prune()
     return folded
 
 
-def to_state(
+def to_loaded_state(
     folded: FoldedState,
     *,
     state_epoch: int,
@@ -196,7 +198,7 @@ def to_state(
     is_complete: bool = True,
     withheld_ms: int = 0,
 ) -> LoadedState:
-    """The folded state as a value."""
+    """Return the folded state as an immutable `LoadedState` with these epochs."""
     return LoadedState(
         state_epoch,
         leader_epoch,
@@ -205,7 +207,7 @@ def to_state(
         folded.lease_bound,
         folded.done_count,
         folded.changes,
-        folded.dead,
+        folded.dead_ranges,
         folded.redrives,
         folded.producer,
         is_complete,
@@ -214,10 +216,10 @@ def to_state(
 
 
 def fold(state: LoadedState, update: Update) -> LoadedState:
-    """The state after an update."""
-    folded = from_state(state)
+    """Return the state after an update."""
+    folded = to_folded_state(state)
     folded.apply(update)
-    return to_state(
+    return to_loaded_state(
         folded,
         state_epoch=state.state_epoch,
         leader_epoch=state.leader_epoch,
@@ -228,12 +230,12 @@ def fold(state: LoadedState, update: Update) -> LoadedState:
 
 
 def _is_stored(change: StateBatch) -> bool:
-    """Whether it differs from the default of offsets in no range."""
-    return change[2:] != _NOTHING
+    """Whether the state differs from that of offsets in no range, which are AVAILABLE and were never delivered."""
+    return change[2:] != _DEFAULT_STATE
 
 
 def _from(change: StateBatch, first: int) -> StateBatch:
-    """The part of a range from an offset on."""
+    """Return the part of a range from the offset `first` on."""
     _, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
     if reservation is not None:
         reservation = _reservation_at(change, first)
@@ -241,7 +243,7 @@ def _from(change: StateBatch, first: int) -> StateBatch:
 
 
 def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | None:
-    """The reservation of a range that starts at this offset: the sequence of one with a position advances."""
+    """Return the reservation of the part of a range that starts at this offset, with the sequence of that offset."""
     reservation = change.reservation
     if reservation is None or reservation.producer_id < 0:
         return reservation
@@ -263,10 +265,11 @@ def _merged(changes: list[StateBatch]) -> list[StateBatch]:
     return merged
 
 
-def restored(
+def restore_in_flight_batches(
     state: LoadedState, *, lock_ms: int, log_end: int, now_ms: float, wall_ms: int
 ) -> InFlightBatches:
-    """The in-flight batches of a stored state. `log_end`: end of this broker's log, not below any delivered offset."""
+    """Create the in-flight batches of a stored state. `log_end`: end offset of this broker's log, above all delivered
+    offsets. `lock_ms`: duration of leases."""
     in_flight = InFlightBatches(state.start_offset)
     for change in state.changes:
         if change.last < state.start_offset:
@@ -280,10 +283,11 @@ def restored(
 
 
 def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
-    """A state after a loss, completed with the snapshot (`known`) of a leader that led before and after it.
+    """Complete a state from which updates were lost with the in-memory state (`known`) of a leader that led before and
+    after the loss; returns the stored state unchanged if it is complete or the epochs differ.
 
-    Only first deliveries can be missing: everything else that was reported to a member is stored durably. A terminal
-    change that was not stored was not reported either, so its records are available.
+    Only first deliveries can be missing: everything else that members were told is stored durably. Of a terminal change
+    that is not stored no member was told, so its records become AVAILABLE.
     """
     if state.is_complete or (known.leader_epoch, known.state_epoch) != (
         state.leader_epoch,
@@ -297,11 +301,12 @@ def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
         for each in known.changes
         if each.deliveries
     )
-    changes = from_state(state._replace(changes=deliveries + state.changes)).changes
+    changes = to_folded_state(state._replace(changes=deliveries + state.changes)).changes
     return state._replace(changes=changes, is_complete=True, withheld_ms=0)
 
 
 def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float) -> None:
+    """Withhold the offsets below `stop` that have no stored delivery."""
     ranges = in_flight.ranges
     if stop <= ranges.start:
         return
@@ -312,9 +317,10 @@ def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float) -> None:
 
 
 def stored_batches(in_flight: InFlightBatches, *, now_ms: float, wall_ms: int) -> tuple[StateBatch, ...]:
-    """The batches as a state stores them; offsets left out are AVAILABLE and were never delivered."""
+    """Convert in-flight batches into the ranges of a stored state. Offsets in no range are AVAILABLE and were never
+    delivered."""
     found = []
-    for change in changes_of(in_flight.ranges):
+    for change in state_batches(in_flight.ranges):
         if change.state == WITHHELD:
             found += _delayed(in_flight, change, now_ms, wall_ms)
         elif change.state != AVAILABLE or change.deliveries:
@@ -323,6 +329,7 @@ def stored_batches(in_flight: InFlightBatches, *, now_ms: float, wall_ms: int) -
 
 
 def _delayed(in_flight: InFlightBatches, change: StateBatch, now_ms: float, wall_ms: int) -> list[StateBatch]:
+    """Return a withheld range as AVAILABLE ranges with a backoff until the withholding ends."""
     return [
         StateBatch(
             max(batch.first, change.first),
@@ -332,12 +339,12 @@ def _delayed(in_flight: InFlightBatches, change: StateBatch, now_ms: float, wall
             batch.uncounted_deliveries,
             due_ms=wall_ms + max(round(batch.deadline_ms - now_ms), 0),
         )
-        for batch in in_flight.ranges.within(change.first, change.last)
+        for batch in in_flight.ranges.overlapping(change.first, change.last)
     ]
 
 
 def full_update(token: int, state: LoadedState) -> Update:
-    """A whole state as the update that replaces the stored one."""
+    """Return an update with the whole state, which replaces the stored one."""
     return Update(
         token,
         durable=True,
@@ -345,8 +352,8 @@ def full_update(token: int, state: LoadedState) -> Update:
         lease_bound=state.lease_bound,
         done_count=state.done_count,
         changes=state.changes,
-        snapshot=True,
-        dead=state.dead,
+        is_snapshot=True,
+        dead_ranges=state.dead_ranges,
         redrives=state.redrives,
         producer=state.producer,
     )

@@ -1,13 +1,12 @@
 """Records of `__share_group_state` in Kafka's formats: codec.
 
-Two kinds of records per share partition: a snapshot (kind 0) is its whole state, an update (kind 1) changes it. A key
-starts with its kind, 16 bits, and is not flexible; a value starts with its version, always 0, and is. A snapshot
-without value deletes the state. Data for which Kafka has no field (holder, end of a delay, dead-letter
-reservation, lease bound) is in tagged fields, which Kafka's readers skip.
+Each share partition has records of two kinds: a snapshot (kind 0) is the whole state, an update (kind 1) is a change. A
+key starts with the kind (16 bits) and has no tagged fields. A value starts with the version, always 0, and has tagged
+fields. A snapshot without value deletes the state. Data for which Kafka has no field (holder, end of a backoff,
+dead-letter reservation, lease bound) is in tagged fields, which Kafka's readers skip.
 
-An update is effective only after the snapshot with the same epoch. A snapshot of more than `CHANGES_PER_RECORD`
-ranges is a snapshot record of the first ones and updates with the others, all in one batch of the log, so that it
-is atomic.
+An update is applied only after the snapshot with the same snapshot epoch. A snapshot of more than `CHANGES_PER_RECORD`
+ranges is written as a snapshot record and update records, all in one batch of the log, so that the write is atomic.
 
 Invariants: `decode_*` returns what `encode_*` encoded; unknown tagged fields are skipped; malformed bytes raise
 `CorruptLog` and nothing else. Brokers send each other ranges and tagged fields in the same encoding.
@@ -39,22 +38,24 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TOPIC: Final = "__share_group_state"
+SHARE_STATE_TOPIC: Final = "__share_group_state"
 
 SNAPSHOT: Final = 0
 UPDATE: Final = 1
+"""Kinds of records: the whole state of a share partition, and a change of it."""
 
 CHANGES_PER_RECORD: Final = 2000
+"""Maximum number of ranges in a record of a snapshot."""
 
 UNCHANGED: Final = -1
-"""Value of a start, lease bound or count that an update leaves unchanged."""
+"""Value of the start offset, lease bound or done count of an update that does not change it."""
 
 _VERSION: Final = b"\x00\x00"
 _DONE_TAG: Final = 0
 _HOLDER_TAG: Final = 1000
-_FORGIVEN_TAG: Final = 1001
+_UNCOUNTED_TAG: Final = 1001
 _DUE_TAG: Final = 1002
-_TICKET_TAG: Final = 1003
+_RESERVATION_TAG: Final = 1003
 LEASE_BOUND_TAG: Final = 1010
 PRODUCER_TAG: Final = 1011
 REDRIVES_TAG: Final = 1012
@@ -65,9 +66,11 @@ DEAD_ADDED_TAG: Final = 1015
 _KEY_END: Final = Struct(">16si")
 _UPDATE_START: Final = Struct(">iiq")  # snapshot epoch, leader epoch, start offset
 _SNAPSHOT_START: Final = Struct(">iiiq")  # snapshot epoch, state epoch, leader epoch, start offset
-_TIMES: Final = Struct(">qq")  # created, written
+_TIMES: Final = Struct(">qq")  # times of creation and of the last write, wall clock, ms
 _BATCH: Final = Struct(">qqbh")  # first, last, state, deliveries
-_TICKET: Final = Struct(">16siqhibq")  # topic, partition, producer id, its epoch, sequence, cause, first time
+_RESERVATION: Final = Struct(
+    ">16siqhibq"
+)  # topic, partition, producer id, its epoch, sequence, cause, first time
 _PRODUCER: Final = Struct(">qh")
 _SEQUENCE: Final = Struct(">16sii")
 _RANGE: Final = Struct(">qq")
@@ -76,23 +79,27 @@ _SHORT: Final = Struct(">h")
 _LONG: Final = Struct(">q")
 _INT: Final = Struct(">i")
 _CHUNK: Final = Struct(">ii")
-_NUMBERS: Final = Struct(">3si3sq")
-_NUMBERS_START: Final = bytes((2, _DONE_TAG, 4))  # two tagged fields, one of four bytes,
+_PLAIN_TAIL: Final = Struct(">3si3sq")
+_PLAIN_TAIL_START: Final = bytes((2, _DONE_TAG, 4))  # two tagged fields, one of four bytes,
 _LEASE_BOUND_START: Final = varint(LEASE_BOUND_TAG) + b"\x08"  # and one of eight
-_HOLDERS_KNOWN: Final = 1024
-_KEYS_KNOWN: Final = 4096
+_HOLDERS_CACHED_MAX: Final = 1024
+_KEYS_CACHED_MAX: Final = 4096
 
 
 class RecordKey(NamedTuple):
-    """Share partition and kind of a record."""
+    """Decoded key of a record: its kind (`SNAPSHOT` or `UPDATE`) and its share partition."""
 
     kind: int
     key: ShareKey
 
 
 class StateRecord(NamedTuple):
-    """Value of a record. `token` and `durable` of its `update` are not stored. `state_epoch` and the times (wall clock,
-    ms) are set in a snapshot, -1 in an update. `chunk`: index of the record, and number of records, of one snapshot."""
+    """Decoded value of a record.
+
+    `update`: the whole state, or a change; its `token` and `durable` are not stored. `state_epoch` and the times (wall
+    clock, ms) are set in a snapshot, -1 in an update. `chunk`: index of this record within the records of one snapshot,
+    and their number.
+    """
 
     snapshot_epoch: int
     leader_epoch: int
@@ -118,10 +125,10 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
     )
 
 
-@lru_cache(_KEYS_KNOWN)
+@lru_cache(_KEYS_CACHED_MAX)
 def decode_key(raw: bytes) -> RecordKey | None:
-    """The key of a record; None for an unknown kind."""
-    reader = Reader(raw, TOPIC)
+    """Decode the key of a record; returns None for an unknown kind."""
+    reader = Reader(raw, SHARE_STATE_TOPIC)
     kind = reader.integer(2)
     if kind not in (SNAPSHOT, UPDATE):
         return None
@@ -137,46 +144,49 @@ def decode_key(raw: bytes) -> RecordKey | None:
 def encode_update(
     snapshot_epoch: int, leader_epoch: int, update: Update, chunk: tuple[int, int] = (0, 1)
 ) -> bytes:
-    """Value of kind 1; `update.snapshot` is ignored."""
+    """Encode the value of an update record (kind 1); `update.is_snapshot` is ignored."""
     return b"".join(
         (
             _VERSION,
             _UPDATE_START.pack(snapshot_epoch, leader_epoch, update.start_offset),
             encode_changes(update.changes),
-            _numbers(update) if chunk == (0, 1) and _is_plain(update) else _tail(update, chunk),
+            _encode_plain_tail(update)
+            if chunk == (0, 1) and _is_plain(update)
+            else _encode_tail(update, chunk),
         )
     )
 
 
 def _is_plain(update: Update) -> bool:
-    """Whether only the two numbers are in tagged fields, the common case."""
+    """Whether the done count and the lease bound are the only tagged fields, which is the most frequent case."""
     return (
         update.producer is None
         and update.redrives is None
-        and update.dead is None
-        and not update.dead_added
+        and update.dead_ranges is None
+        and not update.added_dead_ranges
         and update.done_count != UNCHANGED
         and update.lease_bound != UNCHANGED
     )
 
 
-def _numbers(update: Update) -> bytes:
-    """`_tail` of a plain update."""
-    return _NUMBERS.pack(_NUMBERS_START, update.done_count, _LEASE_BOUND_START, update.lease_bound)
+def _encode_plain_tail(update: Update) -> bytes:
+    """Encode the tagged fields of a plain update, faster than `_encode_tail`."""
+    return _PLAIN_TAIL.pack(_PLAIN_TAIL_START, update.done_count, _LEASE_BOUND_START, update.lease_bound)
 
 
-def _tail(update: Update, chunk: tuple[int, int]) -> bytes:
-    fields = update_tags(update)
+def _encode_tail(update: Update, chunk: tuple[int, int]) -> bytes:
+    fields = encode_update_tags(update)
     if chunk != (0, 1):
         fields[CHUNK_TAG] = _CHUNK.pack(*chunk)
     return tags(fields)
 
 
 def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
-    """A whole state as kind and value of each record of one batch; `stored.chunk` is ignored."""
+    """Encode a whole state; yields kind and value of each record, all of which belong into one batch. `stored.chunk` is
+    ignored."""
     changes, update = stored.update.changes, stored.update
     count = max(-(-len(changes) // CHANGES_PER_RECORD), 1)
-    fields = update_tags(update)
+    fields = encode_update_tags(update)
     if count > 1:
         fields[CHUNK_TAG] = _CHUNK.pack(0, count)
     start = (stored.snapshot_epoch, stored.state_epoch, stored.leader_epoch, update.start_offset)
@@ -199,8 +209,8 @@ def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
 
 
 def decode_value(kind: int, raw: bytes) -> StateRecord:
-    """The value of a record of this kind."""
-    reader = Reader(raw, TOPIC)
+    """Decode the value of a record of this kind."""
+    reader = Reader(raw, SHARE_STATE_TOPIC)
     version = reader.integer(2)
     if version != 0:
         reader.fail(f"unknown value version {version}")
@@ -215,11 +225,11 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
     changes = read_changes(reader)
     fields = reader.tags()
     reader.end()
-    chunk = _CHUNK.unpack(_exactly(reader, fields[CHUNK_TAG], _CHUNK)) if CHUNK_TAG in fields else (0, 1)
+    chunk = _CHUNK.unpack(_checked_size(reader, fields[CHUNK_TAG], _CHUNK)) if CHUNK_TAG in fields else (0, 1)
     return StateRecord(
         snapshot_epoch,
         leader_epoch,
-        update_of(reader, start_offset, changes, fields, snapshot=kind == SNAPSHOT),
+        decode_update(reader, start_offset, changes, fields, snapshot=kind == SNAPSHOT),
         state_epoch,
         created_ms,
         written_ms,
@@ -227,20 +237,21 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
     )
 
 
-# ---------------------------------------------------------------------- what brokers send each other, too
+# ---------------------------------------------------------------------- encodings also used between brokers
 
 
 def encode_changes(changes: Iterable[StateBatch]) -> bytes:
-    """The array of state batches."""
-    return array(_batch(change) for change in changes)
+    """Encode state batches as an array."""
+    return array(_encode_batch(change) for change in changes)
 
 
 def read_changes(reader: Reader) -> tuple[StateBatch, ...]:
+    """Decode an array of state batches. Raises `CorruptLog`."""
     return reader.array(lambda: _read_batch(reader))
 
 
-def update_tags(update: Update) -> dict[int, bytes]:
-    """Tagged fields of the value of an update."""
+def encode_update_tags(update: Update) -> dict[int, bytes]:
+    """Encode the tagged fields of an update's value, by tag."""
     fields: dict[int, bytes] = {}
     if update.done_count != UNCHANGED:
         fields[_DONE_TAG] = _INT.pack(update.done_count)
@@ -250,14 +261,14 @@ def update_tags(update: Update) -> dict[int, bytes]:
         fields[PRODUCER_TAG] = _encode_producer(update.producer)
     if update.redrives is not None:
         fields[REDRIVES_TAG] = array(_encode_redrive(each) for each in update.redrives)
-    if update.dead is not None:
-        fields[DEAD_TAG] = array(_DEAD.pack(*each) for each in update.dead)
-    if update.dead_added:
-        fields[DEAD_ADDED_TAG] = array(_DEAD.pack(*each) for each in update.dead_added)
+    if update.dead_ranges is not None:
+        fields[DEAD_TAG] = array(_DEAD.pack(*each) for each in update.dead_ranges)
+    if update.added_dead_ranges:
+        fields[DEAD_ADDED_TAG] = array(_DEAD.pack(*each) for each in update.added_dead_ranges)
     return fields
 
 
-def update_of(
+def decode_update(
     reader: Reader,
     start_offset: int,
     changes: tuple[StateBatch, ...],
@@ -267,26 +278,27 @@ def update_of(
     token: int = 0,
     durable: bool = False,
 ) -> Update:
-    """The update of tagged fields; `reader` names the record in errors."""
+    """Build an update from decoded ranges and tagged fields. Raises `CorruptLog`; `reader` names the record in the
+    message."""
     done, lease_bound = fields.get(_DONE_TAG), fields.get(LEASE_BOUND_TAG)
     producer, redrives, dead = fields.get(PRODUCER_TAG), fields.get(REDRIVES_TAG), fields.get(DEAD_TAG)
-    dead_added = fields.get(DEAD_ADDED_TAG)
+    added_dead_ranges = fields.get(DEAD_ADDED_TAG)
     return Update(
         token,
         durable,
         start_offset,
-        UNCHANGED if lease_bound is None else _LONG.unpack(_exactly(reader, lease_bound, _LONG))[0],
-        UNCHANGED if done is None else _INT.unpack(_exactly(reader, done, _INT))[0],
+        UNCHANGED if lease_bound is None else _LONG.unpack(_checked_size(reader, lease_bound, _LONG))[0],
+        UNCHANGED if done is None else _INT.unpack(_checked_size(reader, done, _INT))[0],
         changes,
         snapshot,
         None if dead is None else _read_all(reader, dead, _read_dead),
         None if redrives is None else _read_all(reader, redrives, _read_redrive),
         None if producer is None else _read_producer(reader.inside(producer)),
-        () if dead_added is None else _read_all(reader, dead_added, _read_dead),
+        () if added_dead_ranges is None else _read_all(reader, added_dead_ranges, _read_dead),
     )
 
 
-def _batch(change: StateBatch) -> bytes:
+def _encode_batch(change: StateBatch) -> bytes:
     first, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
     start = _BATCH.pack(first, last, state, deliveries)
     if not uncounted_deliveries and due_ms == -1 and reservation is None:
@@ -295,17 +307,17 @@ def _batch(change: StateBatch) -> bytes:
     if holder:
         fields[_HOLDER_TAG] = text(holder)
     if change.uncounted_deliveries:
-        fields[_FORGIVEN_TAG] = _SHORT.pack(change.uncounted_deliveries)
+        fields[_UNCOUNTED_TAG] = _SHORT.pack(change.uncounted_deliveries)
     if change.due_ms != -1:
         fields[_DUE_TAG] = _LONG.pack(change.due_ms)
     if change.reservation is not None:
-        fields[_TICKET_TAG] = _encode_ticket(change.reservation)
+        fields[_RESERVATION_TAG] = _encode_reservation(change.reservation)
     return start + (tags(fields) if fields else NO_TAGS)
 
 
-@lru_cache(_HOLDERS_KNOWN)
+@lru_cache(_HOLDERS_CACHED_MAX)
 def _holder_tags(holder: str) -> bytes:
-    """Tagged fields of a range with a holder only."""
+    """Encode the tagged fields of a range that has no tagged field but the holder."""
     return tags({_HOLDER_TAG: text(holder)}) if holder else NO_TAGS
 
 
@@ -313,11 +325,11 @@ def _read_batch(reader: Reader) -> StateBatch:
     first, last, state, deliveries = _BATCH.unpack(reader.take(_BATCH.size))
     fields = reader.tags()
     if not 0 <= first <= last or not 0 <= state <= ARCHIVED or deliveries < 0:
-        reader.fail("a range that cannot be")
+        reader.fail("invalid range of offsets, state or delivery count")
     if not fields:
         return StateBatch(first, last, state, deliveries)
-    holder, uncounted_deliveries = fields.get(_HOLDER_TAG), fields.get(_FORGIVEN_TAG)
-    due, reservation = fields.get(_DUE_TAG), fields.get(_TICKET_TAG)
+    holder, uncounted_deliveries = fields.get(_HOLDER_TAG), fields.get(_UNCOUNTED_TAG)
+    due, reservation = fields.get(_DUE_TAG), fields.get(_RESERVATION_TAG)
     return StateBatch(
         first,
         last,
@@ -325,35 +337,35 @@ def _read_batch(reader: Reader) -> StateBatch:
         deliveries,
         0
         if uncounted_deliveries is None
-        else _SHORT.unpack(_exactly(reader, uncounted_deliveries, _SHORT))[0],
+        else _SHORT.unpack(_checked_size(reader, uncounted_deliveries, _SHORT))[0],
         "" if holder is None else _read_text(reader.inside(holder)),
-        -1 if due is None else _LONG.unpack(_exactly(reader, due, _LONG))[0],
-        None if reservation is None else _read_ticket(reader.inside(reservation)),
+        -1 if due is None else _LONG.unpack(_checked_size(reader, due, _LONG))[0],
+        None if reservation is None else _read_reservation(reader.inside(reservation)),
     )
 
 
-def _encode_ticket(reservation: DeadLetterReservation) -> bytes:
-    start = _TICKET.pack(
+def _encode_reservation(reservation: DeadLetterReservation) -> bytes:
+    start = _RESERVATION.pack(
         reservation.topic_id,
         reservation.partition,
         reservation.producer_id,
         reservation.epoch,
         reservation.sequence,
         reservation.cause,
-        reservation.first_ms,
+        reservation.archiving_since_ms,
     )
     return b"".join((start, text(reservation.reason), text(reservation.consumer), NO_TAGS))
 
 
-def _read_ticket(reader: Reader) -> DeadLetterReservation:
-    topic_id, partition, producer_id, epoch, sequence, cause, first_ms = _TICKET.unpack(
-        reader.take(_TICKET.size)
+def _read_reservation(reader: Reader) -> DeadLetterReservation:
+    topic_id, partition, producer_id, epoch, sequence, cause, archiving_since_ms = _RESERVATION.unpack(
+        reader.take(_RESERVATION.size)
     )
     reason, consumer = reader.text(), reader.text()
     reader.tags()
     reader.end()
     return DeadLetterReservation(
-        topic_id, partition, producer_id, epoch, sequence, cause, reason, consumer, first_ms
+        topic_id, partition, producer_id, epoch, sequence, cause, reason, consumer, archiving_since_ms
     )
 
 
@@ -389,14 +401,15 @@ def _read_text(reader: Reader) -> str:
 
 
 def _read_all(reader: Reader, raw: bytes, item: Callable[[Reader], T]) -> tuple[T, ...]:
-    """An array that fills a field."""
+    """Decode an array that takes a whole tagged field."""
     inside = reader.inside(raw)
     items = inside.array(lambda: item(inside))
     inside.end()
     return items
 
 
-def _exactly(reader: Reader, raw: bytes, shape: Struct) -> bytes:
+def _checked_size(reader: Reader, raw: bytes, shape: Struct) -> bytes:
+    """Return `raw`, whose length must be that of `shape`."""
     if len(raw) != shape.size:
-        reader.fail("a tagged field of a wrong length")
+        reader.fail("a tagged field has a wrong length")
     return raw

@@ -1,10 +1,12 @@
 """Value types of share partitions: keys, settings, state changes and counts.
 
 A share partition is one topic partition as seen by one share group. Its state is a list of offset ranges, never of
-records. Every change is a `StateBatch` of a range, gathered in an `Update` that is stored before it is reported.
+records. A `StateBatch` is the new state of one range; an `Update` holds the changed ranges and is stored before clients
+receive its result.
 
 Invariants: a `StateBatch` is the complete state of its range. The ranges of an update are ascending and disjoint.
-`deliveries` never decreases; `uncounted_deliveries` of them do not count as attempts.
+The delivery count (`deliveries`) of a range never decreases; `uncounted_deliveries` of these deliveries do not count
+towards the limit of delivery attempts.
 
 Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1191 (dead letters).
 """
@@ -13,31 +15,36 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+# Delivery states, with the numbers of KIP-932.
 AVAILABLE: Final = 0
 ACQUIRED: Final = 1
 ACKNOWLEDGED: Final = 2
 ARCHIVING: Final = 3
 ARCHIVED: Final = 4
 WITHHELD: Final = 9
-"""In memory only, never in a message or record: possibly leased before a loss, so not delivered yet."""
+"""State in memory only, never sent or stored: a member may have leased the records before stored state was lost, so
+they are not offered until such a lease must have expired."""
 
+# Acknowledgement types, with the numbers of KIP-932 and KIP-1222.
 GAP: Final = 0
 ACCEPT: Final = 1
 RELEASE: Final = 2
 REJECT: Final = 3
 RENEW: Final = 4
+
+# Causes for which a record is copied to the dead-letter topic.
 CAUSE_REJECTED: Final = 1
-CAUSE_LIMIT: Final = 2
+CAUSE_DELIVERY_LIMIT: Final = 2
 
 REQUESTED_DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
-"""The longest delay a consumer may ask for."""
+"""Maximum delay that a consumer can request when it releases a record."""
 
-_DOUBLINGS_MAX: Final = 64
-"""Every backoff has reached its maximum by then."""
+_BACKOFF_EXPONENT_MAX: Final = 64
+"""Largest exponent of `Backoff.multiplier`, which keeps the power finite."""
 
 
 class ShareKey(NamedTuple):
-    """One share partition. `topic_id`: the 16 bytes of the topic's id."""
+    """Identifier of a share partition: group id, the 16 bytes of the topic id, and partition index."""
 
     group: str
     topic_id: bytes
@@ -45,8 +52,11 @@ class ShareKey(NamedTuple):
 
 
 class Backoff(NamedTuple):
-    """Delay before a released or expired record is offered again: base times multiplier for each further attempt, at
-    most `max_ms`, plus or minus a random part of up to `jitter` (0 to 1) of it."""
+    """Delay before a released or expired record is offered again.
+
+    The delay is `base_ms` after the first attempt and grows by the factor `multiplier` with each further one, up to
+    `max_ms`. A random part of at most `jitter` (0 to 1) of the delay is added or subtracted.
+    """
 
     base_ms: int
     multiplier: float
@@ -54,41 +64,50 @@ class Backoff(NamedTuple):
     jitter: float
 
     def delay_ms(self, attempts: int, random_fraction: float, requested_ms: int = -1) -> int:
-        """The delay after so many attempts (from 1), between 0 and `max_ms`.
+        """Return the delay after this number of attempts (from 1), between 0 and `max_ms`.
 
-        `random_fraction`: uniform, 0 to below 1; `requested_ms`: delay that the consumer asked for, which takes
-        precedence up to `REQUESTED_DELAY_MS_MAX`; -1 for none. Jitter aside, the delay does not shrink with attempts.
+        `random_fraction`: random number, uniform, 0 to below 1. `requested_ms`: delay that the consumer has requested,
+        -1 for none; it is used instead, up to `REQUESTED_DELAY_MS_MAX`. Without jitter the delay never decreases with
+        the number of attempts.
         """
         if requested_ms >= 0:
             return min(requested_ms, REQUESTED_DELAY_MS_MAX)
-        grown = self.base_ms * max(self.multiplier, 1.0) ** min(max(attempts - 1, 0), _DOUBLINGS_MAX)
+        grown = self.base_ms * max(self.multiplier, 1.0) ** min(max(attempts - 1, 0), _BACKOFF_EXPONENT_MAX)
         delay = min(grown, float(self.max_ms))
         delay += delay * self.jitter * (2 * random_fraction - 1)
         return max(0, min(round(delay), self.max_ms))
 
 
 class ShareSettings(NamedTuple):
-    """Settings of one group. `locks_max`: records leased at once; `ranges_max`: bound of in-flight batches;
-    `lease_bound_step`: offsets by which the lease bound advances; `ordered`: no record is delivered before a lower one
-    that is not done; `renew`: leases may be renewed; `dead_letters`: records given up are copied to a topic."""
+    """Settings of the share partitions of one group.
+
+    `lock_ms`: duration of a lease. `delivery_limit`: maximum number of delivery attempts. `record_locks_max`: maximum
+    number of records of a share partition that are leased at the same time. `in_flight_batches_max`: maximum number of
+    in-flight batches. `lease_bound_step`: number of offsets by which the lease bound advances. `is_ordered`: a record
+    is offered only when all records at lower offsets are done. `renewal_enabled`: members can renew leases.
+    `dead_letters_enabled`: rejected records and those that reached `delivery_limit` are copied to the dead-letter
+    topic. `backoff`: delay before a released or expired record is offered again.
+    """
 
     lock_ms: int
     delivery_limit: int
-    locks_max: int
-    ranges_max: int
+    record_locks_max: int
+    in_flight_batches_max: int
     lease_bound_step: int
-    ordered: bool
-    renew: bool
-    dead_letters: bool
+    is_ordered: bool
+    renewal_enabled: bool
+    dead_letters_enabled: bool
     backoff: Backoff
 
 
 class DeadLetterReservation(NamedTuple):
-    """Reserved position of a range of records in the dead-letter topic, which makes repeated appends idempotent.
+    """Target partition, producer id, epoch and sequence with which a range of records is copied to the dead-letter
+    topic, so that a repeated append is recognized.
 
-    `sequence` is that of the first record of the range, the k-th has `sequence + k` modulo 2**31; `producer_id` is -1
-    while no position is reserved. `cause`: `CAUSE_REJECTED` or `CAUSE_LIMIT`; `consumer`: the last holder; `first_ms`:
-    wall clock, when the records were given up.
+    `sequence` is that of the first record of the range; the k-th record after it has `sequence + k` modulo 2**31.
+    `producer_id` is -1 while nothing is reserved. `cause`: `CAUSE_REJECTED` or `CAUSE_DELIVERY_LIMIT`. `consumer`: id
+    of the last member that had leased the records. `archiving_since_ms`: wall-clock time at which the records entered
+    the state ARCHIVING.
     """
 
     topic_id: bytes
@@ -99,11 +118,15 @@ class DeadLetterReservation(NamedTuple):
     cause: int
     reason: str
     consumer: str
-    first_ms: int
+    archiving_since_ms: int
 
 
 class StateBatch(NamedTuple):
-    """Offsets `first` to `last`, both included, have this state. `due_ms`: wall clock, -1 for at once."""
+    """State of the offsets `first` to `last`, both included.
+
+    `holder`: id of the member that has leased an ACQUIRED range, otherwise empty. `due_ms`: wall-clock time before
+    which an AVAILABLE range is not offered, -1 for none.
+    """
 
     first: int
     last: int
@@ -116,7 +139,7 @@ class StateBatch(NamedTuple):
 
 
 class DeadRange(NamedTuple):
-    """Dead-lettered offsets that were not offered again since."""
+    """Range of dead-lettered offsets that no redrive has offered again."""
 
     first: int
     last: int
@@ -125,14 +148,17 @@ class DeadRange(NamedTuple):
 
 
 class Redrive(NamedTuple):
-    """Offsets offered again under one id."""
+    """Offset ranges that requests with this redrive id have offered again."""
 
     redrive_id: str
     ranges: tuple[tuple[int, int], ...]
 
 
 class Producer(NamedTuple):
-    """Producer of the dead letters of one share partition. `sequences`: (target topic id, partition, next sequence)."""
+    """Producer id and epoch with which the records of one share partition are copied to the dead-letter topic.
+
+    `sequences`: per target partition its topic id, its index and the next sequence.
+    """
 
     producer_id: int
     epoch: int
@@ -140,11 +166,13 @@ class Producer(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One change of the state of a share partition, stored atomically and confirmed by its `token`.
+    """Change of the state of a share partition, which is stored atomically.
 
-    `durable`: effective when committed, otherwise when appended. `done_count`: offsets at or above `start_offset` that
-    are done. `snapshot`: the whole state. A field that is None is unchanged. `dead_added`: dead ranges in addition to
-    `dead`, or to the earlier ones.
+    `token`: number that identifies the update in `SharePartition.mark_persisted`. `durable`: the update takes effect
+    when it is committed; otherwise when it is appended. `done_count`: number of offsets at or above `start_offset` that
+    are done. `is_snapshot`: the update is the whole state. `dead_ranges`, `redrives` and `producer` replace the stored
+    values; None leaves them unchanged. `added_dead_ranges`: dead ranges in addition to `dead_ranges`, or, if that is
+    None, to the stored ones.
     """
 
     token: int
@@ -153,16 +181,19 @@ class Update(NamedTuple):
     lease_bound: int
     done_count: int
     changes: tuple[StateBatch, ...] = ()
-    snapshot: bool = False
-    dead: tuple[DeadRange, ...] | None = None
+    is_snapshot: bool = False
+    dead_ranges: tuple[DeadRange, ...] | None = None
     redrives: tuple[Redrive, ...] | None = None
     producer: Producer | None = None
-    dead_added: tuple[DeadRange, ...] = ()
+    added_dead_ranges: tuple[DeadRange, ...] = ()
 
 
 class LoadedState(NamedTuple):
-    """Stored state of a share partition. `is_complete`: no appended update can be missing; `withheld_ms`: how much
-    longer possibly leased records are withheld, 0 if complete."""
+    """Stored state of a share partition.
+
+    `is_complete`: no appended update can be missing. `withheld_ms`: remaining time for which records that may be leased
+    are withheld; 0 if the state is complete.
+    """
 
     state_epoch: int
     leader_epoch: int
@@ -171,7 +202,7 @@ class LoadedState(NamedTuple):
     lease_bound: int
     done_count: int
     changes: tuple[StateBatch, ...]
-    dead: tuple[DeadRange, ...]
+    dead_ranges: tuple[DeadRange, ...]
     redrives: tuple[Redrive, ...]
     producer: Producer | None
     is_complete: bool
@@ -179,7 +210,11 @@ class LoadedState(NamedTuple):
 
 
 class ShareSummary(NamedTuple):
-    """The numbers a lag is computed from. `is_archiving`: some records wait for their dead letter."""
+    """Epochs and progress of a share partition, from which its lag is computed.
+
+    `done_count`: number of offsets at or above `start_offset` that are done. `is_archiving`: some records are not
+    copied to the dead-letter topic yet.
+    """
 
     state_epoch: int
     leader_epoch: int
@@ -189,7 +224,7 @@ class ShareSummary(NamedTuple):
 
 
 class AcquiredRange(NamedTuple):
-    """Leased offsets `first` to `last`; `deliveries`: delivery count, from 1."""
+    """Offsets `first` to `last` leased to one member, with their delivery count (from 1)."""
 
     first: int
     last: int
@@ -197,8 +232,12 @@ class AcquiredRange(NamedTuple):
 
 
 class AcknowledgementBatch(NamedTuple):
-    """Acknowledgement of offsets `first` to `last`: one type for all, or one for each. `delay_ms`: delay of a release,
-    -1 for the group's backoff; `delivery_count`: the delivery that is meant, -1 for any."""
+    """Acknowledgement of the offsets `first` to `last`.
+
+    `types`: one acknowledgement type for all offsets, or one for each. `delay_ms`: delay before a released record is
+    offered again, -1 for the group's backoff. `reason`: reason of a rejection. `delivery_count`: number of the delivery
+    that is acknowledged, -1 for any.
+    """
 
     first: int
     last: int
@@ -209,7 +248,7 @@ class AcknowledgementBatch(NamedTuple):
 
 
 class ArchivingRange(NamedTuple):
-    """Records that wait for their dead letter."""
+    """Range of records in the state ARCHIVING, which are not copied to the dead-letter topic yet."""
 
     key: ShareKey
     first: int
@@ -219,15 +258,16 @@ class ArchivingRange(NamedTuple):
 
 
 class RedriveResult(NamedTuple):
-    """Numbers of offsets offered again now, offered before under the same id, and deleted from the log."""
+    """Numbers of offsets that a redrive request offered again, that an earlier request with the same redrive id had
+    offered, and that are deleted from the log."""
 
     redriven: int
     repeated: int
     deleted: int
 
 
-class HolderCount(NamedTuple):
-    """Records leased by one member; `oldest_ms`: age of its oldest lease."""
+class LeaseHolder(NamedTuple):
+    """Number of records leased to one member, and the age of its oldest lease in ms."""
 
     member_id: str
     leased: int
@@ -235,14 +275,19 @@ class HolderCount(NamedTuple):
 
 
 class ShareCounts(NamedTuple):
-    """Numbers of records of one share partition. `start` and `end` are offsets; `open`: not done yet."""
+    """Numbers of records of one share partition, by state.
 
-    start: int
-    end: int
-    open: int
+    `start_offset` and `end_offset`: bounds of the in-flight batches. `lag`: number of records below the high watermark
+    that are not done. `dead`: number of dead-lettered records that no redrive has offered again. `holders`: the members
+    that have leased records.
+    """
+
+    start_offset: int
+    end_offset: int
+    lag: int
     leased: int
     in_backoff: int
     withheld: int
     archiving: int
     dead: int
-    holders: tuple[HolderCount, ...]
+    holders: tuple[LeaseHolder, ...]

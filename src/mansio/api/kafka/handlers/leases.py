@@ -74,9 +74,9 @@ def _described(found: SharePartitionDescription) -> dict[str, Any]:
     assert counts is not None, "a description without error has counts"
     return {
         "partition_index": found.partition,
-        "start_offset": counts.start,
-        "end_offset": counts.end,
-        "lag": counts.open,
+        "start_offset": counts.start_offset,
+        "end_offset": counts.end_offset,
+        "lag": counts.lag,
         "leased": counts.leased,
         "in_backoff": counts.in_backoff,
         "withheld": counts.withheld,

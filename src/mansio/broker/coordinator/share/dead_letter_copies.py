@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
-    from mansio.state.share_partition.dead_letters import Batch
+    from mansio.state.share_partition.dead_letters import DeadLetterBatch
     from mansio.state.share_partition.types import ArchivingRange, ShareKey
     from mansio.wire.batch.record_batch import Header, NewRecord
 
@@ -140,7 +140,7 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
 
 
 def batch_bytes(
-    batch: Batch, copies: Sequence[DeadLetterCopy], topic: str, now_ms: int, bytes_max: int
+    batch: DeadLetterBatch, copies: Sequence[DeadLetterCopy], topic: str, now_ms: int, bytes_max: int
 ) -> tuple[bytes, int]:
     """The encoded batch, and the number of values omitted to fit into `bytes_max`.
 
@@ -165,13 +165,13 @@ def batch_bytes(
     return data, sum(each.omitted == TOO_LARGE for each in kept)
 
 
-def _range_of_each_record(batch: Batch) -> list[ArchivingRange]:
+def _range_of_each_record(batch: DeadLetterBatch) -> list[ArchivingRange]:
     """The archiving range of each record of the batch."""
     return [each for each in batch.ranges for _ in range(each.first, each.last + 1)]
 
 
 def _encode(
-    batch: Batch,
+    batch: DeadLetterBatch,
     copies: Sequence[DeadLetterCopy],
     ranges: Sequence[ArchivingRange],
     topic: str,
@@ -202,7 +202,7 @@ def _own_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: s
     yield "__dlq.errors.message", MESSAGES[rejected].encode()
     yield ID, dead_letter_id(key, copy.offset, archiving_range.deliveries).encode()
     yield "mansio-dlq-consumer", reservation.consumer.encode()
-    yield "mansio-dlq-first-ms", b"%d" % reservation.first_ms
+    yield "mansio-dlq-first-ms", b"%d" % reservation.archiving_since_ms
     if reservation.reason:
         yield "mansio-dlq-reason", reservation.reason.encode()
     if copy.omitted:

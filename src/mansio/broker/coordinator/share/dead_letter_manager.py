@@ -36,7 +36,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.logs import fields
-from mansio.state.share_partition.dead_letters import RETRY_MAX_MS, RETRY_MS, DeadLetterQueue, Phase
+from mansio.state.share_partition.dead_letters import RETRY_MS_MAX, RETRY_MS_MIN, DeadLetterQueue, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.model import TopicChange
     from mansio.ports import Clock, Peers, Promise, Scheduler
-    from mansio.state.share_partition.dead_letters import Batch, Reservations
+    from mansio.state.share_partition.dead_letters import DeadLetterBatch, Reservations
     from mansio.state.share_partition.machine import SharePartition
     from mansio.state.share_partition.types import ArchivingRange, Producer, ShareKey, Update
 
@@ -127,7 +127,7 @@ class DeadLetterTask:
         self.ended = False
         self.last_error = ""
         self.is_working = False
-        self.backoff_ms = RETRY_MS
+        self.backoff_ms = RETRY_MS_MIN
         self._wake: Promise[None] | None = None
 
     def log_fields(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class DeadLetterTask:
 
     def retry_now(self) -> None:
         """Skip the backoff: the cause of the failure may be gone."""
-        self.backoff_ms = RETRY_MS
+        self.backoff_ms = RETRY_MS_MIN
         self.queue.retry_now()
         self.wake()
 
@@ -197,7 +197,7 @@ class DeadLetterWriter:
             await self._send(share, batch, copies)
         except MansioError:
             if share.queue.phase is Phase.SENDING:
-                share.queue.failed(self._now_ms())
+                share.queue.mark_failed(self._now_ms())
             raise
 
     async def _plan(self, share: DeadLetterTask) -> list[DeadLetterCopy]:
@@ -208,43 +208,49 @@ class DeadLetterWriter:
         if queue.needs_producer:
             queue.set_producer(await self._new_producer_id())
         share.check()
-        copies = self._read(share, queue.head(copying.RECORDS_MAX), target.bytes_max)
+        copies = self._read(share, queue.peek(copying.RECORDS_MAX), target.bytes_max)
         await self._reserve(share, queue.reserve(target.topic_id, target.partition, len(copies)))
         return copies
 
     async def _reserve(self, share: DeadLetterTask, reserved: tuple[Producer, Reservations]) -> None:
         await share.share_partition.persist(share.share_partition.state_machine.reserve(*reserved))
         share.check()
-        share.queue.reserved()
+        share.queue.mark_reserved()
 
-    async def _send(self, share: DeadLetterTask, batch: Batch, copies: list[DeadLetterCopy] | None) -> None:
+    async def _send(
+        self, share: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
+    ) -> None:
         """Append a reserved batch unless it is in the log already, and store that its copies are committed."""
         queue, targets = share.queue, self._targets
         try:
             if not (self._may_be_unknown(batch) and await targets.holds(batch, self._clock.wall_ms())):
                 await self._append(share, batch, copies)
         except PRODUCER_STATE_LOST as error:
-            if not (batch.repeated and await targets.holds(batch, self._clock.wall_ms())):
+            if not (batch.is_repeat and await targets.holds(batch, self._clock.wall_ms())):
                 await self._renumber(share, error)
                 return
         except UnknownTopicId as error:
             await self._move(share, batch, error)
             return
         share.check()
-        await share.share_partition.persist(share.share_partition.state_machine.archived(queue.written()))
+        await share.share_partition.persist(
+            share.share_partition.state_machine.mark_archived(queue.mark_written())
+        )
         share.check()
-        queue.finished()
-        self.counts.written += batch.records
+        queue.mark_finished()
+        self.counts.written += batch.record_count
         if share.last_error:
             share.last_error = ""
             logger.info("dead_letters_written_again", extra=fields(**share.log_fields()))
 
-    def _may_be_unknown(self, batch: Batch) -> bool:
-        return batch.may_be_unknown(self._clock.wall_ms()) or (
-            batch.repeated and self._targets.is_unknown_producer(batch)
+    def _may_be_unknown(self, batch: DeadLetterBatch) -> bool:
+        return batch.may_be_unrecognized(self._clock.wall_ms()) or (
+            batch.is_repeat and self._targets.is_unknown_producer(batch)
         )
 
-    async def _append(self, share: DeadLetterTask, batch: Batch, copies: list[DeadLetterCopy] | None) -> None:
+    async def _append(
+        self, share: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
+    ) -> None:
         target = self._targets.by_id(batch.topic_id, batch.partition)
         copies = copies or self._read(share, batch.ranges)
         data, omitted = copying.batch_bytes(
@@ -278,9 +284,9 @@ class DeadLetterWriter:
         taken = isinstance(error, PRODUCER_FENCED) or share.queue.needs_producer
         producer_id = await self._new_producer_id() if taken else -1
         share.check()
-        await self._reserve(share, share.queue.fenced(producer_id))
+        await self._reserve(share, share.queue.reserve_in_new_epoch(producer_id))
 
-    async def _move(self, share: DeadLetterTask, batch: Batch, error: MansioError) -> None:
+    async def _move(self, share: DeadLetterTask, batch: DeadLetterBatch, error: MansioError) -> None:
         """The target topic was deleted: continue with the current one."""
         key = share.share_partition.key
         source = self._topics.find_by_id(UUID(bytes=key.topic_id))
@@ -289,13 +295,13 @@ class DeadLetterWriter:
         if target.topic_id == batch.topic_id:  # it was missing only temporarily
             raise error
         self.note(share, error)
-        await self._reserve(share, share.queue.moved(target.topic_id, target.partition))
+        await self._reserve(share, share.queue.reserve_in_new_target(target.topic_id, target.partition))
 
     def note(self, share: DeadLetterTask, error: MansioError) -> None:
         """Record a failed attempt."""
         self.counts.failures += 1
         share.last_error = error.message
-        log = fields(**share.log_fields(), records=share.queue.waiting, reason=error)
+        log = fields(**share.log_fields(), records=share.queue.waiting_record_count, reason=error)
         logger.warning("dead_letter_not_written", extra=log)
 
     def _now_ms(self) -> float:
@@ -342,7 +348,7 @@ class DeadLetterManager:
         share = self._shares[share_partition.key] = DeadLetterTask(
             share_partition, "" if topic is None else topic.name, producer
         )
-        self._add(share, share_partition.state_machine.archiving())
+        self._add(share, share_partition.state_machine.archiving_ranges())
 
     def add(self, share_partition: DeadLetterSource, ranges: Sequence[ArchivingRange]) -> None:
         """Ranges to be dead-lettered, stored as such."""
@@ -366,8 +372,8 @@ class DeadLetterManager:
             del self._shares[share_partition.key]
             share.end()
             is_deleted = UUID(bytes=share_partition.key.topic_id) not in self._topics.state.topics_by_id
-            if is_deleted and share.queue.waiting:
-                log = fields(**share.log_fields(), records=share.queue.waiting)
+            if is_deleted and share.queue.waiting_record_count:
+                log = fields(**share.log_fields(), records=share.queue.waiting_record_count)
                 logger.warning("dead_letters_abandoned_topic_deleted", extra=log)
 
     def topic_changed(self, change: TopicChange) -> None:
@@ -398,12 +404,12 @@ class DeadLetterManager:
     @property
     def waiting(self) -> int:
         """Number of records without a copy, of all share partitions led here."""
-        return sum(share.queue.waiting for share in self._shares.values())
+        return sum(share.queue.waiting_record_count for share in self._shares.values())
 
     def failing(self) -> list[tuple[ShareKey, int, str]]:
         """Share partitions whose last attempt failed: number of waiting records, and the error."""
         return [
-            (key, share.queue.waiting, share.last_error)
+            (key, share.queue.waiting_record_count, share.last_error)
             for key, share in self._shares.items()
             if share.last_error
         ]
@@ -420,7 +426,7 @@ class DeadLetterManager:
             while not share.ended and await self._step(share):
                 pass
         except Exception as error:  # a defect: the queue is in a phase that does not continue by itself
-            log = fields(**share.log_fields(), records=share.queue.waiting, reason=error)
+            log = fields(**share.log_fields(), records=share.queue.waiting_record_count, reason=error)
             logger.error("dead_letters_failed", extra=log, exc_info=error)
             share.share_partition.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
         finally:
@@ -441,9 +447,9 @@ class DeadLetterManager:
             self._sending.note(share, error)
             if queue.phase is Phase.OPEN:
                 await share.back_off(self._scheduler, share.backoff_ms)
-                share.backoff_ms = min(2 * share.backoff_ms, RETRY_MAX_MS)
+                share.backoff_ms = min(2 * share.backoff_ms, RETRY_MS_MAX)
         else:
-            share.backoff_ms = RETRY_MS
+            share.backoff_ms = RETRY_MS_MIN
         return True
 
     # Taking turns, resting

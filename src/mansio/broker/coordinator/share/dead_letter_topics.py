@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.topics import TopicService
     from mansio.metadata.model import Topic
     from mansio.ports import Peers, Promise, Scheduler
-    from mansio.state.share_partition.dead_letters import Batch
+    from mansio.state.share_partition.dead_letters import DeadLetterBatch
     from mansio.wire.batch.record_batch import BatchHeader
 
 RETENTION_MS: Final = 14 * 24 * 3600 * 1000
@@ -214,14 +214,14 @@ class DeadLetterTopics:
         self._partitions.recompressor.append(partition, data, urgent=True, on_appended=on_appended)
         return await promise
 
-    def is_unknown_producer(self, batch: Batch) -> bool:
+    def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:
         """Whether the target is led here and has no state of the producer; it would then accept a duplicate."""
         if self._leader_of(self.by_id(batch.topic_id, batch.partition)) is not None:
             return False
         hook = self._here(self.by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
         return hook is None or hook.table.get(batch.producer_id) is None
 
-    async def holds(self, batch: Batch, wall_ms: int) -> bool:
+    async def holds(self, batch: DeadLetterBatch, wall_ms: int) -> bool:
         """Whether the target contains this batch, searched from the time when its records were given up.
 
         It is identified by producer, epoch and sequence, which are unique in a partition. `wall_ms`: now. Raises errors
@@ -233,7 +233,7 @@ class DeadLetterTopics:
             return await self._contains_locally(self._here(target), batch, since_ms)
         return await self._contains_remotely(target, batch)
 
-    async def _contains_locally(self, partition: Partition, batch: Batch, since_ms: int) -> bool:
+    async def _contains_locally(self, partition: Partition, batch: DeadLetterBatch, since_ms: int) -> bool:
         partition.ensure_high_watermark_known()
         found = partition.offset_at_timestamp(since_ms, partition.end_offset)
         if found is None:
@@ -246,7 +246,7 @@ class DeadLetterTopics:
                 await self._scheduler.sleep(0)
         return False
 
-    async def _contains_remotely(self, target: DeadLetterPartition, batch: Batch) -> bool:
+    async def _contains_remotely(self, target: DeadLetterPartition, batch: DeadLetterBatch) -> bool:
         """Search by reading the whole target: rare, and it needs one API only."""
         offset = 0
         while True:
@@ -319,7 +319,7 @@ class DeadLetterTopics:
             timer.cancel()
 
 
-def _is_of(header: BatchHeader, batch: Batch) -> bool:
+def _is_of(header: BatchHeader, batch: DeadLetterBatch) -> bool:
     return (header.producer_id, header.producer_epoch, header.base_sequence) == (
         batch.producer_id,
         batch.epoch,

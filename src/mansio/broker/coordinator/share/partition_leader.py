@@ -262,7 +262,7 @@ class SharePartitionLeader:
             self.ensure_leader()
             if self.ended is not None:
                 raise self.ended
-            ready.persisted(update.token)
+            ready.mark_persisted(update.token)
             self._state_machine = ready
         self.known_state = None
         dependencies.dead_letters.on_loaded(self, state.producer)
@@ -529,7 +529,7 @@ class SharePartitionLeader:
         state_machine = self.state_machine
         dead_letters: list[ArchivingRange] = []
         for each in updates:
-            dead_letters += state_machine.persisted(each.token)
+            dead_letters += state_machine.mark_persisted(each.token)
         self._arm()
         if dead_letters:
             self._dependencies.dead_letters.add(self, dead_letters)
@@ -562,11 +562,11 @@ class SharePartitionLeader:
         return state_machine
 
     def _trimmed(self, state_machine: SharePartition, start: int) -> None:
-        aged = state_machine.aged_out
+        aged = state_machine.aged_out_records
         if (update := self.call_and_rearm(state_machine.advance_log_start, start)) is not None:
             self.store(update)
-        if state_machine.aged_out > aged:
-            records = state_machine.aged_out - aged
+        if state_machine.aged_out_records > aged:
+            records = state_machine.aged_out_records - aged
             known = fields(group=self.key.group, partition=self.partition.name, records=records)
             logger.warning("records_expired_undelivered", extra=known)
 

@@ -18,7 +18,7 @@ from mansio.broker.coordinator.share.state_store import ShareStateSettings, Shar
 from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
-from mansio.state.share_partition.state_records import TOPIC
+from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -75,7 +75,7 @@ class ShareCoordinator:
         letters."""
         self.store = ShareStateStore(settings, clock, lock_ms=lock_ms, check_complete_log=self._is_complete)
         self.topic = CoordinatorRuntime(
-            TOPIC,
+            SHARE_STATE_TOPIC,
             view=self.store,
             create=self._create,
             scheduler=scheduler,
@@ -186,7 +186,7 @@ class ShareCoordinator:
                 try:
                     await self.store.prune(index)
                 except MansioError as error:
-                    known = fields(topic=TOPIC, partition=index, reason=error)
+                    known = fields(topic=SHARE_STATE_TOPIC, partition=index, reason=error)
                     logger.warning("share_states_not_pruned", extra=known)
         finally:
             self._schedule_pruning()

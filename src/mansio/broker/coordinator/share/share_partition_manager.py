@@ -379,16 +379,16 @@ def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, 
 def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) -> ShareSettings:
     """The effective settings of the share partitions of a group. `is_dead_letter_topic`: their topic is a dead-letter
     topic, whose records are not dead-lettered."""
-    locks_max = effective_value(LOCKS_MAX, configs)
+    record_locks_max = effective_value(LOCKS_MAX, configs)
     return ShareSettings(
         lock_ms=effective_value(LOCK_DURATION, configs),
         delivery_limit=effective_value(DELIVERY_LIMIT, configs),
-        locks_max=locks_max,
-        ranges_max=IN_FLIGHT_RANGES_MAX,
-        lease_bound_step=2 * locks_max,
-        ordered=effective_value(ORDER, configs) == "partition",
-        renew=effective_value(RENEW, configs) == "true",
-        dead_letters=effective_value(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
+        record_locks_max=record_locks_max,
+        in_flight_batches_max=IN_FLIGHT_RANGES_MAX,
+        lease_bound_step=2 * record_locks_max,
+        is_ordered=effective_value(ORDER, configs) == "partition",
+        renewal_enabled=effective_value(RENEW, configs) == "true",
+        dead_letters_enabled=effective_value(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
         backoff=Backoff(
             effective_value(BACKOFF, configs),
             effective_value(BACKOFF_MULTIPLIER, configs),

@@ -11,7 +11,7 @@ next one.
 Invariants:
 * A write is sent once. If its outcome is unknown, its read session ends: nothing else is written in it, and the
   write is refused if it arrives late.
-* A whole state (`update.snapshot`) is written in a new read session if the last one has ended. It supersedes all
+* A whole state (`update.is_snapshot`) is written in a new read session if the last one has ended. It supersedes all
   earlier updates, so it may be retried.
 * A state reported as absent is not created over one that exists after all.
 * No wait exceeds `WAIT_MS`, apart from one write or read in flight.
@@ -166,7 +166,7 @@ class RoutingPersister:
         return state
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
-        if update.snapshot:
+        if update.is_snapshot:
             await self._retrying(lambda: self._write_whole(key, state_epoch, leader_epoch, update))
             return
         read_session = self._read_sessions.get(key)
@@ -454,4 +454,8 @@ class RemoteStateClient:
 
 def _size(waiting: _Waiting) -> int:
     update = waiting.state_request.update
-    return 0 if update is None else len(update.changes) + len(update.dead or ()) + len(update.dead_added)
+    return (
+        0
+        if update is None
+        else len(update.changes) + len(update.dead_ranges or ()) + len(update.added_dead_ranges)
+    )

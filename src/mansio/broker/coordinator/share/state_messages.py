@@ -21,10 +21,10 @@ from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import CorruptLog, WireError
 from mansio.state.share_partition.state_records import (
     UNCHANGED,
+    decode_update,
     encode_changes,
+    encode_update_tags,
     read_changes,
-    update_of,
-    update_tags,
 )
 from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 from mansio.wire.api_versions import ApiKey
@@ -158,12 +158,12 @@ def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]
     update, write_token = state_request.update, state_request.write_token
     assert update is not None, "a write has an update"
     assert write_token is not None, "and in which reading"
-    fields = update_tags(update)
+    fields = encode_update_tags(update)
     fields.pop(_DONE_IN_RECORDS, None)
     fields[_WRITE_TOKEN] = _WRITE_TOKEN_FIELDS.pack(*write_token)
     if update.durable:
         fields[_DURABLE] = _YES
-    if update.snapshot:
+    if update.is_snapshot:
         fields[_SNAPSHOT] = _YES
     start = _WRITE.pack(
         state_request.key.partition,
@@ -185,7 +185,7 @@ def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) ->
         index, state_epoch, leader_epoch, start_offset, done = _WRITE.unpack(reader.take(_WRITE.size))
         changes = read_changes(reader)
         fields = reader.tags()
-        update = update_of(
+        update = decode_update(
             reader, start_offset, changes, fields, snapshot=_SNAPSHOT in fields, durable=_DURABLE in fields
         )._replace(done_count=done)
         if _WRITE_TOKEN not in fields:
@@ -254,11 +254,11 @@ def _encode_state(answer: StateResult) -> bytes:
         start_offset=state.start_offset,
         lease_bound=state.lease_bound,
         done_count=state.done_count,
-        dead=state.dead,
+        dead_ranges=state.dead_ranges,
         redrives=state.redrives,
         producer=state.producer,
     )
-    fields = update_tags(whole)
+    fields = encode_update_tags(whole)
     fields[_DONE] = fields.pop(_DONE_IN_RECORDS)
     fields[_WRITE_TOKEN] = _LONG.pack(answer.session)
     fields[_EPOCHS] = _TWO.pack(state.leader_epoch, state.snapshot_epoch)
@@ -297,7 +297,7 @@ def _read_state(reader: Reader, answer: StateResult) -> StateResult:
     leader_epoch, snapshot_epoch = _unpack(reader, _TWO, fields[_EPOCHS])
     (withheld_ms,) = _unpack(reader, _LONG, fields[_WITHHELD])
     fields[_DONE_IN_RECORDS] = fields[_DONE]
-    whole = update_of(reader, start_offset, changes, fields, snapshot=True)
+    whole = decode_update(reader, start_offset, changes, fields, snapshot=True)
     state = LoadedState(
         state_epoch,
         leader_epoch,
@@ -306,7 +306,7 @@ def _read_state(reader: Reader, answer: StateResult) -> StateResult:
         whole.lease_bound,
         whole.done_count,
         changes,
-        whole.dead or (),
+        whole.dead_ranges or (),
         whole.redrives or (),
         whole.producer,
         _CERTAIN in fields,

@@ -41,7 +41,7 @@ from mansio.errors import (
     NotCoordinator,
 )
 from mansio.logs import fields
-from mansio.state.share_partition.snapshot import FoldedState, to_state
+from mansio.state.share_partition.snapshot import FoldedState, to_loaded_state
 from mansio.state.share_partition.state_records import (
     SNAPSHOT,
     UNCHANGED,
@@ -127,7 +127,7 @@ class ShareStateStore:
 
     def archiving(self) -> list[ShareKey]:
         """Share partitions with records that wait for their dead letter."""
-        return [key for key, share in self._shares.items() if share.folded.is_in(ARCHIVING)]
+        return [key for key, share in self._shares.items() if share.folded.has_range_in(ARCHIVING)]
 
     # ------------------------------------------------------------------ reading
 
@@ -176,7 +176,7 @@ class ShareStateStore:
             share.leader_epoch,
             start_offset,
             done_count,
-            share.folded.is_in(ARCHIVING),
+            share.folded.has_range_in(ARCHIVING),
         )
 
     def _new_session(self, index: int) -> int:
@@ -213,7 +213,7 @@ class ShareStateStore:
         if share is None:
             return self._create(key, index, write_token, state_epoch, leader_epoch, update)
         self._check(share, write_token, state_epoch, leader_epoch, durable=update.durable)
-        if update.snapshot:
+        if update.is_snapshot:
             return self._replace(share, leader_epoch, update)
         promise = self._append_update(share, leader_epoch, update, durable=update.durable)
         if update.durable and not share.resolved and not self._is_complete(share):
@@ -255,7 +255,7 @@ class ShareStateStore:
         leader_epoch: int,
         update: Update,
     ) -> Promise[None]:
-        if not update.snapshot:
+        if not update.is_snapshot:
             raise FencedStateEpoch(f"share group {key.group}: there is no such state")
         if write_token.session <= self._deleted.get(index, 0):
             raise NotCoordinator(f"share group {key.group}: the state has to be read before it is written")
@@ -296,7 +296,7 @@ class ShareStateStore:
         else:
             share.snapshot_epoch, share.leader_epoch = known.snapshot_epoch, known.leader_epoch
         share.state_epoch, share.session, share.resolved = state_epoch, self._new_session(index), True
-        empty = Update(0, True, start_offset, 0, 0, snapshot=True)
+        empty = Update(0, True, start_offset, 0, 0, is_snapshot=True)
         stored = share.next_snapshot(
             leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms(), update=empty
         )
@@ -530,7 +530,7 @@ class PersistedShareState:
         if update is not None:
             folded = FoldedState()
             folded.lease_bound, folded.done_count = self.folded.lease_bound, self.folded.done_count
-            folded.dead, folded.redrives = self.folded.dead, self.folded.redrives
+            folded.dead_ranges, folded.redrives = self.folded.dead_ranges, self.folded.redrives
             folded.producer = self.folded.producer
             folded.apply(update)
         return StateRecord(
@@ -544,7 +544,7 @@ class PersistedShareState:
 
     def loaded(self, *, is_complete: bool, withheld_ms: int) -> LoadedState:
         """The state for the leader of the share partition."""
-        return to_state(
+        return to_loaded_state(
             self.folded,
             state_epoch=self.state_epoch,
             leader_epoch=self.leader_epoch,
@@ -568,8 +568,8 @@ def whole(folded: FoldedState) -> Update:
         lease_bound=folded.lease_bound,
         done_count=folded.done_count,
         changes=folded.changes,
-        snapshot=True,
-        dead=folded.dead,
+        is_snapshot=True,
+        dead_ranges=folded.dead_ranges,
         redrives=folded.redrives,
         producer=folded.producer,
     )

@@ -42,7 +42,7 @@ class CombinedWrite:
         self.is_snapshot = self.durable = False
         self.ranges = 0
         for each in updates:
-            self.is_snapshot |= each.snapshot
+            self.is_snapshot |= each.is_snapshot
             self.durable |= each.durable
             self.ranges += len(each.changes)
         self.promise: Promise[None] | None = None
@@ -101,7 +101,7 @@ class WriteCombiner:
         write."""
         durable, ranges = False, 0
         for each in updates:
-            if each.snapshot:
+            if each.is_snapshot:
                 return None
             durable |= each.durable
             ranges += len(each.changes)
@@ -232,16 +232,16 @@ def combine_updates(updates: Sequence[Update]) -> Update:
     furthest = last = updates[-1]
     lease_bound = last.lease_bound
     dead = redrives = producer = None
-    dead_added: tuple[DeadRange, ...] = ()  # since the last update with all dead ranges
+    added_dead_ranges: tuple[DeadRange, ...] = ()  # since the last update with all dead ranges
     for each in updates:
         changes += each.changes
         durable |= each.durable
         if (each.start_offset, each.token) > (furthest.start_offset, furthest.token):
             furthest = each
         lease_bound = max(lease_bound, each.lease_bound)
-        if each.dead is not None:
-            dead, dead_added = each.dead, ()
-        dead_added += each.dead_added
+        if each.dead_ranges is not None:
+            dead, added_dead_ranges = each.dead_ranges, ()
+        added_dead_ranges += each.added_dead_ranges
         if each.redrives is not None:
             redrives = each.redrives
         if each.producer is not None:
@@ -254,10 +254,10 @@ def combine_updates(updates: Sequence[Update]) -> Update:
         lease_bound,
         furthest.done_count,
         tuple(changes),
-        dead=dead,
+        dead_ranges=dead,
         redrives=redrives,
         producer=producer,
-        dead_added=dead_added,
+        added_dead_ranges=added_dead_ranges,
     )
 
 
