@@ -2,10 +2,9 @@
 JVM.
 
 Measured in processor time, because wall time on a busy machine depends on other processes: seconds for one million
-rows, the median of several rounds with minimum and maximum, compared with the general reader (`read_rows`) and the
-general writer (`build_batch`) for the same rows. Responses have about 4 MB, as a task fetches them, and tables the same
-size.
-"""
+rows, the median of several rounds with minimum and maximum, compared with the general reader (`read_record_tuples`) and
+the general writer (`build_batch`) for the same rows. Responses have about 4 MB, as a task fetches them, and tables the
+same size."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from mansio.spark.arrow.encode import encode_batches
 from mansio.spark.arrow.schema import HEADERS_TYPE, RECORD_SCHEMA
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
-from mansio.wire.batch.record_reader import read_rows
+from mansio.wire.batch.record_reader import read_record_tuples
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +33,7 @@ ROUNDS = 7
 
 
 class Row(NamedTuple):
-    """Row type for `read_rows`, as the client's message."""
+    """Row type for `read_record_tuples`, as the client's message."""
 
     topic: str
     partition: int
@@ -77,7 +76,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="shapes whose title contains this")
     only = parser.parse_args().only
-    print(f"{'CPU seconds for 1 M rows':34} {'9 columns':>17} {'5 columns':>17} {'read_rows':>10}", end="")
+    print(
+        f"{'CPU seconds for 1 M rows':34} {'9 columns':>17} {'5 columns':>17} {'read_record_tuples':>10}",
+        end="",
+    )
     print(f" {'encode':>17} {'build_batch':>11}")
     for shape in SHAPES:
         if only in shape.title:
@@ -96,7 +98,9 @@ def measured(shape: Shape) -> str:
 
     def general_reader() -> None:
         for position, header in iterate_batches(answer):
-            read_rows(answer[position : position + header.size], Row, "t", 0, max_output_bytes=1 << 30)
+            read_record_tuples(
+                answer[position : position + header.size], Row, "t", 0, output_bytes_max=1 << 30
+            )
 
     batch_bytes = max(map(len, batches)) if shape.codec is Codec.NONE else 1 << 20
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.wire.api_versions import OFFERED, SKIPPED
+from mansio.wire.api_versions import SUPPORTED_APIS, UNSUPPORTED_APIS
 
 if TYPE_CHECKING:
     from mansio.wire.api_versions import Api
@@ -95,8 +95,8 @@ Other suites, of which `make nightly-suites` runs none: passed of the tests that
 def render() -> str:
     """The document in Markdown."""
     suites = suite_tables(json.loads(_RESULTS.read_text(encoding="utf-8")))
-    offered = "".join(map(_row, OFFERED.values()))
-    skipped = "".join(f"| {name} | {reason} |\n" for name, reason in SKIPPED.items())
+    offered = "".join(map(_row, SUPPORTED_APIS.values()))
+    skipped = "".join(f"| {name} | {reason} |\n" for name, reason in UNSUPPORTED_APIS.items())
     return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + suites + _WEB_UI
 
 
@@ -128,8 +128,14 @@ def _by_reason(counts: dict[str, int]) -> str:
 
 
 def _row(api: Api) -> str:
-    versions = str(api.lowest) if api.lowest == api.highest else f"{api.lowest}-{api.highest}"
-    newer = f"Newer versions are not supported: {api.skipped}" if api.skipped else ""
+    versions = (
+        str(api.min_version) if api.min_version == api.max_version else f"{api.min_version}-{api.max_version}"
+    )
+    newer = (
+        f"Newer versions are not supported: {api.newer_unsupported_reason}"
+        if api.newer_unsupported_reason
+        else ""
+    )
     remarks = " ".join(filter(None, (api.note, newer)))
     return f"| {_name(api)} | {int(api.key)} | {versions} | {remarks} |\n"
 

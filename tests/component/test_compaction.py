@@ -18,7 +18,7 @@ import mansio
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.record_batch import DELETE_HORIZON, build_batch, iterate_batches
+from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, build_batch, iterate_batches
 from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -232,7 +232,7 @@ def test_a_tombstone_is_seen_for_its_time_and_then_goes_for_good(broker: mansio.
     assert [seen.key for seen in with_tombstones] == [b"c", b"a", b"b", b"d"]
     assert world.read() == with_tombstones
     piece = world.partition.log.read(0, 1 << 20, 6).read()
-    assert any(header.attributes & DELETE_HORIZON for _, header in iterate_batches(piece))
+    assert any(header.attributes & DELETE_HORIZON_FLAG for _, header in iterate_batches(piece))
     assert world.read_by_kafka_python() == with_tombstones
     without = [seen for seen in with_tombstones if seen.value is not None]
     wait_until(lambda: world.read() == without, what="the tombstones go although nothing is written")

@@ -135,7 +135,7 @@ class Administrator(Client):
         found: dict[int, bytes] = {}
         for position, header in iterate_batches(answer.records):
             for record in read_records(
-                answer.records[position : position + header.size], max_output_bytes=1 << 20
+                answer.records[position : position + header.size], output_bytes_max=1 << 20
             ):
                 if not record.value.startswith(str(topic_id).encode()):
                     self.world.checker.broken(f"{record.value!r} is in the topic {topic_id}")

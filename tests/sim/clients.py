@@ -270,7 +270,7 @@ class Reader(Client):
         before = self.position
         for position, header in iterate_batches(answer.records):
             batch = answer.records[position : position + header.size]
-            for record in read_records(batch, max_output_bytes=1 << 20):
+            for record in read_records(batch, output_bytes_max=1 << 20):
                 if record.offset < before:
                     continue
                 if record.offset != self.position:

@@ -137,7 +137,7 @@ class Delivery:
         for index in range(len(letters.partitions)) if letters is not None else ():
             log = workload_clients.copies(world, letters.topic_id, index)[0].log
             for batch in log.batches(log.start_offset):
-                for record in read_records(batch, max_output_bytes=1 << 24):
+                for record in read_records(batch, output_bytes_max=1 << 24):
                     known = dict(record.headers)
                     dead.append(
                         Place(

@@ -197,7 +197,7 @@ class Grower(OwnTopic):
                 found[index] = {
                     record.offset: record.value
                     for batch in leader.log.batches(0)
-                    for record in read_records(batch, max_output_bytes=1 << 20)
+                    for record in read_records(batch, output_bytes_max=1 << 20)
                 }
             if found[index].get(offset) != value:
                 self.world.checker.broken(f"{self.name}-{index}/{offset} was acknowledged and is not there")

@@ -162,5 +162,5 @@ def check_end(world: World) -> None:
             if any(one != batches[0] for one in batches):
                 world.checker.broken(f"{topic.name}-{index} is not the same everywhere")
             if topic.name == TOPIC:
-                records = [read_records(batch, max_output_bytes=1 << 24) for batch in batches[0]]
+                records = [read_records(batch, output_bytes_max=1 << 24) for batch in batches[0]]
                 world.checker.finish(index, [one.value.strip() for batch in records for one in batch])

@@ -107,7 +107,7 @@ def records_of(log: Log, from_offset: int = 0) -> list[Kept]:
         check_stored_batch(batch)
         found += [
             Kept(*record)
-            for record in read_records(batch, max_output_bytes=1 << 24)
+            for record in read_records(batch, output_bytes_max=1 << 24)
             if record.offset >= log.start_offset
         ]
     return found

@@ -39,7 +39,7 @@ class Codec:
 
     def subscription(self, metadata: bytes) -> ClassicSubscription:
         read = consumer_protocol.decode_subscription(metadata)
-        return ClassicSubscription(read.topics, read.owned, read.rack)
+        return ClassicSubscription(read.topics, read.owned_partitions, read.rack_id)
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
         return consumer_protocol.decode_assignment(assignment).partitions

@@ -13,7 +13,7 @@ from mansio.broker.coordinator.share.state_messages import RequestSender, StateR
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.state.broker_handshake import NONCE_BYTES
 from mansio.state.share_partition.types import ShareKey
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.codec import messages
 from support.raw_peer import RawPeer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import uuid
     from collections.abc import Callable, Iterator
 
-    from mansio.wire.codec.messages import Shape
+    from mansio.wire.codec.messages import MergedSchema
 
 CLUSTER_AUTHORIZATION_FAILED: Final = 31
 CLIENT_ID: Final = "mansio-follower"
@@ -32,7 +32,7 @@ BROKER_FIELDS: Final = frozenset({"replica_id", "replica_epoch", "broker_id", "b
 ABSURD_EPOCHS: Final = (1 << 62, (1 << 63) - 1, 0, -1)
 
 
-def _names(shape: Shape) -> Iterator[str]:
+def _names(shape: MergedSchema) -> Iterator[str]:
     yield from shape.defaults
     for child in shape.children.values():
         yield from _names(child)
@@ -40,8 +40,8 @@ def _names(shape: Shape) -> Iterator[str]:
 
 INTER_BROKER: Final = [
     api.key
-    for api in OFFERED.values()
-    if api.brokers_only or BROKER_FIELDS & set(_names(messages.shape_of(api.key, messages.REQUEST)))
+    for api in SUPPORTED_APIS.values()
+    if api.brokers_only or BROKER_FIELDS & set(_names(messages.merged_schema(api.key, messages.REQUEST)))
 ]
 """APIs with requests of brokers, from the table and the schemas."""
 
@@ -69,10 +69,10 @@ class Forged(NamedTuple):
 def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
     """In every version, for repair too, and in the form that followers use; from the start and, as if all were copied,
     from the end."""
-    api = OFFERED[ApiKey.FETCH]
-    versions = range(api.lowest, api.highest + 1)
-    for version, offset, for_repair in itertools.product(versions, (0, target.end_offset), (False, True)):
-        if for_repair and version < 15:
+    api = SUPPORTED_APIS[ApiKey.FETCH]
+    versions = range(api.min_version, api.max_version + 1)
+    for version, offset, is_repair_read in itertools.product(versions, (0, target.end_offset), (False, True)):
+        if is_repair_read and version < 15:
             continue
         by_id = version >= 13
         partition = fetch.FetchPartition(0, -1, offset, -1, 0, 1 << 20)
@@ -88,7 +88,11 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
             min_bytes=0,
             max_bytes=1 << 20,
             replica_id=sender.node_id,
-            **({"replica_epoch": sender.broker_epoch, "for_repair": for_repair} if version >= 15 else {}),
+            **(
+                {"replica_epoch": sender.broker_epoch, "is_repair_read": is_repair_read}
+                if version >= 15
+                else {}
+            ),
         )
         yield Forged(frame, lambda answer, version=version: _fetch_codes(version, answer))
     own = fetch.encode_replica_request(
@@ -99,7 +103,7 @@ def _fetches(target: Target, sender: RequestSender) -> Iterator[Forged]:
         replica_id=sender.node_id,
         replica_epoch=sender.broker_epoch,
     )
-    yield Forged(own, lambda answer: _fetch_codes(fetch.REPLICA_VERSION, answer))
+    yield Forged(own, lambda answer: _fetch_codes(fetch.REPLICA_FETCH_VERSION, answer))
 
 
 def _fetch_codes(version: int, answer: bytes) -> list[int]:
@@ -131,7 +135,7 @@ def _leader_epochs(target: Target, sender: RequestSender) -> Iterator[Forged]:
 
 
 def _in_all_versions(key: ApiKey, fields: dict[str, Any]) -> Iterator[Forged]:
-    for version in range(OFFERED[key].lowest, OFFERED[key].highest + 1):
+    for version in range(SUPPORTED_APIS[key].min_version, SUPPORTED_APIS[key].max_version + 1):
         frame = messages.encode_request(key, version, 1, CLIENT_ID, fields)
         yield Forged(frame, lambda answer, version=version: _codes(key, version, answer))
 

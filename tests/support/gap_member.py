@@ -104,7 +104,7 @@ def load_ours() -> None:
     """All that a member of ours loads when it needs it first."""
     import mansio.client
     from mansio.wire.api_versions import ApiKey
-    from mansio.wire.codec.messages import shape_of
+    from mansio.wire.codec.messages import merged_schema
 
     assert mansio.client
     for api in (
@@ -115,8 +115,8 @@ def load_ours() -> None:
         ApiKey.OFFSET_FETCH,
         ApiKey.OFFSET_COMMIT,
     ):
-        shape_of(api, "request")
-        shape_of(api, "response")
+        merged_schema(api, "request")
+        merged_schema(api, "response")
 
 
 LOADERS = {"confluent-kafka": load_confluent, "mansio": load_ours}

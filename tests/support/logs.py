@@ -160,7 +160,7 @@ def check_times(log: Log, inside: Sequence[bytes]) -> None:
     records = [
         (record.offset, record.timestamp_ms, read_header(stored).leader_epoch)
         for stored in inside
-        for record in read_records(stored, max_output_bytes=OUTPUT_BYTES_MAX)
+        for record in read_records(stored, output_bytes_max=OUTPUT_BYTES_MAX)
         if record.offset >= log.start_offset
     ]
     limit = read_header(inside[-1]).base_offset if inside else log.end_offset

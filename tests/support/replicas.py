@@ -367,7 +367,7 @@ class Node:
         return [
             record.value
             for batch in partition.log.batches(partition.start_offset)
-            for record in read_records(batch, max_output_bytes=1 << 24)
+            for record in read_records(batch, output_bytes_max=1 << 24)
             if partition.start_offset <= record.offset < end
         ]
 

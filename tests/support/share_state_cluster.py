@@ -16,7 +16,7 @@ from mansio.broker.services.broker_authenticator import BrokerAuthenticator
 from mansio.errors import ConnectionLost, NotLeaderOrFollower, RequestTimedOut
 from mansio.state.broker_handshake import BrokerIdentity
 from mansio.testing.scheduler import SimulatedClock, SimulatedRandom, Simulation
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.batch.record_batch import read_header
 from mansio.wire.headers import read_request_header
 
@@ -147,8 +147,8 @@ class StateNode:
     async def serve(self, request: bytes, peer: BrokerIdentity | None) -> bytes:
         """Handle a request on a connection on which `peer` has authenticated."""
         header = read_request_header(request[4:])
-        api = OFFERED[ApiKey(header.api_key)]
-        assert api.lowest <= header.api_version <= api.highest
+        api = SUPPORTED_APIS[ApiKey(header.api_key)]
+        assert api.min_version <= header.api_version <= api.max_version
         handler = getattr(handlers, (api.handler or "").partition(".")[2])
         context = RequestContext(
             header.api_key,
@@ -159,7 +159,7 @@ class StateNode:
             ("", 0),
             peer,
         )
-        answer: bytes = await handler(self.service, request[4:][header.body :], context)
+        answer: bytes = await handler(self.service, request[4:][header.body_position :], context)
         return answer[4:]
 
 

@@ -29,7 +29,7 @@ _INT32: Final = Struct(">i")
 _LEADER_NOT_AVAILABLE: Final = 5
 _NO_LEADER: Final = -1
 _NO_UUID: Final = bytes(16)
-_FIRST_FLEXIBLE: Final = 9
+_FLEXIBLE_VERSION_MIN: Final = 9
 _FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of a topic changed
 
 
@@ -79,7 +79,7 @@ def encode_metadata(
     cluster_operations: int,
 ) -> bytes:
     """Encode the whole response with its length and header, from encoded topics."""
-    flexible = version >= _FIRST_FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     end = b"\0" if flexible else b""
     pieces = [_INT32.pack(correlation_id) + end]
     if version >= 3:
@@ -113,7 +113,7 @@ def _topic_body(
     alive: frozenset[int],
 ) -> bytes:
     """Encode a topic up to its authorized operations."""
-    flexible = version >= _FIRST_FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     pieces = [_INT16.pack(error_code), _text(name, flexible)]
     if version >= 10:
         pieces.append(topic_id)
@@ -140,7 +140,7 @@ def _topic_body(
 
 
 def _partition_tail(version: int, partition: PartitionState, alive: frozenset[int]) -> bytes:
-    flexible = version >= _FIRST_FLEXIBLE
+    flexible = version >= _FLEXIBLE_VERSION_MIN
     tail = _numbers(partition.replicas, flexible) + _numbers(partition.isr, flexible)
     if version >= 5:
         tail += _numbers([replica for replica in partition.replicas if replica not in alive], flexible)
@@ -150,7 +150,7 @@ def _partition_tail(version: int, partition: PartitionState, alive: frozenset[in
 def _topic_end(version: int, operations: int) -> bytes:
     if version < 8:
         return b""
-    return _INT32.pack(operations) + (b"\0" if version >= _FIRST_FLEXIBLE else b"")
+    return _INT32.pack(operations) + (b"\0" if version >= _FLEXIBLE_VERSION_MIN else b"")
 
 
 def _count(count: int, flexible: bool) -> bytes:

@@ -86,7 +86,7 @@ class Cluster:
     async def start(self) -> None:
         """Connect to any broker and fetch the metadata. Raises `ConnectionLost` if none responds in time."""
         # Import the schemas first: that time must not count as broker latency.
-        messages.shape_of(ApiKey.METADATA, "request")
+        messages.merged_schema(ApiKey.METADATA, "request")
         await retrying(
             lambda: self.refresh(()), timeout_ms=self.options.connect_timeout_ms, backoff=self.backoff
         )

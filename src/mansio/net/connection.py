@@ -27,7 +27,7 @@ from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import raise_for
 from mansio.version import __version__
 from mansio.wire import headers
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.framing import FrameReader
 
@@ -138,15 +138,15 @@ class Connection(asyncio.BufferedProtocol):
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
         """The highest version of an API that the broker, this library and `highest` allow. Raises
         `UnsupportedVersion`."""
-        ours = OFFERED[ApiKey(api_key)]
+        ours = SUPPORTED_APIS[ApiKey(api_key)]
         theirs = self.versions.get(api_key)
         if theirs is None:
             raise UnsupportedVersion(f"{self._name} does not support {ours.key.name}")
-        version = min(ours.highest, theirs[1], ours.highest if highest is None else highest)
-        if version < max(ours.lowest, theirs[0]):
+        version = min(ours.max_version, theirs[1], ours.max_version if highest is None else highest)
+        if version < max(ours.min_version, theirs[0]):
             raise UnsupportedVersion(
                 f"{self._name} supports {ours.key.name} {theirs[0]}-{theirs[1]}, "
-                f"this client {ours.lowest}-{ours.highest if highest is None else highest}"
+                f"this client {ours.min_version}-{ours.max_version if highest is None else highest}"
             )
         return version
 
@@ -228,7 +228,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            for frame in self._reader.received(nbytes):
+            for frame in self._reader.buffer_updated(nbytes):
                 self._answer(headers.read_correlation_id(frame), frame)
         except MansioError as error:
             self._fail(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
@@ -260,7 +260,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send ApiVersions in our newest version; a broker that does not support it responds in version 0 with
         UNSUPPORTED_VERSION, and the request is repeated in a version it supports."""
         fields = {"client_software_name": "mansio", "client_software_version": __version__}
-        version = OFFERED[ApiKey.API_VERSIONS].highest
+        version = SUPPORTED_APIS[ApiKey.API_VERSIONS].max_version
         while True:
             correlation_id = self.next_correlation_id()
             framed = messages.encode_request(

@@ -74,7 +74,7 @@ from mansio.storage.segment_list import (
 from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
 from mansio.storage.verification import CheckResult, CheckTask, check_batches, is_unreadable
-from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
+from mansio.wire.batch.record_batch import HEADER_BYTES, LOG_OVERHEAD_BYTES, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -459,7 +459,7 @@ class Log:
             base_offset = header.base_offset
             last_offset, grown = (
                 base_offset + header.last_offset_delta,
-                size + header.batch_length + LENGTH_OFFSET,
+                size + header.batch_length + LOG_OVERHEAD_BYTES,
             )
             if (
                 base_offset != following
@@ -520,7 +520,7 @@ class Log:
         for header in headers:
             if position >= index.next_entry_position or header.max_timestamp_ms > index.max_timestamp_ms:
                 index.add(header.base_offset - segment_base, position, header.max_timestamp_ms)
-            position += header.batch_length + LENGTH_OFFSET
+            position += header.batch_length + LOG_OVERHEAD_BYTES
         active.size = position
         self.end_offset = active.end_offset = last.last_offset + 1
 

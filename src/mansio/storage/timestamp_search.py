@@ -196,7 +196,7 @@ def _decode_batch(
             raise InvalidRecord(f"{header.record_count} records are too many to decode")
         if header.codec:
             output_bytes_max = min(output_bytes_max, DECODED_BYTES_MAX)
-        return read_records(data, max_output_bytes=output_bytes_max)
+        return read_records(data, output_bytes_max=output_bytes_max)
     except RequestError as error:
         try:
             check_stored_batch(data)

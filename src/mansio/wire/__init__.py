@@ -1,1 +1,1 @@
-"""Kafka's wire formats: bytes to values and back, without I/O."""
+"""Codecs of Kafka's wire formats and of records in internal topics, without I/O."""

@@ -1,7 +1,7 @@
-"""Supported APIs: key, versions, handler, and the reasons for versions and APIs that are not supported.
+"""Table of the supported APIs and versions, and the reasons why others are not supported.
 
-The only source for the ApiVersions response, the request router, the client's negotiation, the codecs, the fuzzers and
-docs/COMPATIBILITY.md. A version is listed only when it is implemented and tested.
+The ApiVersions response, the request router, the client's choice of versions, the codecs, the fuzz tests and
+docs/COMPATIBILITY.md are derived from this table. A version is listed only when it is implemented and tested.
 
 Invariant: the table is constant; a handler is named by a string (`module.function` under the broker's handlers), so
 that this module has no imports of the project.
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 
 class ApiKey(IntEnum):
-    """Supported APIs, with Kafka's keys."""
+    """API keys of the supported APIs; keys from 20100 on are Mansio's own."""
 
     PRODUCE = 0
     FETCH = 1
@@ -84,27 +84,27 @@ class ApiKey(IntEnum):
 
 
 class Api(NamedTuple):
-    """One row of the table."""
+    """One supported API: its versions, its handler, and remarks for docs/COMPATIBILITY.md."""
 
     key: ApiKey
-    lowest: int
-    highest: int
+    min_version: int
+    max_version: int
     handler: str | None = None
     """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch, ShareAcknowledge and the
     authentication of brokers, which the listener calls directly."""
     note: str = ""
-    """Remarks on Mansio's behaviour."""
-    skipped: str = ""
-    """Why newer versions of Kafka are not supported; empty if there are none."""
-    advertised_lowest: int | None = None
-    """The lowest version in ApiVersions responses, if it is not `lowest`."""
-    raw: bool = False
-    """Whether the handler decodes the request itself."""
+    """Differences of Mansio's behaviour from Kafka's."""
+    newer_unsupported_reason: str = ""
+    """Why Kafka's versions above `max_version` are not supported; empty if Kafka has none."""
+    advertised_min_version: int | None = None
+    """The lowest version in ApiVersions responses; None: `min_version`."""
+    is_decoded_by_handler: bool = False
+    """Whether the handler gets the request as bytes and decodes it; otherwise the request router decodes it."""
     brokers_only: bool = False
-    """Whether only brokers of the cluster may send it; others get CLUSTER_AUTHORIZATION_FAILED. Further APIs contain a
-    broker's id (`replica_id`) and are refused if the id is a broker's and the sender is another."""
-    advertised: bool = True
-    """Whether ApiVersions responses contain it."""
+    """Whether only brokers of the cluster may send the request; others get CLUSTER_AUTHORIZATION_FAILED. A request of
+    another API that contains a broker's id (`replica_id`) is refused unless that broker sent it."""
+    is_advertised: bool = True
+    """Whether ApiVersions responses contain the API."""
 
 
 _BROKERS_ONLY: Final = "Between brokers of a cluster only; other clients get CLUSTER_AUTHORIZATION_FAILED."
@@ -122,14 +122,14 @@ _ROWS: Final = (
             "Versions 0-2 are advertised, as by Kafka 4, because old librdkafka requires them for "
             "compression (KAFKA-18659); a request in them gets UNSUPPORTED_VERSION."
         ),
-        advertised_lowest=0,
+        advertised_min_version=0,
     ),
     Api(
         ApiKey.FETCH,
         4,
         17,
         note=f"No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows. {_REPLICAS}",
-        skipped="18 adds a follower's high watermark (KIP-1166), for replicated metadata logs.",
+        newer_unsupported_reason="18 adds a follower's high watermark (KIP-1166), for replicated metadata logs.",
     ),
     Api(
         ApiKey.LIST_OFFSETS,
@@ -137,7 +137,7 @@ _ROWS: Final = (
         10,
         "records.list_offsets",
         note=_REPLICAS,
-        skipped="11 adds the earliest pending upload offset of tiered storage, which does not exist.",
+        newer_unsupported_reason="11 adds the earliest pending upload offset of tiered storage, which does not exist.",
     ),
     Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
     Api(
@@ -145,14 +145,14 @@ _ROWS: Final = (
         2,
         9,
         "offsets.offset_commit",
-        skipped="10 names topics by id (KIP-848 clients use 9, too).",
+        newer_unsupported_reason="10 names topics by id (KIP-848 clients use 9, too).",
     ),
     Api(
         ApiKey.OFFSET_FETCH,
         1,
         9,
         "offsets.offset_fetch",
-        skipped="10 names topics by id (KIP-848 clients use 9, too).",
+        newer_unsupported_reason="10 names topics by id (KIP-848 clients use 9, too).",
     ),
     Api(
         ApiKey.FIND_COORDINATOR,
@@ -189,7 +189,7 @@ _ROWS: Final = (
         5,
         "records.init_producer_id",
         note="Idempotent producers; a transactional id is refused.",
-        skipped="6 belongs to two-phase commit (KIP-939).",
+        newer_unsupported_reason="6 belongs to two-phase commit (KIP-939).",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch", note=_REPLICAS),
     Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
@@ -320,7 +320,7 @@ _ROWS: Final = (
         0,
         "share_state.initialize_share_group_state",
         note=_BROKERS_ONLY,
-        raw=True,
+        is_decoded_by_handler=True,
         brokers_only=True,
     ),
     Api(
@@ -329,7 +329,7 @@ _ROWS: Final = (
         0,
         "share_state.read_share_group_state",
         note=_BROKERS_ONLY,
-        raw=True,
+        is_decoded_by_handler=True,
         brokers_only=True,
     ),
     Api(
@@ -338,7 +338,7 @@ _ROWS: Final = (
         1,
         "share_state.write_share_group_state",
         note=_BROKERS_ONLY,
-        raw=True,
+        is_decoded_by_handler=True,
         brokers_only=True,
     ),
     Api(
@@ -347,7 +347,7 @@ _ROWS: Final = (
         0,
         "share_state.delete_share_group_state",
         note=_BROKERS_ONLY,
-        raw=True,
+        is_decoded_by_handler=True,
         brokers_only=True,
     ),
     Api(
@@ -356,7 +356,7 @@ _ROWS: Final = (
         1,
         "share_state.read_share_group_state_summary",
         note=_BROKERS_ONLY,
-        raw=True,
+        is_decoded_by_handler=True,
         brokers_only=True,
     ),
     Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share_offsets.describe_share_group_offsets"),
@@ -374,7 +374,7 @@ _ROWS: Final = (
         0,
         "leases.acknowledge_records",
         note="Mansio's own. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
-        raw=True,
+        is_decoded_by_handler=True,
     ),
     Api(
         ApiKey.DESCRIBE_LEASES,
@@ -396,7 +396,7 @@ _ROWS: Final = (
         0,
         note=f"Mansio's own, not advertised. First step of the authentication of a broker. {_BROKERS_ONLY}",
         brokers_only=True,
-        advertised=False,
+        is_advertised=False,
     ),
     Api(
         ApiKey.AUTHENTICATE_BROKER,
@@ -404,19 +404,19 @@ _ROWS: Final = (
         0,
         note=f"Mansio's own, not advertised. Second step of the authentication of a broker. {_BROKERS_ONLY}",
         brokers_only=True,
-        advertised=False,
+        is_advertised=False,
     ),
 )
 
-OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
-"""All supported APIs, in the order of their keys."""
+SUPPORTED_APIS: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
+"""All supported APIs by key, in ascending order of the keys."""
 
 _TRANSACTIONS: Final = "transactions are not implemented yet"
 _SECURITY: Final = "authentication is not implemented yet"
 _RAFT: Final = "brokers use a metadata store, not a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
 
-SKIPPED: Final[dict[str, str]] = {
+UNSUPPORTED_APIS: Final[dict[str, str]] = {
     "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
     "AlterUserScramCredentials (51)": _SECURITY,
@@ -425,9 +425,9 @@ SKIPPED: Final[dict[str, str]] = {
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
 }
-"""APIs of Kafka that Mansio does not support, with the reason."""
+"""Names of Kafka's APIs that Mansio does not support -> reason."""
 
-_FIRST_FLEXIBLE: Final[dict[int, int]] = {
+_FLEXIBLE_VERSION_MIN: Final[dict[int, int]] = {
     ApiKey.PRODUCE: 9,
     ApiKey.FETCH: 12,
     ApiKey.LIST_OFFSETS: 6,
@@ -495,20 +495,25 @@ _NEVER_FLEXIBLE: Final = 1 << 15
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """Whether this version of an API uses compact lengths and tagged fields (KIP-482); False for unknown APIs."""
-    return version >= _FIRST_FLEXIBLE.get(api_key, _NEVER_FLEXIBLE)
+    """Whether this version of the API is flexible: has compact lengths and tagged fields (KIP-482). False for unknown
+    APIs."""
+    return version >= _FLEXIBLE_VERSION_MIN.get(api_key, _NEVER_FLEXIBLE)
 
 
-def is_offered(api_key: int, version: int) -> bool:
-    """Whether requests in this version are supported. `api_key` may be any number."""
-    api = OFFERED.get(api_key)  # type: ignore[call-overload]  # an IntEnum equals its number
-    return api is not None and api.lowest <= version <= api.highest
+def is_supported(api_key: int, version: int) -> bool:
+    """Whether this version of the API is supported; False for an unknown `api_key`."""
+    api = SUPPORTED_APIS.get(api_key)  # type: ignore[call-overload]  # an IntEnum equals its number
+    return api is not None and api.min_version <= version <= api.max_version
 
 
 def advertised_versions() -> list[tuple[int, int, int]]:
-    """(API key, lowest, highest) of the APIs that ApiVersions advertises: all but the authentication of brokers."""
+    """(API key, lowest version, highest version) of each API in ApiVersions responses."""
     return [
-        (int(row.key), row.lowest if row.advertised_lowest is None else row.advertised_lowest, row.highest)
+        (
+            int(row.key),
+            row.min_version if row.advertised_min_version is None else row.advertised_min_version,
+            row.max_version,
+        )
         for row in _ROWS
-        if row.advertised
+        if row.is_advertised
     ]

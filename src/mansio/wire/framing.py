@@ -1,4 +1,4 @@
-"""Framing: a 4-byte length, then that many bytes.
+"""Splitting of a connection's byte stream into frames: a 4-byte length, then that many bytes.
 
 Bytes are read into a scratch buffer shared by all connections of a listener, and frames are returned as views of it: a
 frame that arrives in one read is not copied, and an idle connection holds no memory. The start of the next frame that
@@ -6,9 +6,9 @@ remains after a read is copied out of the scratch buffer; a frame that takes sev
 connection, which is kept while large frames continue to arrive.
 
 Invariants:
-* Memory follows the received bytes, not the announced length: a peer that announces 100 MB and sends 10 bytes costs 10
-  bytes.
-* Bytes fed one at a time give the same frames as bytes fed at once.
+* Memory grows with the received bytes, not with the announced length: a peer that announces 100 MB and sends 10 bytes
+  occupies 10 bytes.
+* The frames do not depend on the sizes of the reads in which their bytes arrive.
 * A view is valid until the next `get_buffer` of any reader that shares the scratch buffer, that is, until the next
   read.
 """
@@ -20,35 +20,36 @@ from typing import Final
 
 from mansio.errors import FrameTooLarge
 
-SCRATCH_BYTES: Final = 64 * 1024
-"""Size of the scratch buffer, and minimum read size into a private buffer."""
+SCRATCH_BUFFER_BYTES: Final = 64 * 1024
+"""Size of a scratch buffer, and minimum size of a private buffer, in bytes."""
 PARTIAL_FRAME_BYTES_MAX: Final = 16 * 1024
 """An incomplete frame up to this size is copied back into the scratch buffer before the next read; a longer one gets a
 private buffer."""
 IDLE_BUFFER_BYTES_MAX: Final = 2 * 1024 * 1024
 """Largest private buffer that a connection keeps between two frames."""
 SHRINK_AFTER_READS: Final = 64
-"""A private buffer that was mostly empty for this many reads is released."""
+"""A private buffer is released after this many reads in a row that used less than a quarter of it."""
 
 _LENGTH: Final = Struct(">i")
 
 
-def new_scratch() -> memoryview:
-    """A scratch buffer for the readers of one event loop."""
-    return memoryview(bytearray(SCRATCH_BYTES))
+def new_scratch_buffer() -> memoryview:
+    """Allocate the scratch buffer that all `FrameReader`s of one event loop share."""
+    return memoryview(bytearray(SCRATCH_BUFFER_BYTES))
 
 
 class FrameReader:
-    """Splits one connection's byte stream into frames of at most `max_frame_bytes`, without the length.
+    """Splits one connection's byte stream into frames of at most `frame_bytes_max`, without the length.
 
-    `scratch` comes from `new_scratch` and is shared with other readers on the same loop; None: a private one.
+    `scratch`: buffer from `new_scratch_buffer` that other readers on the same event loop use as well; with None, the
+    reader allocates one for itself.
     """
 
-    __slots__ = ("_end", "_partial", "_scratch", "_start", "_underused_reads", "_view", "max_frame_bytes")
+    __slots__ = ("_end", "_partial", "_scratch", "_start", "_underused_reads", "_view", "frame_bytes_max")
 
-    def __init__(self, max_frame_bytes: int, scratch: memoryview | None = None) -> None:
-        self.max_frame_bytes = max_frame_bytes
-        self._scratch = new_scratch() if scratch is None else scratch
+    def __init__(self, frame_bytes_max: int, scratch: memoryview | None = None) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._scratch = new_scratch_buffer() if scratch is None else scratch
         self._view = self._scratch  # or a private buffer
         self._partial = (
             b""  # incomplete frame that is copied back into the scratch buffer before the next read
@@ -58,24 +59,24 @@ class FrameReader:
         self._underused_reads = 0
 
     @property
-    def buffered(self) -> int:
-        """Number of received bytes that are not a complete frame yet."""
+    def buffered_bytes(self) -> int:
+        """Number of received bytes that belong to an incomplete frame."""
         return self._end - self._start
 
     @property
     def frame_bytes(self) -> int:
-        """Announced size of the frame being received, including its length field; 0 between frames."""
+        """Size of the incomplete frame, including its 4-byte length; 0 before these 4 bytes have arrived."""
         if self._end - self._start < 4:
             return 0
         return 4 + int(_LENGTH.unpack_from(self._partial or self._view, self._start)[0])
 
     @property
-    def capacity(self) -> int:
-        """Private memory of this reader in bytes."""
+    def private_buffer_bytes(self) -> int:
+        """Memory in bytes that this reader has allocated apart from the scratch buffer."""
         return len(self._partial) if self._view is self._scratch else len(self._view)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Buffer for the next read, at least one byte. Invalidates earlier views."""
+        """The buffer for the next read, at least one byte long. Frames returned earlier become invalid."""
         view = self._view
         if view is self._scratch:
             partial = self._partial
@@ -85,20 +86,20 @@ class FrameReader:
             return view[len(partial) :]
         return self._get_private()
 
-    def received(self, count: int) -> list[memoryview]:
-        """The frames completed by `count` more bytes in the buffer, without their lengths.
+    def buffer_updated(self, byte_count: int) -> list[memoryview]:
+        """The frames that are complete after a read of `byte_count` bytes into the buffer, without their lengths.
 
-        Raises `FrameTooLarge` if the next length is negative or above the limit; the stream cannot be continued, and
-        frames of the same read are dropped.
+        Raises `FrameTooLarge` if a frame's length is negative or above the limit: the connection must be closed, and
+        complete frames of the same read are dropped.
         """
         view = self._view
         start = self._start
-        end = self._end + count
+        end = self._end + byte_count
         frames = []
         while end - start >= 4:
             (length,) = _LENGTH.unpack_from(view, start)
-            if not 0 <= length <= self.max_frame_bytes:
-                raise FrameTooLarge(_too_large(length, self.max_frame_bytes))
+            if not 0 <= length <= self.frame_bytes_max:
+                raise FrameTooLarge(_too_large(length, self.frame_bytes_max))
             stop = start + 4 + length
             if stop > end:
                 break
@@ -116,7 +117,7 @@ class FrameReader:
         return frames
 
     def release_memory(self) -> None:
-        """Release unused memory of an idle connection. Invalidates earlier views."""
+        """Release unused memory of an idle connection. Frames returned earlier become invalid."""
         if self._view is self._scratch:
             return
         partial = self._view[self._start : self._end]
@@ -129,14 +130,14 @@ class FrameReader:
         self._start, self._end = 0, len(partial)
 
     def _save_partial(self, partial: memoryview) -> int:
-        """Copy an incomplete frame out of the scratch buffer. Returns its size."""
+        """Copy an incomplete frame out of the scratch buffer, and return the number of copied bytes."""
         size = len(partial)
         if size <= PARTIAL_FRAME_BYTES_MAX:
             self._partial = bytes(partial)
         else:
             (length,) = _LENGTH.unpack_from(partial)
             self._partial = b""
-            self._allocate_private(partial, max(min(2 * size, 4 + length), SCRATCH_BYTES))
+            self._allocate_private(partial, max(min(2 * size, 4 + length), SCRATCH_BUFFER_BYTES))
         return size
 
     def _get_private(self) -> memoryview:
@@ -154,15 +155,15 @@ class FrameReader:
         if end == len(view):
             # Double the size, but not beyond the frame being received.
             (length,) = _LENGTH.unpack_from(view)
-            self._allocate_private(view, min(max(2 * end, SCRATCH_BYTES), 4 + length))
+            self._allocate_private(view, min(max(2 * end, SCRATCH_BUFFER_BYTES), 4 + length))
         return self._view[end:]
 
     def _should_release(self, used: int) -> bool:
-        """Whether the private buffer should be released, between frames; the last one ended at `used`."""
+        """Whether to release the private buffer between two frames. `used`: bytes that the last frame needed."""
         capacity = len(self._view)
         self._underused_reads = self._underused_reads + 1 if used * 4 < capacity else 0
         return (
-            not SCRATCH_BYTES < capacity <= IDLE_BUFFER_BYTES_MAX
+            not SCRATCH_BUFFER_BYTES < capacity <= IDLE_BUFFER_BYTES_MAX
             or self._underused_reads > SHRINK_AFTER_READS
         )
 
@@ -180,7 +181,8 @@ class FrameReader:
 
 
 def _too_large(length: int, limit: int) -> str:
-    """The message for a length above the limit; the first bytes of another protocol are recognized."""
+    """The error message for an invalid frame length. If the 4 bytes begin a TLS or HTTP message, it names that
+    protocol."""
     start = _LENGTH.pack(length)
     protocol = "TLS" if start[:2] in (b"\x15\x03", b"\x16\x03") else _FOREIGN_STARTS.get(start)
     if protocol is not None:

@@ -1,4 +1,4 @@
-"""Request and response headers.
+"""Codec of request and response headers, and of unsigned varints and tagged fields.
 
 Header versions depend on the API version (KIP-482), with two exceptions for ApiVersions (KIP-511): its responses always
 have header version 0, so that a client can read them before it knows the broker; and a request in an unknown version
@@ -6,7 +6,7 @@ still has a readable header, so that the broker can respond with UNSUPPORTED_VER
 
 Invariants:
 * Positions are bytes from the start of the frame, without the 4-byte length.
-* Client ids in headers have the old string format even in header version 2.
+* A client id is a string with a 16-bit length in every header version, also in the flexible version 2.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _FRAMED_RESPONSE_START: Final = Struct(">ii")
 
 
 class RequestHeader(NamedTuple):
-    """Header of a request."""
+    """Decoded header of a request."""
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
-    body: int
-    """Position of the body in the frame."""
+    body_position: int
+    """Position of the first byte of the body in the frame."""
 
 
 def read_request_header(frame: Buffer) -> RequestHeader:
-    """Decode the header of one request frame. Raises `WireError` if it is not one.
+    """Decode the header of a request frame. Raises `WireError` if the bytes are not a request header.
 
-    The API key and version may be unknown to Mansio: the caller decides on the response.
+    Unknown API keys and versions are accepted: the caller responds with an error.
     """
     size = len(frame)
     if size < 10:
@@ -66,7 +66,7 @@ def read_request_header(frame: Buffer) -> RequestHeader:
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """An encoded request header, without the frame length."""
+    """Encode a request header, without the frame length."""
     tail = b"\x00" if is_flexible(api_key, api_version) else b""
     if client_id is None:
         return _REQUEST_START.pack(api_key, api_version, correlation_id, -1) + tail
@@ -75,32 +75,33 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
 
 
 def has_flexible_response_header(api_key: int, api_version: int) -> bool:
-    """Whether the response header has tagged fields; never for ApiVersions."""
+    """Whether responses of this API and version have a header with tagged fields; ApiVersions never has."""
     return api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version)
 
 
 def response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    """An encoded response header, without the frame length."""
+    """Encode a response header, without the frame length."""
     start = _RESPONSE_START.pack(correlation_id)
     return start + b"\x00" if has_flexible_response_header(api_key, api_version) else start
 
 
 def framed_response(api_key: int, api_version: int, correlation_id: int, body: Buffer) -> bytes:
-    """A framed response: length, header, body."""
+    """Encode a response frame: length, header, and the encoded `body`."""
     if has_flexible_response_header(api_key, api_version):
         return b"".join((_FRAMED_RESPONSE_START.pack(len(body) + 5, correlation_id), b"\x00", body))
     return _FRAMED_RESPONSE_START.pack(len(body) + 4, correlation_id) + body
 
 
 def read_correlation_id(frame: Buffer) -> int:
-    """The correlation id of a response frame."""
+    """The correlation id of a response frame. Raises `WireError` if the frame is shorter than 4 bytes."""
     if len(frame) < 4:
         raise WireError("a response shorter than its header")
     return int(_RESPONSE_START.unpack_from(frame)[0])
 
 
 def read_response_header(api_key: int, api_version: int, frame: Buffer) -> tuple[int, int]:
-    """(correlation id, position of the body) of a response frame for a request of that API and version."""
+    """(correlation id, position of the body) of the response frame to a request of that API and version. Raises
+    `WireError`."""
     correlation_id = read_correlation_id(frame)
     position = 4
     if has_flexible_response_header(api_key, api_version):
@@ -132,7 +133,7 @@ _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
 def unsigned_varint(value: int) -> bytes:
-    """Encoded unsigned varint, as used for lengths and tags (KIP-482)."""
+    """Encode `value` as an unsigned varint, the format of lengths and tags in flexible messages (KIP-482)."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -148,10 +149,10 @@ def unsigned_varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """Position after a section of tagged fields. Raises `WireError`."""
+    """The position after the tagged fields that begin at `position`. Raises `WireError`."""
     count, position = read_unsigned_varint(buffer, position)
     for _ in range(count):
-        # Each field takes at least two bytes, so a wrong count ends at the end of the buffer.
+        # Each field takes at least two bytes, so with a wrong count the loop stops at the end of the buffer.
         _, position = read_unsigned_varint(buffer, position)
         length, position = read_unsigned_varint(buffer, position)
         position += length

@@ -1,8 +1,8 @@
-"""Primitive types of hand-written codecs: counts, strings, topics.
+"""Codec of the primitive types in Kafka messages, for the hand-written codecs: counts, strings, topics.
 
 Readers are `(frame, position, ...) -> (value, position after it)` over memoryviews. They raise `WireError`, or let
-`IndexError`, `struct.error` and `UnicodeDecodeError` pass for a message that ends too early or is not text; the callers
-convert these to `WireError` once per message, which keeps the hot path free of checks.
+the exceptions of `DECODE_ERRORS` pass, for a message that ends too early or a string that is not UTF-8. Callers convert
+these to `WireError` once per message, which saves a check per field.
 
 Invariant: an accepted count is at most the caller's limit and the number of remaining bytes.
 """
@@ -17,38 +17,40 @@ from mansio.errors import WireError
 from mansio.wire.headers import read_unsigned_varint, unsigned_varint
 
 DECODE_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
-"""Exceptions that readers raise for bytes that are not the message, besides `WireError`."""
-MAX_ENTRIES: Final = 100_000
-"""Limit on the topics and partitions of one message, in total."""
+"""Exceptions besides `WireError` that readers raise for malformed bytes."""
+ENTRIES_MAX: Final = 100_000
+"""Limit on the number of topics and partitions in one message, in total."""
 
 _INT: Final = Struct(">i")
 _SHORT: Final = Struct(">h")
 
 
-def read_compact_count(frame: memoryview, position: int, most: int) -> tuple[int, int]:
-    """A compact item count (KIP-482), at most `most`; null is refused."""
+def read_compact_count(frame: memoryview, position: int, count_max: int) -> tuple[int, int]:
+    """(count, position after it) of a compact array (KIP-482). Raises `WireError` for null and for more than
+    `count_max`."""
     count = frame[position]
     if count < 0x80:
         position += 1
     else:
         count, position = read_unsigned_varint(frame, position)
     count -= 1
-    if not 0 <= count <= most or count > len(frame) - position:
+    if not 0 <= count <= count_max or count > len(frame) - position:
         raise WireError(f"a count of {count} with {len(frame) - position} bytes left")
     return count, position
 
 
-def read_count(frame: memoryview, position: int, most: int) -> tuple[int, int]:
-    """An int32 item count, at most `most`; null is refused."""
+def read_count(frame: memoryview, position: int, count_max: int) -> tuple[int, int]:
+    """(count, position after it) of an array with an int32 count. Raises `WireError` for null and for more than
+    `count_max`."""
     (count,) = _INT.unpack_from(frame, position)
     position += 4
-    if not 0 <= count <= most or count > len(frame) - position:
+    if not 0 <= count <= count_max or count > len(frame) - position:
         raise WireError(f"a count of {count} with {len(frame) - position} bytes left")
     return count, position
 
 
 def read_compact_string(frame: memoryview, position: int) -> tuple[str | None, int]:
-    """A compact string; length 0 is None."""
+    """(text, position after it) of a compact string (KIP-482); None for null."""
     length = frame[position]
     if length < 0x80:
         position += 1
@@ -63,7 +65,7 @@ def read_compact_string(frame: memoryview, position: int) -> tuple[str | None, i
 
 
 def read_string(frame: memoryview, position: int) -> tuple[str | None, int]:
-    """A string with an int16 length; -1 is None."""
+    """(text, position after it) of a string with an int16 length; None for null, which has length -1."""
     (length,) = _SHORT.unpack_from(frame, position)
     position += 2
     if length < 0:
@@ -79,7 +81,8 @@ def read_string(frame: memoryview, position: int) -> tuple[str | None, int]:
 def read_topic(
     frame: memoryview, position: int, *, by_id: bool, flexible: bool
 ) -> tuple[str | None, bytes | None, int]:
-    """(name, None, position after it) or (None, 16 bytes, position after it)."""
+    """(name or None, topic id or None, position after it) of a topic, which is identified by its 16-byte id if `by_id`,
+    else by its name."""
     if by_id:
         end = position + 16
         topic_id = bytes(frame[position:end])
@@ -93,16 +96,17 @@ def read_topic(
 
 
 def pack_compact_count(count: int) -> bytes:
-    """Encoded compact count or length (KIP-482); -1 is null."""
+    """Encode a count or length in the compact format (KIP-482); -1 means null."""
     return unsigned_varint(count + 1)
 
 
 def pack_count(count: int) -> bytes:
-    """Encoded int32 count or length; -1 is null."""
+    """Encode a count or length as an int32; -1 means null."""
     return _INT.pack(count)
 
 
 def pack_compact_string(text: str | None) -> bytes:
+    """Encode a string with a compact length (KIP-482); None as null."""
     if text is None:
         return b"\x00"
     raw = text.encode()
@@ -110,6 +114,7 @@ def pack_compact_string(text: str | None) -> bytes:
 
 
 def pack_string(text: str | None) -> bytes:
+    """Encode a string with an int16 length; None as null."""
     if text is None:
         return b"\xff\xff"
     raw = text.encode()
@@ -117,7 +122,7 @@ def pack_string(text: str | None) -> bytes:
 
 
 def pack_topic(name: str | None, topic_id: bytes | None, *, by_id: bool, flexible: bool) -> bytes:
-    """Encoded topic id (zeros for None) or name."""
+    """Encode the topic id if `by_id` (16 zero bytes for None), else the name."""
     if by_id:
         return topic_id or bytes(16)
     return pack_compact_string(name or "") if flexible else pack_string(name or "")

@@ -1,4 +1,4 @@
-"""Name of a partition: topic and index."""
+"""Identifier of a partition: topic name and partition index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TopicPartition(NamedTuple):
-    """One partition of one topic."""
+    """Topic name and partition index (Kafka `TopicPartition`)."""
 
     topic: str
     partition: int

@@ -30,19 +30,19 @@ def test_prebuilt_produce_requests_mean_what_they_say() -> None:
     frame = memoryview(frames.produce_request("topic", 3, -1, batch))[4:]
     header = read_request_header(frame)
     assert (header.api_key, header.api_version) == (frames.PRODUCE, frames.PRODUCE_VERSION)
-    request = produce.decode_request(header.api_version, frame, header.body)
+    request = produce.decode_request(header.api_version, frame, header.body_position)
     assert (request.acks, request.transactional_id) == (-1, None)
     ((name, _, ((index, records),)),) = request.topics
     assert (name, index, bytes(records)) == ("topic", 3, batch)
     assert check_batch(batch).record_count == RECORDS
-    values = [record.value for record in read_records(batch, max_output_bytes=1 << 20)]
+    values = [record.value for record in read_records(batch, output_bytes_max=1 << 20)]
     assert [len(value or b"") for value in values] == [100] * RECORDS
 
 
 def test_prebuilt_fetch_requests_mean_what_they_say() -> None:
     frame = memoryview(frames.fetch_request("topic", 3, 42, 1 << 20))[4:]
     header = read_request_header(frame)
-    request = fetch.decode_request(header.api_version, frame, header.body)
+    request = fetch.decode_request(header.api_version, frame, header.body_position)
     ((name, _, (want,)),) = request.topics
     assert (name, want.index, want.fetch_offset, want.max_bytes) == ("topic", 3, 42, 1 << 20)
     assert request.min_bytes == 1
@@ -55,7 +55,7 @@ def test_prebuilt_share_fetches_mean_what_they_say() -> None:
         frame = memoryview(fetches.request(100, acks))[4:]
         header = read_request_header(frame)
         assert (header.api_key, header.api_version) == (share_frames.SHARE_FETCH, share_frames.VERSION)
-        request = share_fetch.decode_request(header.api_version, frame, header.body)
+        request = share_fetch.decode_request(header.api_version, frame, header.body_position)
         assert (request.group_id, request.member_id, request.session_epoch) == ("group", "member", epoch)
         assert (request.max_records, request.acquire_mode) == (100, share_fetch.RECORD_LIMIT)
         ((named, (partition,)),) = request.topics

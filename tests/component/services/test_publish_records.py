@@ -43,7 +43,7 @@ def stored(services: BrokerServices, topic: str, index: int) -> list[Record]:
     partition = services.partitions.find(topic, None, index)
     records: list[Record] = []
     while (found := partition.read(records[-1].offset + 1 if records else 0, 1)) is not None:
-        records += read_records(bytes(found.read()), max_output_bytes=1 << 20)
+        records += read_records(bytes(found.read()), output_bytes_max=1 << 20)
     return records
 
 

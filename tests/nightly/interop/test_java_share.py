@@ -154,7 +154,7 @@ class Wire:
         for one in self._proxy.requests:
             if one.api_key == ApiKey.SHARE_FETCH:
                 frame = memoryview(one.frame)[4:]
-                request = decode_request(one.version, frame, read_request_header(frame).body)
+                request = decode_request(one.version, frame, read_request_header(frame).body_position)
                 modes |= (
                     {request.acquire_mode} if request.group_id == group and request.max_records else set()
                 )

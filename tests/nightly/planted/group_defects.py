@@ -28,7 +28,7 @@ GROUP_DEFECTS = (
     Defect(
         "a target is not stored",
         "state/consumer_group/stored_state.py",
-        "self._put(TARGET, member.member_id, encode_target(target))",
+        "self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, member.member_id, encode_target_assignment(target))",
         "pass",
         (f"{COORDINATOR}::test_members_carry_on_after_a_restart_and_their_sessions_begin_anew",),
     ),

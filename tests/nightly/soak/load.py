@@ -83,7 +83,7 @@ class Steady(Worker):
                 answer = peer.frame()
                 assert answer is not None
                 found = fetch.decode_response(12, answer).topics[0][2][0]
-                assert read_records(bytes(found.records), max_output_bytes=MIB)[0].value == value
+                assert read_records(bytes(found.records), output_bytes_max=MIB)[0].value == value
                 self.latencies_s.append(time.perf_counter() - begin)
                 self.acknowledged += 1
 

@@ -138,7 +138,7 @@ def stored(port: int) -> list[bytes | None]:
                 return values
             for position, header in iterate_batches(batches):
                 batch = batches[position : position + header.size]
-                values += [record.value for record in read_records(batch, max_output_bytes=MIB)]
+                values += [record.value for record in read_records(batch, output_bytes_max=MIB)]
 
 
 def judge(samples: list[Sample]) -> None:

@@ -49,7 +49,7 @@ def is_first(one: Recorded) -> bool:
     if one.api_key != ApiKey.PRODUCE:
         return True
     frame = memoryview(one.frame)[4:]
-    topics = produce.decode_request(one.version, frame, read_request_header(frame).body).topics
+    topics = produce.decode_request(one.version, frame, read_request_header(frame).body_position).topics
     batches = [records for _, _, partitions in topics for _, records in partitions if records is not None]
     return all(header.base_sequence == 0 for batch in batches for _, header in iterate_batches(batch))
 

@@ -72,7 +72,7 @@ def values(data: Path, index: int) -> list[tuple[int, bytes | None]]:
         for path in sorted(data.glob(f"topics/{TOPIC}.*/{index}/*.log"))
         for content in (path.read_bytes(),)
         for at, header in iterate_batches(content)
-        for record in read_records(content[at : at + header.size], max_output_bytes=1 << 24)
+        for record in read_records(content[at : at + header.size], output_bytes_max=1 << 24)
     ]
 
 

@@ -206,7 +206,7 @@ class ShareMember:
             record.offset
             for piece in part.records
             for at, header in iterate_batches(piece)
-            for record in read_records(piece[at : at + header.size], max_output_bytes=1 << 24)
+            for record in read_records(piece[at : at + header.size], output_bytes_max=1 << 24)
         }
         got_ms = now_ms()
         with self.load.lock:

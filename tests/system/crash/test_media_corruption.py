@@ -157,7 +157,7 @@ def opened(data: bytes) -> list[Record]:
     for position, header in iterate_batches(data):
         batch = data[position : position + header.size]
         check_batch(batch)
-        found += read_records(batch, max_output_bytes=OUTPUT_BYTES_MAX)
+        found += read_records(batch, output_bytes_max=OUTPUT_BYTES_MAX)
     return found
 
 
@@ -171,7 +171,7 @@ class Case:
         self.right = [
             record
             for batch in built.stored
-            for record in read_records(batch, max_output_bytes=OUTPUT_BYTES_MAX)
+            for record in read_records(batch, output_bytes_max=OUTPUT_BYTES_MAX)
         ]
         self.by_offset = {record.offset: record for record in self.right}
         self.touched = [self._is_touched(number) for number in range(len(built.stored))]
@@ -253,7 +253,7 @@ class Case:
                 assert self.touched[number], f"batch {number} at offset {offset} was not touched"
                 continue
             if not self.touched[number]:
-                assert records == read_records(batch, max_output_bytes=OUTPUT_BYTES_MAX)
+                assert records == read_records(batch, output_bytes_max=OUTPUT_BYTES_MAX)
             self._right_or_relabelled(records)
 
     def _read_slices(self, log: Log) -> None:

@@ -95,7 +95,7 @@ class Neighbour:
             assert answer is not None, "the fetch was not answered"
             found = fetch.decode_response(12, answer).topics[0][2][0]
             assert found.error_code == 0, found
-            assert read_records(bytes(found.records), max_output_bytes=MIB)[0].value == value
+            assert read_records(bytes(found.records), output_bytes_max=MIB)[0].value == value
             kept_s = self._kept_waiting_s() - kept_s
             self.slowest_s = max(self.slowest_s, time.monotonic() - begin - kept_s)
             self.rounds += 1

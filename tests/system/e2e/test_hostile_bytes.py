@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import produce
 from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
@@ -138,8 +138,8 @@ def test_random_bytes_in_a_sound_frame_end_their_own_connection(view: Watched, s
     chance = random.Random(seed)
     closed = 0
     for _ in range(40):
-        api = chance.choice(list(OFFERED.values()))
-        version = chance.randint(api.lowest, api.highest)
+        api = chance.choice(list(SUPPORTED_APIS.values()))
+        version = chance.randint(api.min_version, api.max_version)
         with RawPeer(view.port) as peer:
             peer.send(length_prefixed(header(api.key, version) + chance.randbytes(chance.randint(0, 200))))
             # Some garbage happens to be a request; then there is an answer, and not nothing for ever.
@@ -154,8 +154,8 @@ def counts_larger_than_the_frame() -> dict[str, bytes]:
     huge = struct.pack(">i", HUGE_COUNT)
     text = b"\0\6target"
     flexible = {
-        f"{api.key.name} {api.highest}": header(api.key, api.highest) + COMPACT_HUGE_COUNT * 4
-        for api in OFFERED.values()
+        f"{api.key.name} {api.max_version}": header(api.key, api.max_version) + COMPACT_HUGE_COUNT * 4
+        for api in SUPPORTED_APIS.values()
         if api.key != ApiKey.API_VERSIONS
     }
     return flexible | {
@@ -200,7 +200,7 @@ def test_api_versions_from_the_future_is_answered_in_version_0(view: Watched) ->
         _, response = messages.decode_response_frame(ApiKey.API_VERSIONS, 0, answer)
         assert response.error_code == UNSUPPORTED_VERSION
         assert {one.api_key for one in response.api_keys} == {
-            int(api.key) for api in OFFERED.values() if api.advertised
+            int(api.key) for api in SUPPORTED_APIS.values() if api.is_advertised
         }
         assert peer.call(ApiKey.API_VERSIONS, 3).error_code == 0, "the connection goes on"
 

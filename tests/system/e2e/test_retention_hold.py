@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import mansio
 from mansio.cli.main import app
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.waiting import wait_until
@@ -81,7 +81,7 @@ class World:
             assert self.producer.flush(scaled(10)) == 0
 
     def commit(self, offset: int) -> None:
-        group = pipeline_group(self.pipeline)
+        group = pipeline_group_id(self.pipeline)
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, **QUIET})
         place = TopicPartition(self.topic, 0, offset, encode_hold_metadata("q"))
         consumer.commit(offsets=[place], asynchronous=False)
@@ -232,7 +232,7 @@ def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path
         admin = AdminClient({"bootstrap.servers": process.bootstrap_servers, **QUIET})
         config = {**EVERYTHING_GOES, "mansio.hold.bytes.max": "2500"}
         admin.create_topics([NewTopic("t", 1, 1, config=config)])["t"].result(scaled(10))
-        group = pipeline_group("slow")
+        group = pipeline_group_id("slow")
         consumer = Consumer({"bootstrap.servers": process.bootstrap_servers, "group.id": group, **QUIET})
         consumer.commit(offsets=[TopicPartition("t", 0, 0, encode_hold_metadata("q"))], asynchronous=False)
         producer = Producer({"bootstrap.servers": process.bootstrap_servers, "linger.ms": 0, **QUIET})

@@ -52,7 +52,7 @@ from kafka.errors import (
 )
 
 import mansio
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -385,7 +385,7 @@ def test_what_a_console_asks_when_it_opens_is_answered(
 ) -> None:
     topic = make_topic(2)
     for api, version, fields, code in opening:
-        assert OFFERED[api].lowest <= version <= OFFERED[api].highest, api
+        assert SUPPORTED_APIS[api].min_version <= version <= SUPPORTED_APIS[api].max_version, api
         answer = raw.call(api, version, fields)
         if code is not None:
             assert answer.error_code == code, api

@@ -12,7 +12,7 @@ from mansio.errors import DataLoss
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.jobs.archive import ArchiveJob, archive
-from mansio.wire.internal_records.hold_metadata import pipeline_group
+from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.archive_tables import Archive
 from system.spark.archives import archive_once, assert_archived
 from system.spark.topics import create, publish
@@ -58,7 +58,7 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     assert_archived(broker_process, tmp_path, topic)
 
     with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
-        lag = client.admin.group_lag(pipeline_group(f"archive-{topic}"))
+        lag = client.admin.group_lag(pipeline_group_id(f"archive-{topic}"))
     assert {place.partition: entry.lag for place, entry in lag.items()} == {0: 0, 1: 0, 2: 0}
     assert archive_once(spark, broker_process, topic, tmp_path).records == 0
 

@@ -12,7 +12,7 @@ from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.jobs import archive as archives
 from mansio.spark.jobs.archive import ArchiveJob
-from mansio.wire.internal_records.hold_metadata import pipeline_group
+from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.archive_tables import Archive
 from system.spark.topics import create, publish
 
@@ -67,7 +67,7 @@ def test_archive_into_another_table_is_refused_the_name_until_it_is_released(
     with pytest.raises(ConfigError, match=rf"--name.*mansio pipeline release archive-{topic}"):
         other._check_pipeline_name({0: 0})
     with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
-        client.admin.delete_group(pipeline_group(f"archive-{topic}"))
+        client.admin.delete_group(pipeline_group_id(f"archive-{topic}"))
     other._check_pipeline_name({0: 0})
 
 

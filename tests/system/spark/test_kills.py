@@ -16,7 +16,7 @@ import pytest
 import mansio
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.jobs.run import PipelineJob, run
-from mansio.wire.internal_records.hold_metadata import pipeline_group
+from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.pipeline_process import PipelineProcess
 from system.spark.archives import archive_once, assert_archived
 from system.spark.topics import contents, create, publish
@@ -146,7 +146,7 @@ class Copy(Job):
         assert sorted(seen) == list(range(self.published))
         assert seen.total() - self.published <= len(self.started) * UNDER_WAY * BATCH
         with mansio.blocking.connect(self.broker.bootstrap_servers) as client:
-            lags = client.admin.group_lag(pipeline_group("random"))
+            lags = client.admin.group_lag(pipeline_group_id("random"))
         assert [lag.lag for place, lag in lags.items() if place.topic == self.source] == [0] * PARTITIONS
 
 

@@ -19,7 +19,7 @@ from mansio.spark.jobs.run import (
     bind,
     run,
 )
-from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 from system.spark.topics import contents, create, publish
 
@@ -97,8 +97,8 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     )
     assert {one.partition for one in found} == {0, 1}, "the target has as many partitions as the input"
     with mansio.blocking.connect(job.bootstrap_servers) as client:
-        lags = client.admin.group_lag(pipeline_group(job.name))
-        committed = client.admin.group_offsets(pipeline_group(job.name))
+        lags = client.admin.group_lag(pipeline_group_id(job.name))
+        committed = client.admin.group_offsets(pipeline_group_id(job.name))
     assert sum(lag.committed or 0 for lag in lags.values()) == 130
     assert [lag.lag for lag in lags.values()] == [0, 0]
     assert all(parse_hold_metadata(offset.metadata) is not None for offset in committed.values())

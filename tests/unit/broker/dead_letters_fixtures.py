@@ -188,7 +188,7 @@ class Room:
         for batch in partition.log.batches(partition.start_offset):
             for at, _ in iterate_batches(batch):
                 assert at == 0
-            found += read_records(batch, max_output_bytes=1 << 26)
+            found += read_records(batch, output_bytes_max=1 << 26)
         return found
 
     def dead(self, key: ShareKey) -> list[tuple[int, int]]:

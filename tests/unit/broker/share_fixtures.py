@@ -192,7 +192,7 @@ def part_of(answer: ShareFetchResponse) -> SharePartitionData:
     for piece in part.records:
         for at, header in iterate_batches(piece):
             batch = piece[at : at + header.size]
-            there.update(each.offset for each in read_records(batch, max_output_bytes=1 << 24))
+            there.update(each.offset for each in read_records(batch, output_bytes_max=1 << 24))
     assert set(offsets(part)) <= there, "an offset was leased whose bytes did not come"
     return part
 

@@ -66,7 +66,7 @@ async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: 
         configs=ConfigService(topics=topics, groups=configs, brokers=no_brokers, settings=Settings(node_id=1))
     )
     frame = messages.encode_request(int(api), version, 7, "client", fields)[4:]
-    request = messages.decode_request(int(api), version, frame[read_request_header(frame).body :])
+    request = messages.decode_request(int(api), version, frame[read_request_header(frame).body_position :])
     handler = {
         ApiKey.DESCRIBE_CONFIGS: handlers.describe_configs,
         ApiKey.ALTER_CONFIGS: handlers.alter_configs,

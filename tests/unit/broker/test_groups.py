@@ -13,7 +13,7 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, 
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.services.groups import GroupService
 from mansio.errors import StorageError
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
@@ -79,7 +79,7 @@ class Broker:
 
     def begin(self, api: ApiKey, version: int | None = None, **fields: Any) -> Any:
         """Start a request; the promise of its response."""
-        version = OFFERED[api].highest if version is None else version
+        version = SUPPORTED_APIS[api].max_version if version is None else version
         context = RequestContext(int(api), version, 7, "client", "10.0.0.1", ("broker", 9092))
         frame = messages.encode_request(int(api), version, 7, "client", fields)
         request = messages.decode_request(int(api), version, _body(frame, api, version))
@@ -166,7 +166,7 @@ def commit_fields(offset: int, joined: Any = None, *, topic: str = "t", metadata
 def _body(frame: bytes, api: ApiKey, version: int) -> bytes:
     from mansio.wire.headers import read_request_header
 
-    return frame[4 + read_request_header(frame[4:]).body :]
+    return frame[4 + read_request_header(frame[4:]).body_position :]
 
 
 def code(promise: Any) -> int:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mansio.api.kafka.server.connection import Connection
-from mansio.wire.framing import new_scratch
+from mansio.wire.framing import new_scratch_buffer
 
 IDLE_S = 5.0
 
@@ -14,7 +14,7 @@ IDLE_S = 5.0
 def connection() -> Any:
     """One that said something at the beginning of time, and waits for nothing."""
     limits = SimpleNamespace(socket_request_max_bytes=100)
-    made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch())))
+    made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch_buffer())))
     made._socket_writer = cast("Any", SimpleNamespace(waiting_bytes=0))
     return made
 

@@ -88,7 +88,7 @@ def values_read(partition: Partition, *, within: Cluster | None = None) -> dict[
             offset += 1
         else:
             assert part is not None
-            for record in read_records(part.read(), max_output_bytes=1 << 20):
+            for record in read_records(part.read(), output_bytes_max=1 << 20):
                 found[record.offset] = record.value
             offset = part.next_offset
     return found
@@ -138,7 +138,7 @@ def test_reader_of_a_damaged_leader_waits_for_the_repair_and_gets_no_error() -> 
             cluster.run_for(5)
             continue
         assert part is not None
-        reads += [record.offset for record in read_records(part.read(), max_output_bytes=1 << 20)]
+        reads += [record.offset for record in read_records(part.read(), output_bytes_max=1 << 20)]
         offset = part.next_offset
     assert reads == list(range(COUNT))
     assert leader.repairer.counts.ranges == 1

@@ -85,7 +85,7 @@ def batch(*values: bytes, sequence: int = -1, producer_id: int = -1, timestamp_m
 def values(bench: Bench, offset: int = 0) -> list[bytes | None]:
     found: list[bytes | None] = []
     while (part := bench.partition.read(offset, 1)) is not None:
-        found += [record.value for record in read_records(part.read(), max_output_bytes=1 << 20)]
+        found += [record.value for record in read_records(part.read(), output_bytes_max=1 << 20)]
         offset = part.next_offset
     return found
 
@@ -229,7 +229,7 @@ def test_log_append_time_is_stamped_and_checks_out() -> None:
     bench.sync()
     part = bench.partition.read(0, 1 << 20)
     assert part is not None
-    stamps = {record.timestamp_ms for record in read_records(part.read(), max_output_bytes=1 << 20)}
+    stamps = {record.timestamp_ms for record in read_records(part.read(), output_bytes_max=1 << 20)}
     assert stamps == {appended.append_time_ms} == {bench.clock.wall_ms()}
 
 

@@ -40,7 +40,9 @@ REQUEST = fetch.encode_request(
 
 def answered(request: fetch.FetchRequest) -> Any:
     wanted = request.topics[0][2][0]
-    part = fetch.FetchedPartition(0, high_watermark=wanted.fetch_offset, diverging=(3, request.replica_epoch))
+    part = fetch.FetchedPartition(
+        0, high_watermark=wanted.fetch_offset, diverging_epoch=(3, request.replica_epoch)
+    )
     return [(None, request.topics[0][1], [part])]
 
 
@@ -56,7 +58,7 @@ def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> 
                 assert type(frame) is (memoryview if borrowed else bytes)
                 response = fetch.decode_response(17, frame)
                 (part,) = response.topics[0][2]
-                assert (part.high_watermark, part.diverging) == (17, (3, 77))
+                assert (part.high_watermark, part.diverging_epoch) == (17, (3, 77))
             assert [request.replica_id for request in broker.asked(1)] == [2, 2, 2]
             assert broker.connections == 1
             await peers.close()

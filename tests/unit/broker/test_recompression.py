@@ -122,7 +122,7 @@ class FakePartition:
 
 
 def values(batch: bytes) -> list[bytes | None]:
-    return [record.value for record in read_records(batch, max_output_bytes=LIMIT)]
+    return [record.value for record in read_records(batch, output_bytes_max=LIMIT)]
 
 
 COMPRESSIONS = [

@@ -712,7 +712,7 @@ def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch
     def count(source: int, _: int, frame: bytes) -> None:
         if source == 3:
             body = memoryview(frame)[4:]
-            asked.append(len(decode_request(17, body, read_request_header(body).body).topics[0][2]))
+            asked.append(len(decode_request(17, body, read_request_header(body).body_position).topics[0][2]))
 
     cluster.network.spy = count
     cluster.network.delay_ms = lambda: 0.1

@@ -24,8 +24,8 @@ from mansio.wire.internal_records.hold_metadata import (
     QUERY_CHARACTERS_MAX,
     encode_hold_metadata,
     parse_hold_metadata,
-    pipeline_group,
-    pipeline_of,
+    pipeline_group_id,
+    pipeline_name_of,
 )
 from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 from support.logs import ManualBackground, ManualScheduler
@@ -52,10 +52,10 @@ class HeldWorld(World):
     def commit(self, offset: int, *, pipeline: str = PIPELINE, metadata: str | None = None) -> None:
         marked = encode_hold_metadata("q") if metadata is None else metadata
         committed = CommittedOffset(offset, -1, marked, self.clock.wall_ms())
-        self.holds.record_commit(pipeline_group(pipeline), "t", 0, committed)
+        self.holds.record_commit(pipeline_group_id(pipeline), "t", 0, committed)
 
     def release(self, pipeline: str = PIPELINE) -> None:
-        self.holds.record_commit(pipeline_group(pipeline), "t", 0, None)
+        self.holds.record_commit(pipeline_group_id(pipeline), "t", 0, None)
 
     def start_after_check(self) -> int:
         self.pass_time(10)
@@ -257,8 +257,8 @@ def test_the_mark_says_who_committed_within_the_room_that_offsets_have() -> None
         found = parse_hold_metadata(metadata)
         assert found is not None
         assert found.query == query[:QUERY_CHARACTERS_MAX]
-    assert pipeline_of(pipeline_group("a.b")) == "a.b"
-    assert pipeline_of("a.b") is None
+    assert pipeline_name_of(pipeline_group_id("a.b")) == "a.b"
+    assert pipeline_name_of("a.b") is None
 
 
 class HoldModel(RuleBasedStateMachine):

@@ -10,7 +10,7 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, 
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
 from mansio.broker.partition.retention_holds import RetentionHolds
 from mansio.errors import StorageError
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
 if TYPE_CHECKING:
@@ -63,31 +63,31 @@ def groups() -> Groups:
 
 
 def test_commits_move_holds_and_deletions_end_them(groups: Groups) -> None:
-    groups.commit(pipeline_group("a"), (0, 5), (1, 6))
-    groups.commit(pipeline_group("b"), (0, 3))
+    groups.commit(pipeline_group_id("a"), (0, 5), (1, 6))
+    groups.commit(pipeline_group_id("b"), (0, 3))
     groups.commit("other", (0, 1))
     assert groups.held() == {0: {("a", 5), ("b", 3)}, 1: {("a", 6)}}
-    groups.commit(pipeline_group("a"), (0, 9))
-    groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group("b"), [("t", 0)]))
+    groups.commit(pipeline_group_id("a"), (0, 9))
+    groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group_id("b"), [("t", 0)]))
     assert groups.held() == {0: {("a", 9)}, 1: {("a", 6)}}
-    assert pipeline_group("b") not in groups.coordinator.store.entries, (
+    assert pipeline_group_id("b") not in groups.coordinator.store.entries, (
         "a group that holds nothing is no group"
     )
-    groups.scheduler.run(groups.coordinator.delete(pipeline_group("a")))
+    groups.scheduler.run(groups.coordinator.delete(pipeline_group_id("a")))
     assert groups.held() == {}
 
 
 def test_a_deleted_topic_is_held_by_nobody(groups: Groups) -> None:
-    groups.commit(pipeline_group("a"), (0, 5), (1, 6))
+    groups.commit(pipeline_group_id("a"), (0, 5), (1, 6))
     groups.scheduler.run(groups.coordinator.offsets.delete_offsets_of_topic("t"))
     assert groups.held() == {}
 
 
 def test_a_restart_knows_nothing_until_it_is_loaded_and_then_the_same_holds(groups: Groups) -> None:
-    groups.commit(pipeline_group("a"), (0, 5), (1, 6))
-    groups.commit(pipeline_group("b"), (0, 3))
-    groups.commit(pipeline_group("a"), (0, 7))
-    groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group("b"), [("t", 0)]))
+    groups.commit(pipeline_group_id("a"), (0, 5), (1, 6))
+    groups.commit(pipeline_group_id("b"), (0, 3))
+    groups.commit(pipeline_group_id("a"), (0, 7))
+    groups.scheduler.run(groups.coordinator.offsets.delete(pipeline_group_id("b"), [("t", 0)]))
     after = Groups(groups.partitions)
     assert not after.holds.are_known
     after.start()
@@ -96,7 +96,7 @@ def test_a_restart_knows_nothing_until_it_is_loaded_and_then_the_same_holds(grou
 
 
 def test_offsets_that_cannot_be_loaded_leave_the_holds_unknown(groups: Groups) -> None:
-    groups.commit(pipeline_group("a"), (0, 5))
+    groups.commit(pipeline_group_id("a"), (0, 5))
     after = Groups(groups.partitions)
     after.partitions[1] = StorageError("no such disk")  # type: ignore[call-overload]  # as the partition set hands it on
     after.start()
@@ -104,8 +104,8 @@ def test_offsets_that_cannot_be_loaded_leave_the_holds_unknown(groups: Groups) -
 
 
 def test_what_holds_records_back_does_not_expire_like_other_offsets(groups: Groups) -> None:
-    groups.commit(pipeline_group("a"), (0, 5))
-    groups.commit(pipeline_group("unmarked"), (0, 5), metadata="")
+    groups.commit(pipeline_group_id("a"), (0, 5))
+    groups.commit(pipeline_group_id("unmarked"), (0, 5), metadata="")
     groups.commit("other", (0, 5))
     groups.scheduler.now_ms += 400 * DAY_MS
     assert groups.scheduler.run(groups.coordinator.offset_expiration.expire()) == 2

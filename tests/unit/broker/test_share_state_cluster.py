@@ -99,7 +99,7 @@ def test_requests_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_see
         for each in state_requests
     ]
     frame = encode_request(api_key, sender, state_requests, "c")[4:]
-    body = frame[read_request_header(frame).body :]
+    body = frame[read_request_header(frame).body_position :]
     assert decode_request(api_key, body) == (sender, [asked(api_key, each) for each in state_requests])
     read = messages.decode_request(api_key, VERSIONS[ApiKey(api_key)], body)
     assert read.group_id == state_requests[0].key.group
@@ -175,7 +175,7 @@ def test_an_error_is_an_answer() -> None:
 def test_any_bytes_are_a_message_or_a_wire_error(api_key: int, noise: bytes, at: int) -> None:
     state_request = StateRequest(key_of(), write_token=WriteToken(1, 2), update=leased(0, 9, durable=True))
     frame = encode_request(api_key, RequestSender(1, 2), [state_request], "c")[4:]
-    body = frame[read_request_header(frame).body :]
+    body = frame[read_request_header(frame).body_position :]
     answer = encode_response(api_key, 5, [state_request], [StateResult()])[4:]
     for data in (noise, body[:at] + noise + body[at + len(noise) :]):
         with suppress(WireError):

@@ -18,7 +18,7 @@ from mansio.broker.services.configs import ConfigService
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
 from mansio.host.clock import HostRandom
-from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
@@ -66,7 +66,7 @@ class Peer:
     async def ask(self, api_key: ApiKey, version: int, fields: dict[str, Any]) -> Struct:
         frame = messages.encode_request(api_key, version, 77, "client", fields)
         request = messages.decode_request(api_key, version, body_of(frame, api_key, version))
-        name = OFFERED[api_key].handler
+        name = SUPPORTED_APIS[api_key].handler
         assert name is not None
         module, _, function = name.partition(".")
         handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
@@ -83,7 +83,7 @@ class Peer:
 def body_of(frame: bytes, api_key: ApiKey, version: int) -> bytes:
     from mansio.wire.headers import read_request_header
 
-    return frame[4:][read_request_header(frame[4:]).body :]
+    return frame[4:][read_request_header(frame[4:]).body_position :]
 
 
 def run(check: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
@@ -100,7 +100,7 @@ def run(check: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
 
 
 def versions(api_key: ApiKey) -> range:
-    return range(OFFERED[api_key].lowest, OFFERED[api_key].highest + 1)
+    return range(SUPPORTED_APIS[api_key].min_version, SUPPORTED_APIS[api_key].max_version + 1)
 
 
 def each_version(api_key: ApiKey) -> Any:

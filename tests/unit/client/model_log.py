@@ -61,7 +61,7 @@ class ModelLog:
                 recent,
             )
         base = len(self.values)
-        found = read_records(batch, max_output_bytes=1 << 24)
+        found = read_records(batch, output_bytes_max=1 << 24)
         self.records += found
         self.values += [record.value for record in found]
         return PartitionResult(0, base_offset=base)

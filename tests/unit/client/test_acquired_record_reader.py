@@ -44,10 +44,10 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
 
     def counted(*args: Any, **more: Any) -> Any:
         opened.append(args)
-        return read_rows(*args, **more)
+        return read_record_tuples(*args, **more)
 
-    read_rows = in_flight_records.read_rows
-    monkeypatch.setattr(in_flight_records, "read_rows", counted)
+    read_record_tuples = in_flight_records.read_record_tuples
+    monkeypatch.setattr(in_flight_records, "read_record_tuples", counted)
     reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):
         found, _ = read(reader, data, (first, first + 9, 1))

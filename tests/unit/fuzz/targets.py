@@ -33,15 +33,15 @@ from mansio.storage.checkpoint import Checkpoint, load_checkpoint
 from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
 from mansio.storage.cleaner import compaction_state
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.api_versions import ApiKey, is_offered
+from mansio.wire.api_versions import ApiKey, is_supported
 from mansio.wire.apis import fetch, produce, share_acknowledge, share_fetch
 from mansio.wire.apis.mansio_apis import is_mansio_api
-from mansio.wire.apis.produce import learn_template, match_template
+from mansio.wire.apis.produce import build_template, match_template
 from mansio.wire.batch import record_batch, record_reader
 from mansio.wire.batch.compression import Codec, decompress
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.framing import FrameReader, new_scratch
+from mansio.wire.framing import FrameReader, new_scratch_buffer
 from mansio.wire.headers import read_request_header, request_header, response_header
 from mansio.wire.internal_records import consumer_protocol, offset_and_group_records
 from unit.fuzz.mutations import framed
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 4096
 MAX_OUTPUT_BYTES = 64 * 1024
 BATCH_ERRORS = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-SCRATCH = new_scratch()
+SCRATCH = new_scratch_buffer()
 NAME = "/d/file"
 
 
@@ -78,24 +78,24 @@ def written(random: Random, api_key: int, version: int, direction: str, entity: 
 def decode_frame(frame: memoryview) -> None:
     """What a server does with one frame."""
     header = read_request_header(frame)
-    if not is_offered(header.api_key, header.api_version):
+    if not is_supported(header.api_key, header.api_version):
         return
     if header.api_key == ApiKey.PRODUCE:
-        request = produce.decode_request(header.api_version, frame, header.body)
+        request = produce.decode_request(header.api_version, frame, header.body_position)
         for _, _, partitions in request.topics:
             for _, data in partitions:
                 if data is not None:
-                    open_batch(data)
-        pattern = learn_template(header, frame, request)
+                    decompress_batch(data)
+        pattern = build_template(header, frame, request)
         assert pattern is None or match_template(pattern, frame) is not None
     elif header.api_key == ApiKey.FETCH:
-        fetch.decode_request(header.api_version, frame, header.body)
+        fetch.decode_request(header.api_version, frame, header.body_position)
     elif header.api_key == ApiKey.SHARE_FETCH:
-        share_fetch.decode_request(header.api_version, frame, header.body)
+        share_fetch.decode_request(header.api_version, frame, header.body_position)
     elif header.api_key == ApiKey.SHARE_ACKNOWLEDGE:
-        share_acknowledge.decode_request(header.api_version, frame, header.body)
+        share_acknowledge.decode_request(header.api_version, frame, header.body_position)
     else:
-        messages.decode_request(header.api_key, header.api_version, frame[header.body :])
+        messages.decode_request(header.api_key, header.api_version, frame[header.body_position :])
 
 
 def feed_stream(data: bytes) -> None:
@@ -115,7 +115,7 @@ def cut(data: bytes, step: int) -> list[bytes]:
         piece = data[position : position + min(step, len(room))]
         room[: len(piece)] = piece
         position += len(piece)
-        frames += map(bytes, reader.received(len(piece)))
+        frames += map(bytes, reader.buffer_updated(len(piece)))
     return frames
 
 
@@ -142,10 +142,10 @@ def stream_corpus(random: Random) -> list[bytes]:
 # Record batches
 
 
-def open_batch(data: bytes | memoryview) -> None:
+def decompress_batch(data: bytes | memoryview) -> None:
     try:
         header = record_batch.check_batch(data)
-        assert len(record_reader.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
+        assert len(record_reader.read_records(data, output_bytes_max=MAX_OUTPUT_BYTES)) == header.record_count
     except BATCH_ERRORS:
         pass
 
@@ -162,13 +162,13 @@ def right_checksum(data: bytes) -> bytes:
 def feed_batch(data: bytes) -> None:
     """As it is, and with its length and checksum put right, so that what is inside is looked at too."""
     for batch in (data, right_checksum(data)):
-        open_batch(batch)
+        decompress_batch(batch)
         with suppress(*BATCH_ERRORS):
             record_batch.check_stored_batch(batch)
         with suppress(*BATCH_ERRORS):
             for position, header in record_batch.iterate_batches(batch):
                 one = batch[position : position + header.size]
-                record_reader.read_records(one, max_output_bytes=MAX_OUTPUT_BYTES)
+                record_reader.read_records(one, output_bytes_max=MAX_OUTPUT_BYTES)
 
 
 def feed_compressed(data: bytes) -> None:
@@ -245,7 +245,7 @@ def consumer_protocol_corpus(_random: Random) -> list[bytes]:
     partitions = (("a", 0), ("a", 1), ("größe", 7))
     owned = tuple(map(consumer_protocol.TopicPartition._make, partitions))
     assigned = consumer_protocol.Assignment(partitions=owned, user_data=b"u")
-    subscribed = consumer_protocol.Subscription(topics=("a", "b"), user_data=b"u", owned=owned)
+    subscribed = consumer_protocol.Subscription(topics=("a", "b"), user_data=b"u", owned_partitions=owned)
     return [
         consumer_protocol.encode_subscription(subscribed),
         *(consumer_protocol.encode_assignment(assigned, version=version) for version in range(4)),

@@ -34,7 +34,7 @@ from unit.fuzz.targets import (
     MAX_OUTPUT_BYTES,
     batch_corpus,
     decode_frame,
-    open_batch,
+    decompress_batch,
     request_corpus,
     small_message,
 )
@@ -65,7 +65,7 @@ def outcome(data: bytes, step: int) -> list[str]:
                 count = min(len(room), len(piece))
                 room[:count] = piece[:count]
                 piece = piece[count:]
-                for frame in reader.received(count):
+                for frame in reader.buffer_updated(count):
                     fate = bytes(frame).hex()
                     try:
                         decode_frame(frame)
@@ -75,7 +75,7 @@ def outcome(data: bytes, step: int) -> list[str]:
     except WireError as error:
         # Frames before it in the same read are lost with it, so only the end can be compared.
         return [repr(error)]
-    return [*fates, str(reader.buffered)]
+    return [*fates, str(reader.buffered_bytes)]
 
 
 def run(count: int, salt: int, make: Callable[[Random], Any], feed: Callable[[Any], None]) -> None:
@@ -181,11 +181,11 @@ def test_hostile_batches_with_and_without_a_right_checksum() -> None:
         return bytes(data)
 
     def feed(data: bytes) -> None:
-        open_batch(data)
+        decompress_batch(data)
         with suppress(*BATCH_ERRORS):
             for position, header in record_batch.iterate_batches(data):
                 batch = data[position : position + header.size]
-                record_reader.read_records(batch, max_output_bytes=MAX_OUTPUT_BYTES)
+                record_reader.read_records(batch, output_bytes_max=MAX_OUTPUT_BYTES)
         for codec in range(6):
             with suppress(*BATCH_ERRORS):
                 assert len(decompress(codec, data[61:], MAX_OUTPUT_BYTES)) <= MAX_OUTPUT_BYTES

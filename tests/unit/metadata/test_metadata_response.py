@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from mansio.metadata.metadata_response import TopicEncoder, encode_metadata, encode_missing_topic
 from mansio.metadata.model import BrokerState, PartitionState, Topic
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
 from support.tiers import examples
 
-API = OFFERED[ApiKey.METADATA]
+API = SUPPORTED_APIS[ApiKey.METADATA]
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
 NODES = st.integers(0, 5)
 LISTS = st.lists(NODES, max_size=4).map(tuple)
@@ -68,7 +68,7 @@ def shown_topic(topic: Topic, alive: set[int], operations: int) -> dict[str, obj
 
 @settings(max_examples=examples(30, 150))
 @given(
-    version=st.integers(API.lowest, API.highest),
+    version=st.integers(API.min_version, API.max_version),
     correlation_id=INT32,
     brokers=st.lists(BROKERS, max_size=5),
     cluster_id=st.text(max_size=40),

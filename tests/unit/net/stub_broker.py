@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.wire import headers
-from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.apis import fetch, produce
 from mansio.wire.codec import messages
 
@@ -121,16 +121,16 @@ class StubBroker:
                 ApiKey.API_VERSIONS, 0, correlation_id, {**self.api_versions(None), "error_code": 35}
             )
         if key == ApiKey.PRODUCE:
-            decoded: Any = produce.decode_request(version, memoryview(frame), header.body)
+            decoded: Any = produce.decode_request(version, memoryview(frame), header.body_position)
             answer = self.produce
         elif key == ApiKey.FETCH:
-            decoded = fetch.decode_request(version, memoryview(frame), header.body)
+            decoded = fetch.decode_request(version, memoryview(frame), header.body_position)
             answer = self.fetch
         else:
-            decoded = messages.decode_request(key, version, frame[header.body :])
+            decoded = messages.decode_request(key, version, frame[header.body_position :])
             answer = self.answers[key]
         self.requests.append((key, version, decoded))
-        assert answer is not None, f"nothing scripted for {OFFERED[ApiKey(key)].key.name}"
+        assert answer is not None, f"nothing scripted for {SUPPORTED_APIS[ApiKey(key)].key.name}"
         told = answer(decoded)
         if inspect.isawaitable(told):
             told = await told

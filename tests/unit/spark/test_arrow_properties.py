@@ -1,5 +1,5 @@
-"""Columns are the records that `read_rows` reads, refused where it refuses, and batches made of columns are those that
-`build_batch` makes."""
+"""The Arrow codec decodes the same records and raises for the same batches as `read_record_tuples`, and encodes the
+same bytes as `build_batch`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mansio.wire.batch.record_batch import (
     varint,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import read_rows
+from mansio.wire.batch.record_reader import read_record_tuples
 from mansio.wire.murmur2 import partition_for_key
 from support.tiers import examples
 
@@ -78,7 +78,7 @@ def rows_of(log: bytes) -> list[Row]:
     rows: list[Row] = []
     for position, header in iterate_batches(log):
         batch = log[position : position + header.size]
-        rows += read_rows(batch, Row, "t", 3, max_output_bytes=DECOMPRESSED_BYTES_MAX)
+        rows += read_record_tuples(batch, Row, "t", 3, output_bytes_max=DECOMPRESSED_BYTES_MAX)
     return rows
 
 
@@ -163,8 +163,8 @@ def test_many_and_long_records_equal_the_reference() -> None:
     assert as_rows(columns) == [
         row
         for position, header in iterate_batches(many + long)
-        for row in read_rows(
-            (many + long)[position : position + header.size], Row, "t", 3, max_output_bytes=1 << 30
+        for row in read_record_tuples(
+            (many + long)[position : position + header.size], Row, "t", 3, output_bytes_max=1 << 30
         )
     ]
 

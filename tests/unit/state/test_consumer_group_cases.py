@@ -185,7 +185,10 @@ def test_an_expression_that_is_not_resolved_yet_matches_nothing_and_later_what_i
     assert len(beat(group, Heartbeat("m", 1), TOPICS._replace(matches={"^a": ("a",)})).assignment) == 4
     cleared = beat(group, Heartbeat("m", 2, topic_regex=""), unresolved)
     assert cleared.assignment == ()
-    assert not any(records.decode_group_record_key(key).kind == records.REGEX for key, _ in group.snapshot())
+    assert not any(
+        records.decode_group_record_key(key).record_type == records.CONSUMER_GROUP_REGULAR_EXPRESSION
+        for key, _ in group.snapshot()
+    )
 
 
 def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
@@ -196,7 +199,7 @@ def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
     beat(group, Heartbeat("m", -1))
     assert (group.is_idle(), group.state) == (True, EMPTY)
     group.check_commit("", None, -1, 0.0)
-    old = records.GroupRecordKey(records.PARTITION_METADATA, "g")
+    old = records.GroupRecordKey(records.CONSUMER_GROUP_PARTITION_METADATA, "g")
     loaded = new_group()
     for key, value in [*group.snapshot(), (records.encode_group_record_key(old), b"\x00\x00")]:
         loaded.apply(records.decode_group_record_key(key), value)
@@ -228,7 +231,7 @@ def test_a_group_epoch_without_its_target_is_made_good_by_the_next_heartbeat() -
     group = new_group()
     beat(group, joining("m"))
     stored = dict(group.snapshot())
-    epoch_key = records.encode_group_record_key(records.GroupRecordKey(records.GROUP_EPOCH, "g"))
+    epoch_key = records.encode_group_record_key(records.GroupRecordKey(records.CONSUMER_GROUP_METADATA, "g"))
     stored[epoch_key] = records.encode_group_epoch(records.GroupEpoch(7, 0))
     loaded = new_group()
     for key, value in stored.items():
@@ -245,8 +248,14 @@ def test_a_log_in_which_two_members_hold_one_partition_is_corrupt() -> None:
     for member_id in ("m", "n"):
         member = records.MemberMetadata(None, None, "", "", ("a",), None, 5_000, None)
         current = records.CurrentAssignment(1, 0, 0, frozenset({(A, 0)}))
-        group.apply(records.GroupRecordKey(records.MEMBER, "g", member_id), records.encode_member(member))
-        group.apply(records.GroupRecordKey(records.CURRENT, "g", member_id), records.encode_current(current))
+        group.apply(
+            records.GroupRecordKey(records.CONSUMER_GROUP_MEMBER_METADATA, "g", member_id),
+            records.encode_member_metadata(member),
+        )
+        group.apply(
+            records.GroupRecordKey(records.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, "g", member_id),
+            records.encode_current_assignment(current),
+        )
     with pytest.raises(CorruptLog):
         group.restored(0.0)
 

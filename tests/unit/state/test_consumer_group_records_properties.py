@@ -23,13 +23,13 @@ NAMES = st.lists(TEXT, max_size=3).map(tuple)
 TOPIC_IDS = st.binary(min_size=16, max_size=16)
 PARTITIONS = st.frozensets(st.tuples(TOPIC_IDS, INT32), max_size=4)
 PROTOCOLS = st.lists(st.tuples(TEXT, st.binary(max_size=9)), max_size=2).map(tuple)
-CLASSIC = st.none() | st.builds(records.ClassicMetadata, INT32, PROTOCOLS)
+CLASSIC = st.none() | st.builds(records.ClassicMemberMetadata, INT32, PROTOCOLS)
 STATE_TOPICS = st.lists(
-    st.builds(records.StateTopic, TOPIC_IDS, TEXT, st.lists(INT32, max_size=3).map(tuple)), max_size=2
+    st.builds(records.ShareStateTopic, TOPIC_IDS, TEXT, st.lists(INT32, max_size=3).map(tuple)), max_size=2
 ).map(tuple)
-DELETING = st.lists(st.tuples(TOPIC_IDS, TEXT).map(lambda each: records.StateTopic(*each)), max_size=2).map(
-    tuple
-)
+DELETING = st.lists(
+    st.tuples(TOPIC_IDS, TEXT).map(lambda each: records.ShareStateTopic(*each)), max_size=2
+).map(tuple)
 MEMBERS = st.builds(
     records.MemberMetadata, NULLABLE, NULLABLE, TEXT, TEXT, NAMES, NULLABLE, INT32, NULLABLE, CLASSIC
 )
@@ -42,14 +42,14 @@ VALUES: dict[str, Case] = {
         records.encode_group_epoch,
         records.decode_group_epoch,
     ),
-    "member": (MEMBERS, records.encode_member, records.decode_member),
+    "member": (MEMBERS, records.encode_member_metadata, records.decode_member_metadata),
     "target epoch": (
         st.builds(records.TargetEpoch, INT32, INT64),
         records.encode_target_epoch,
         records.decode_target_epoch,
     ),
-    "target": (PARTITIONS, records.encode_target, records.decode_target),
-    "current": (CURRENT, records.encode_current, records.decode_current),
+    "target": (PARTITIONS, records.encode_target_assignment, records.decode_target_assignment),
+    "current": (CURRENT, records.encode_current_assignment, records.decode_current_assignment),
     "expression": (
         st.builds(records.ResolvedRegex, NAMES, INT64, INT64),
         records.encode_resolved_regex,
@@ -57,8 +57,8 @@ VALUES: dict[str, Case] = {
     ),
     "share member": (
         st.builds(records.ShareMember, NULLABLE, TEXT, TEXT, NAMES),
-        records.encode_share_member,
-        records.decode_share_member,
+        records.encode_share_member_metadata,
+        records.decode_share_member_metadata,
     ),
     "share group epoch": (
         st.builds(records.GroupEpoch, INT32, INT64),
@@ -67,16 +67,16 @@ VALUES: dict[str, Case] = {
     ),
     "share current": (
         CURRENT.map(lambda each: each._replace(pending=frozenset())),
-        records.encode_share_current,
-        records.decode_share_current,
+        records.encode_share_current_assignment,
+        records.decode_share_current_assignment,
     ),
     "state partitions": (
-        st.builds(records.StatePartitions, STATE_TOPICS, STATE_TOPICS, DELETING),
+        st.builds(records.ShareStatePartitions, STATE_TOPICS, STATE_TOPICS, DELETING),
         records.encode_state_partitions,
         records.decode_state_partitions,
     ),
 }
-KINDS = sorted(records.CONSUMER_KINDS | records.SHARE_KINDS)
+KINDS = sorted(records.CONSUMER_GROUP_RECORD_TYPES | records.SHARE_GROUP_RECORD_TYPES)
 OF_MEMBERS = {5, 7, 8, 10, 13, 14, 16}
 
 
@@ -138,7 +138,15 @@ GOLDEN: list[tuple[str, Any, Any]] = [
     (
         "0000 00 02 72 02 63 03 2f68 01 03 5e61 ffffffff 00 01 00 0c 00001770 02 02 70 03 0102 00 00",
         records.MemberMetadata(
-            None, "r", "c", "/h", (), "^a", -1, None, records.ClassicMetadata(6000, (("p", b"\x01\x02"),))
+            None,
+            "r",
+            "c",
+            "/h",
+            (),
+            "^a",
+            -1,
+            None,
+            records.ClassicMemberMetadata(6000, (("p", b"\x01\x02"),)),
         ),
         "member",
     ),
@@ -170,7 +178,9 @@ GOLDEN: list[tuple[str, Any, Any]] = [
     ),
     (
         f"0000 02 {HEX_A} 02 61 02 00000001 00 01 02 {HEX_B} 02 62 00 00",
-        records.StatePartitions((records.StateTopic(A, "a", (1,)),), (), (records.StateTopic(B, "b"),)),
+        records.ShareStatePartitions(
+            (records.ShareStateTopic(A, "a", (1,)),), (), (records.ShareStateTopic(B, "b"),)
+        ),
         "state partitions",
     ),
 ]
@@ -200,7 +210,7 @@ def test_what_newer_brokers_add_is_skipped() -> None:
     raw = bytes.fromhex(
         f"0000 00000005 00000004 00 02 {HEX_A} 02 00000000 01 00 05 02 00000005 01 01 63 02 abcd"
     )
-    assert records.decode_current(raw) == records.CurrentAssignment(5, 4, 0, frozenset({(A, 0)}))
+    assert records.decode_current_assignment(raw) == records.CurrentAssignment(5, 4, 0, frozenset({(A, 0)}))
 
 
 @pytest.mark.parametrize(

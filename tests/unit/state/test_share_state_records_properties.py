@@ -35,7 +35,7 @@ from mansio.state.share_partition.types import (
     StateBatch,
     Update,
 )
-from mansio.wire.internal_records.flexible_codec import tags, varint
+from mansio.wire.internal_records.flexible_codec import encode_tagged_fields, varint
 from support.share_store import at_offset
 
 INT16 = st.integers(0, 2**15 - 1)
@@ -172,7 +172,7 @@ def test_updates_come_back_and_every_cut_is_seen(
     update: Update, snapshot_epoch: int, leader_epoch: int
 ) -> None:
     raw = encode_update(snapshot_epoch, leader_epoch, update)
-    assert raw.endswith(tags(encode_update_tags(update))), (
+    assert raw.endswith(encode_tagged_fields(encode_update_tags(update))), (
         "the numbers of most updates are written in a shorter way"
     )
     decoded = decode_value(UPDATE, raw)
@@ -231,9 +231,9 @@ def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None
     )
     raw = encode_update(1, 2, plain)
     assert raw.endswith(b"\x00")
-    assert decode_value(UPDATE, raw[:-1] + tags({1900: more})).update == plain
+    assert decode_value(UPDATE, raw[:-1] + encode_tagged_fields({1900: more})).update == plain
     batch = encode_update(1, 2, plain._replace(changes=(StateBatch(1, 2, 0, 0),)))
-    known = decode_value(UPDATE, batch[:-2] + tags({1900: more}) + b"\x00")
+    known = decode_value(UPDATE, batch[:-2] + encode_tagged_fields({1900: more}) + b"\x00")
     assert known.update.changes == (StateBatch(1, 2, 0, 0),)
 
 

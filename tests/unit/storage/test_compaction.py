@@ -29,7 +29,7 @@ from mansio.storage.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (
-    DELETE_HORIZON,
+    DELETE_HORIZON_FLAG,
     TimestampType,
     build_batch,
     check_batch,
@@ -136,7 +136,7 @@ def test_tombstone_is_kept_for_the_retention_time_from_the_first_compaction_on()
     assert world.compact(now_ms=NOW) is CompactionOutcome.DONE
     assert world.values() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"3")]
     header = read_header(world.batches()[1])
-    assert header.attributes & DELETE_HORIZON
+    assert header.attributes & DELETE_HORIZON_FLAG
     assert header.base_timestamp_ms == NOW + EAGER.delete_retention_ms
     assert [r.timestamp_ms for r in records_of(world.log)[1:]] == [NOW, NOW + 1]
     world.write((b"d", b"4"))
@@ -153,7 +153,7 @@ def test_tombstone_is_kept_for_the_retention_time_from_the_first_compaction_on()
 def test_delete_horizon_sent_by_a_client_is_ignored() -> None:
     world = World()
     header = check_batch(batch := build_batch([(1, b"a", None, ())]))
-    world.append(encode_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
+    world.append(encode_batch(header._replace(attributes=DELETE_HORIZON_FLAG), batch[61:]))
     world.write((b"b", b"1"))
     assert world.compact() is CompactionOutcome.DONE
     assert world.values() == [(0, b"a", None), (1, b"b", b"1")]
@@ -237,7 +237,7 @@ def test_aborted_data_is_removed_and_markers_expire_like_tombstones() -> None:
     kept, marker, last = (read_header(batch) for batch in world.batches())
     assert [kept.base_offset, marker.base_offset, last.base_offset] == [0, 2, 3]
     assert marker.is_control
-    assert marker.attributes & DELETE_HORIZON
+    assert marker.attributes & DELETE_HORIZON_FLAG
     assert world.values()[0] == (0, b"a", b"kept")
     world.write((b"c", b"1"))
     assert world.compact(now_ms=NOW + 2000, **functions) is CompactionOutcome.DONE
@@ -819,4 +819,4 @@ def test_a_compacted_log_is_written_as_the_golden_files_are_and_opened() -> None
     assert [(o, k) for o, k, _ in world.values()] == [
         (1, b"b0"), (3, b"b1"), (5, b"b2"), (7, b"b3"), (9, b"b4"), (11, b"b5"), (12, b"a"), (13, b"c")
     ]  # fmt: skip
-    assert all(read_records(batch, max_output_bytes=1 << 20) for batch in world.batches())
+    assert all(read_records(batch, output_bytes_max=1 << 20) for batch in world.batches())

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from mansio.wire.api_versions import OFFERED
+from mansio.wire.api_versions import SUPPORTED_APIS
 from mansio.wire.apis.mansio_apis import is_mansio_api
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.codec.schema_compiler import Field, fields_of
+from mansio.wire.codec.schema_compiler import Field, schema_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ ERRORS = [code.value for code in ErrorCode]
 
 def every_version(*, without: tuple[int, ...] = (), native: bool = False) -> Iterator[tuple[int, int, str]]:
     """(API key, version, direction) of everything offered that kio knows; with `native`, of ours too."""
-    for api in OFFERED.values():
+    for api in SUPPORTED_APIS.values():
         if api.key not in without and (native or not is_mansio_api(api.key)):
-            for version in range(api.lowest, api.highest + 1):
+            for version in range(api.min_version, api.max_version + 1):
                 yield int(api.key), version, REQUEST
                 yield int(api.key), version, RESPONSE
 
@@ -39,13 +39,13 @@ def random_message(random: Random, entity: Any, *, tags: bool = True) -> dict[st
     """Plain values for every field of a schema; `tags=False` leaves tagged fields at their defaults."""
     return {
         field.name: _random_field(random, field, tags)
-        for field in fields_of(entity)
+        for field in schema_fields(entity)
         if tags or field.tag is None
     }
 
 
 def _random_field(random: Random, field: Field, tags: bool) -> Any:
-    if field.nullable and field.kafka_type != "uuid" and field.tag is None and random.random() < 0.25:
+    if field.is_nullable and field.kafka_type != "uuid" and field.tag is None and random.random() < 0.25:
         return -1 if field.kafka_type == "datetime_i64" else None
     if field.is_array:
         return [_random_item(random, field, tags) for _ in range(random.choice((0, 1, 1, 2, 5)))]
@@ -83,7 +83,7 @@ def _random_item(random: Random, field: Field, tags: bool) -> Any:
 def to_kio(entity: Any, plain: dict[str, Any]) -> Any:
     """The same message as kio's own object."""
     values = {}
-    for raw, field in zip(dataclasses.fields(entity), fields_of(entity), strict=True):
+    for raw, field in zip(dataclasses.fields(entity), schema_fields(entity), strict=True):
         if field.name in plain:
             value = plain[field.name]
             if field.is_array and value is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRecord
-from mansio.wire.batch.record_batch import MIN_RECORD_BYTES, TimestampType, read_varint
-from mansio.wire.batch.record_reader import Record, open_batch
+from mansio.wire.batch.record_batch import RECORD_BYTES_MIN, TimestampType, read_varint
+from mansio.wire.batch.record_reader import Record, decompress_batch
 
 if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader, Header
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _TOO_LONG: Final = "a key, value or header is longer than its batch"
 
 
-def read_records(batch: bytes, *, max_output_bytes: int) -> list[Record]:
-    """Every record of one whole batch, decompressed to at most `max_output_bytes`. The CRC is not checked here.
+def read_records(batch: bytes, *, output_bytes_max: int) -> list[Record]:
+    """Every record of one whole batch, decompressed to at most `output_bytes_max`. The CRC is not checked here.
 
     Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
     """
-    header, data = open_batch(batch, max_output_bytes)
+    header, data = decompress_batch(batch, output_bytes_max)
     fixed_timestamp_ms = (
         header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND else None
     )
@@ -64,7 +64,7 @@ def _read_record(
     else:
         length, position = read_varint(data, position)
     end = position + length
-    if length < MIN_RECORD_BYTES - 1 or end > len(data):
+    if length < RECORD_BYTES_MIN - 1 or end > len(data):
         raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
     timestamp_delta, position = read_varint(data, position + 1)  # one byte of attributes, unused
     offset_delta, position = read_varint(data, position)

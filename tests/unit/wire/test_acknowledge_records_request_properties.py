@@ -48,7 +48,7 @@ def test_a_request_says_what_the_schema_reads(correlation_id: int, member: str, 
     assert int.from_bytes(framed[:4], "big") == len(framed) - 4
     header = read_request_header(framed[4:])
     assert (header.api_key, header.correlation_id, header.client_id) == (KEY, correlation_id, "us")
-    found = messages.decode_request(KEY, 0, framed[4 + header.body :])
+    found = messages.decode_request(KEY, 0, framed[4 + header.body_position :])
     assert (found.group_id, found.member_id) == ("g", member)
     assert said == [
         (

@@ -14,7 +14,7 @@ import snappy
 import zstandard
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
-from mansio.wire.batch.compression import Codec, compress, decompress, decompressed_bytes
+from mansio.wire.batch.compression import Codec, compress, decompress, estimate_decompressed_bytes
 from unit.wire.kafka_python_codec import kafka_codec
 
 NOISE = Random(7).randbytes(300_000)
@@ -125,20 +125,20 @@ def test_one_byte_more_than_allowed_is_refused(codec: Codec, write: object) -> N
 @texts
 def test_the_estimate_is_the_length_or_a_little_more(codec: Codec, write: object, data: bytes) -> None:
     compressed = write(data)
-    estimate = decompressed_bytes(codec, compressed, 1 << 30)
+    estimate = estimate_decompressed_bytes(codec, compressed, 1 << 30)
     if write is FOREIGN_WRITERS["gzip in two members"][1]:
         assert estimate == max(len(data) - 100, 0), "the length of the last member"
         return
     assert len(decompress(codec, compressed, PLENTY)) <= estimate
     if write is not zstd_flushed_often:  # each block may be longer
         assert estimate <= len(data) + (4 << 20)
-    assert decompressed_bytes(codec, compressed, 10) <= 10
+    assert estimate_decompressed_bytes(codec, compressed, 10) <= 10
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec != Codec.NONE])
 @pytest.mark.parametrize("data", [b"", b"\x07", b"garbage that is longer than any header", b"\x01" * 64])
 def test_the_estimate_of_garbage_is_bounded(codec: Codec, data: bytes) -> None:
-    assert 0 <= decompressed_bytes(codec, data, 1000) <= 1000
+    assert 0 <= estimate_decompressed_bytes(codec, data, 1000) <= 1000
 
 
 def test_the_estimate_does_not_look_at_many_blocks() -> None:
@@ -149,9 +149,11 @@ def test_the_estimate_does_not_look_at_many_blocks() -> None:
         Codec.ZSTD: b"\x50\x2a\x4d\x18\x00\x00\x00\x00" * 2000,
     }
     for codec, data in many.items():
-        assert decompressed_bytes(codec, data[:-4] if codec is Codec.ZSTD else data, 1 << 30) == 1 << 30
+        assert (
+            estimate_decompressed_bytes(codec, data[:-4] if codec is Codec.ZSTD else data, 1 << 30) == 1 << 30
+        )
     blocks = zstd_flushed_often(bytes(2_000 * 999))
-    assert decompressed_bytes(Codec.ZSTD, blocks, 1 << 30) == 1 << 30
+    assert estimate_decompressed_bytes(Codec.ZSTD, blocks, 1 << 30) == 1 << 30
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Codec if codec != Codec.NONE])

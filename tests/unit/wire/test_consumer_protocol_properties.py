@@ -31,10 +31,10 @@ partitions = st.lists(
 subscriptions = st.builds(
     Subscription,
     topics=st.lists(names, max_size=5).map(tuple),
-    owned=partitions,
-    generation=st.integers(-1, 2**31 - 1),
+    owned_partitions=partitions,
+    generation_id=st.integers(-1, 2**31 - 1),
     user_data=st.none() | st.binary(max_size=30),
-    rack=st.none() | names,
+    rack_id=st.none() | names,
 )
 
 
@@ -52,9 +52,9 @@ def read(kind: str, version: int, data: bytes) -> Any:
 @given(subscriptions, st.integers(0, 3))
 def test_kio_decodes_our_subscription(subscription: Subscription, version: int) -> None:
     told = Subscription(
-        *[getattr(subscription, name) for name in ("topics", "owned", "generation")],
+        *[getattr(subscription, name) for name in ("topics", "owned_partitions", "generation_id")],
         subscription.user_data,
-        subscription.rack,
+        subscription.rack_id,
         version,
     )
     data = encode_subscription(told)
@@ -63,11 +63,11 @@ def test_kio_decodes_our_subscription(subscription: Subscription, version: int) 
     assert found.user_data == told.user_data
     if version >= 1:
         owned = {(entry.topic, index) for entry in found.owned_partitions for index in entry.partitions}
-        assert owned == set(told.owned)
+        assert owned == set(told.owned_partitions)
     if version >= 2:
-        assert found.generation_id == told.generation
+        assert found.generation_id == told.generation_id
     if version >= 3:
-        assert found.rack_id == told.rack
+        assert found.rack_id == told.rack_id
 
 
 @given(subscriptions)

@@ -10,10 +10,10 @@ from mansio.errors import FrameTooLarge
 from mansio.wire.framing import (
     IDLE_BUFFER_BYTES_MAX,
     PARTIAL_FRAME_BYTES_MAX,
-    SCRATCH_BYTES,
+    SCRATCH_BUFFER_BYTES,
     SHRINK_AFTER_READS,
     FrameReader,
-    new_scratch,
+    new_scratch_buffer,
 )
 
 LIMIT = 16 << 20
@@ -33,7 +33,7 @@ def feed(reader: FrameReader, data: bytes, step: int = 1 << 30) -> list[bytes]:
         count = min(len(room), len(view), step)
         room[:count] = view[:count]
         view = view[count:]
-        frames += [bytes(frame) for frame in reader.received(count)]
+        frames += [bytes(frame) for frame in reader.buffer_updated(count)]
     return frames
 
 
@@ -44,7 +44,7 @@ def test_frames_do_not_depend_on_the_size_of_reads(step: int) -> None:
     frames = [random.randbytes(size) for size in sizes]
     reader = FrameReader(LIMIT)
     assert feed(reader, b"".join(map(framed, frames)), step) == frames
-    assert reader.buffered == 0
+    assert reader.buffered_bytes == 0
 
 
 def test_frames_are_the_same_in_random_steps_with_partial_tails() -> None:
@@ -64,7 +64,7 @@ def test_whole_frame_in_one_read_is_not_copied() -> None:
     reader = FrameReader(LIMIT)
     room = reader.get_buffer(65536)
     room[:8] = framed(b"abcd")
-    (frame,) = reader.received(8)
+    (frame,) = reader.buffer_updated(8)
     room[4:8] = b"wxyz"
     assert frame == b"wxyz"
 
@@ -74,7 +74,7 @@ def test_views_are_valid_until_the_next_get_buffer() -> None:
     data = b"".join(framed(bytes([n]) * 50) for n in range(100))
     room = reader.get_buffer(65536)
     room[: len(data)] = data
-    frames = reader.received(len(data))
+    frames = reader.buffer_updated(len(data))
     assert [bytes(frame) for frame in frames] == [bytes([n]) * 50 for n in range(100)]
 
 
@@ -95,45 +95,45 @@ def test_memory_follows_received_bytes_not_announced_lengths() -> None:
     reader = FrameReader(1 << 30)
     feed(reader, (1 << 29).to_bytes(4, "big") + b"x" * 10)
     reader.get_buffer(65536)
-    assert reader.capacity == reader.buffered == 14
+    assert reader.private_buffer_bytes == reader.buffered_bytes == 14
     feed(reader, b"x" * 1_000_000)
     reader.get_buffer(65536)
-    assert reader.capacity <= 2 * 1_000_014 + SCRATCH_BYTES
+    assert reader.private_buffer_bytes <= 2 * 1_000_014 + SCRATCH_BUFFER_BYTES
 
 
 def test_large_frame_allocates_no_more_than_its_size() -> None:
     reader = FrameReader(LIMIT)
     feed(reader, framed(b"x" * 3_000_000)[:-1])
     reader.get_buffer(65536)
-    assert reader.capacity == 3_000_004
+    assert reader.private_buffer_bytes == 3_000_004
 
 
 def test_buffer_of_a_huge_frame_is_released_immediately() -> None:
     reader = FrameReader(LIMIT)
     feed(reader, framed(b"x" * (IDLE_BUFFER_BYTES_MAX + 1)))
     reader.get_buffer(65536)
-    assert reader.capacity == 0
+    assert reader.private_buffer_bytes == 0
 
 
 def test_private_buffer_is_kept_while_busy_and_released_for_small_frames() -> None:
     reader = FrameReader(LIMIT)
     large, small = framed(b"x" * 500_000), framed(b"x" * 100)
     feed(reader, large)
-    capacity = reader.capacity
+    capacity = reader.private_buffer_bytes
     for _ in range(SHRINK_AFTER_READS * 2):
         reader.get_buffer(65536)
-        assert reader.capacity == capacity, "a connection in use keeps its buffer"
+        assert reader.private_buffer_bytes == capacity, "a connection in use keeps its buffer"
         feed(reader, large)
     for _ in range(SHRINK_AFTER_READS + 2):
         feed(reader, small)
     reader.get_buffer(65536)
-    assert reader.capacity == 0
+    assert reader.private_buffer_bytes == 0
 
 
 def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
     """Many connections on one loop, each read in turn, each with another frame half received."""
     random = Random(5)
-    scratch = new_scratch()
+    scratch = new_scratch_buffer()
     readers = [FrameReader(LIMIT, scratch) for _ in range(12)]
     frames = [
         [
@@ -157,28 +157,28 @@ def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
             readers[number].get_buffer(
                 65536
             )  # a transport may ask, find nothing to read, and ask again later
-        scratch[:] = bytes(SCRATCH_BYTES)
+        scratch[:] = bytes(SCRATCH_BUFFER_BYTES)
     assert found == frames
 
 
 def test_idle_connection_holds_no_memory() -> None:
-    reader = FrameReader(LIMIT, new_scratch())
+    reader = FrameReader(LIMIT, new_scratch_buffer())
     feed(reader, framed(b"x" * 1000) * 100)
-    assert reader.capacity == reader.buffered == 0
+    assert reader.private_buffer_bytes == reader.buffered_bytes == 0
     feed(reader, framed(b"x" * 500_000))
-    assert reader.capacity > 500_000
+    assert reader.private_buffer_bytes > 500_000
     reader.release_memory()
-    assert reader.capacity == 0
+    assert reader.private_buffer_bytes == 0
 
 
 @pytest.mark.parametrize(
-    "sent", [1, 3, 5, PARTIAL_FRAME_BYTES_MAX, PARTIAL_FRAME_BYTES_MAX + 1, SCRATCH_BYTES, 300_000]
+    "sent", [1, 3, 5, PARTIAL_FRAME_BYTES_MAX, PARTIAL_FRAME_BYTES_MAX + 1, SCRATCH_BUFFER_BYTES, 300_000]
 )
 def test_idle_connection_holds_only_its_incomplete_frame(sent: int) -> None:
     frame = bytes(range(256)) * 8192
     reader = FrameReader(LIMIT)
     feed(reader, framed(frame)[:sent])
     reader.release_memory()
-    assert reader.buffered == sent
-    assert reader.capacity <= 2 * sent
+    assert reader.buffered_bytes == sent
+    assert reader.private_buffer_bytes <= 2 * sent
     assert feed(reader, framed(frame)[sent:] + framed(b"next")) == [frame, b"next"]

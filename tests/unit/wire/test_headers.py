@@ -79,7 +79,7 @@ def test_request_of_an_unknown_api_has_a_header() -> None:
 def test_tagged_fields_in_a_header_are_skipped() -> None:
     start = request_header(ApiKey.METADATA, 12, 1, "c")[:-1]
     tags = b"\x02\x00\x03abc\xff\x01\x00"
-    assert read_request_header(start + tags + b"body").body == len(start + tags)
+    assert read_request_header(start + tags + b"body").body_position == len(start + tags)
 
 
 DECODE_ERRORS = {

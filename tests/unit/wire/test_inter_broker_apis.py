@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from support.forged_requests import FORGERIES, INTER_BROKER
 
 
 def test_every_request_of_brokers_is_forged_by_a_test() -> None:
     """A new one has to be added to `FORGERIES`, which the tests over sockets send."""
     assert set(FORGERIES) == set(INTER_BROKER)
-    assert {api.key for api in OFFERED.values() if api.brokers_only} < set(INTER_BROKER)
+    assert {api.key for api in SUPPORTED_APIS.values() if api.brokers_only} < set(INTER_BROKER)
     assert {ApiKey.FETCH, ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH} < set(INTER_BROKER)
 
 
 def test_every_request_of_brokers_says_so_in_the_compatibility_document() -> None:
-    assert all("CLUSTER_AUTHORIZATION_FAILED" in OFFERED[key].note for key in INTER_BROKER)
+    assert all("CLUSTER_AUTHORIZATION_FAILED" in SUPPORTED_APIS[key].note for key in INTER_BROKER)

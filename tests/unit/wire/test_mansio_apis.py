@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions, is_flexible
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions, is_flexible
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE, Struct
 from unit.wire.kio_oracle import random_message
 
-NATIVE = [api.key for api in OFFERED.values() if mansio_apis.is_mansio_api(api.key)]
+NATIVE = [api.key for api in SUPPORTED_APIS.values() if mansio_apis.is_mansio_api(api.key)]
 BOTH = [(key, direction) for key in NATIVE for direction in (REQUEST, RESPONSE)]
 
 SETTLE = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages, schema_compiler
 from mansio.wire.codec.messages import (
     Struct,
@@ -54,7 +54,7 @@ METADATA = {
 
 
 def body_of(frame: bytes) -> bytes:
-    return frame[4 + read_request_header(frame[4:]).body :]
+    return frame[4 + read_request_header(frame[4:]).body_position :]
 
 
 def test_golden_metadata_response() -> None:
@@ -65,7 +65,7 @@ def test_golden_api_versions_request_of_a_java_client() -> None:
     frame = bytes.fromhex("00120003000000010004746573740012") + b"apache-kafka-java\x063.6.1\x00"
     frame = frame[:14] + b"\x00" + frame[15:]
     header = read_request_header(frame)
-    request = decode_request(header.api_key, header.api_version, frame[header.body :])
+    request = decode_request(header.api_key, header.api_version, frame[header.body_position :])
     assert (request.client_software_name, request.client_software_version) == ("apache-kafka-java", "3.6.1")
 
 
@@ -230,7 +230,7 @@ def test_wrong_counts_allocate_no_memory() -> None:
 
 def test_message_with_too_many_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic of a Metadata answer takes a few bytes on the wire and a hundred times that in memory."""
-    monkeypatch.setattr(messages, "MAX_STRUCTS", 1000)
+    monkeypatch.setattr(messages, "STRUCTS_MAX", 1000)
     topics = [{"name": "", "partitions": []}] * 1001
     for count in (1000, 1001):
         frame = messages.encode_response(3, 9, 0, {"topics": topics[:count]})[9:]
@@ -239,7 +239,7 @@ def test_message_with_too_many_structs_is_refused(monkeypatch: pytest.MonkeyPatc
         else:
             with pytest.raises(WireError, match="structs"):
                 messages.decode_response(3, 9, frame)
-    assert schema_compiler.MAX_STRUCTS * 600 < 512 << 20
+    assert schema_compiler.STRUCTS_MAX * 600 < 512 << 20
 
 
 TINY_ITEMS = {
@@ -253,7 +253,7 @@ TINY_ITEMS = {
 def test_request_with_too_many_items_is_refused(kind: str) -> None:
     """Each is answered with hundreds of bytes in memory, on the loop that everybody shares."""
     api_key, version, body = TINY_ITEMS[kind]
-    most = schema_compiler.MAX_REQUEST_ITEMS
+    most = schema_compiler.REQUEST_ITEMS_MAX
     decode_request(api_key, version, unsigned_varint(most + 1) + body(most))
     with pytest.raises(WireError, match="items in one request"):
         decode_request(api_key, version, unsigned_varint(most + 2) + body(most + 1))
@@ -261,13 +261,15 @@ def test_request_with_too_many_items_is_refused(kind: str) -> None:
 
 def test_huge_body_is_refused_before_decoding() -> None:
     with pytest.raises(WireError, match="at most"):
-        decode_request(3, 9, memoryview(bytearray(messages.MAX_BODY_BYTES + 1)))
+        decode_request(3, 9, memoryview(bytearray(messages.BODY_BYTES_MAX + 1)))
 
 
 def test_preloading_leaves_nothing_to_import() -> None:
     steps = sum(1 for _ in messages.preload_schemas())
     assert steps == 2 * sum(
-        api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw
+        api.max_version - api.min_version + 1
+        for api in SUPPORTED_APIS.values()
+        if api.handler and not api.is_decoded_by_handler
     )
 
 

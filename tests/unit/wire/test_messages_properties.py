@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.index import api_key_map, schema_name_map
 
-from mansio.wire.api_versions import OFFERED, ApiKey, is_flexible
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, is_flexible
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.codec.schema_compiler import Struct, fields_of
+from mansio.wire.codec.schema_compiler import Struct, schema_fields
 from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
 
-KAFKAS = [api for api in OFFERED.values() if not mansio_apis.is_mansio_api(api.key)]
+KAFKAS = [api for api in SUPPORTED_APIS.values() if not mansio_apis.is_mansio_api(api.key)]
 ALL = list(every_version(without=(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.SHARE_FETCH)))
 IDS = [f"{api_key_map[key]}-v{version}-{direction}" for key, version, direction in ALL]
 
@@ -57,13 +57,15 @@ def test_messages_are_decoded_and_encoded_as_by_kio(
 
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
 def test_shape_has_every_field_of_every_version(api_key: int, version: int, direction: str) -> None:
-    def check(entity: object, shape: messages.Shape, path: str) -> None:
-        for field in fields_of(entity):
+    def check(entity: object, shape: messages.MergedSchema, path: str) -> None:
+        for field in schema_fields(entity):
             assert field.name in shape.defaults, f"{path}.{field.name}"
             if field.entity is not None:
                 check(field.entity, shape.children[field.name], f"{path}.{field.name}")
 
-    check(messages._schema(api_key, version, direction), messages.shape_of(api_key, direction), direction)
+    check(
+        messages._schema(api_key, version, direction), messages.merged_schema(api_key, direction), direction
+    )
 
 
 @pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
@@ -71,7 +73,7 @@ def test_reader_sets_all_fields_in_every_version(api_key: int, version: int, dir
     entity = messages._schema(api_key, version, direction)
     data = kio_bytes(entity, random_message(Random(1), entity))
     struct = messages._decode(api_key, version, direction, data)
-    assert set(vars(struct)) == set(messages.shape_of(api_key, direction).defaults)
+    assert set(vars(struct)) == set(messages.merged_schema(api_key, direction).defaults)
 
 
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
@@ -84,6 +86,8 @@ def test_flexible_versions_match_kio(api: object) -> None:
 @pytest.mark.parametrize("api", KAFKAS, ids=lambda api: api.key.name)
 def test_supported_versions_exist_and_newer_ones_have_a_reason(api: object) -> None:
     known = schema_name_map[api_key_map[api.key]]
-    assert set(range(api.lowest, api.highest + 1)) <= set(known)
-    assert bool(api.skipped) == (max(known) > api.highest)
-    assert not api.skipped or re.match(rf"{api.highest + 1}\b", api.skipped)
+    assert set(range(api.min_version, api.max_version + 1)) <= set(known)
+    assert bool(api.newer_unsupported_reason) == (max(known) > api.max_version)
+    assert not api.newer_unsupported_reason or re.match(
+        rf"{api.max_version + 1}\b", api.newer_unsupported_reason
+    )

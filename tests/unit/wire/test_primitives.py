@@ -133,8 +133,8 @@ def test_number_of_partitions_in_one_request_is_bounded(version: int) -> None:
         data = b"".join(produce.encode_request(version, 1, None, -1, 1000, [(*TOPIC, empty)]))
         return memoryview(data)[4:]
 
-    body = read_request_header(request(0)).body
-    most = primitives.MAX_ENTRIES - 1  # the topic is one
+    body = read_request_header(request(0)).body_position
+    most = primitives.ENTRIES_MAX - 1  # the topic is one
     assert len(produce.decode_request(version, request(most), body).topics[0][2]) == most
     with pytest.raises(WireError, match="a count of"):
         produce.decode_request(version, request(most + 1), body)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
 from mansio.wire.apis.produce import PartitionResult
@@ -18,8 +18,8 @@ from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
 from unit.wire.kio_oracle import kio_bytes, random_message
 
-PRODUCE = range(OFFERED[ApiKey.PRODUCE].lowest, OFFERED[ApiKey.PRODUCE].highest + 1)
-FETCH = range(OFFERED[ApiKey.FETCH].lowest, OFFERED[ApiKey.FETCH].highest + 1)
+PRODUCE = range(SUPPORTED_APIS[ApiKey.PRODUCE].min_version, SUPPORTED_APIS[ApiKey.PRODUCE].max_version + 1)
+FETCH = range(SUPPORTED_APIS[ApiKey.FETCH].min_version, SUPPORTED_APIS[ApiKey.FETCH].max_version + 1)
 ZERO = bytes(16)
 
 seeds = given(seed=st.integers(0, 2**32), tags=st.booleans())
@@ -54,7 +54,7 @@ def body_of_request(data: bytes, api_key: int, version: int) -> bytes:
         77,
         "me",
     )
-    return data[4 + header.body :]
+    return data[4 + header.body_position :]
 
 
 @pytest.mark.parametrize("version", PRODUCE)
@@ -171,7 +171,7 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
         isolation_level=request.isolation_level,
         session_id=request.session_id,
         session_epoch=request.session_epoch,
-        forgotten=forgotten,
+        forgotten_topics=forgotten,
         rack_id=request.rack_id,
         replica_id=replica_id,
         replica_epoch=replica_epoch,
@@ -195,11 +195,11 @@ def test_read_for_repair_is_a_fetch_with_one_more_tagged_field(version: int) -> 
         max_bytes=1000,
         replica_id=2,
         replica_epoch=9,
-        for_repair=True,
+        is_repair_read=True,
     )
     body = memoryview(body_of_request(joined([frame]), ApiKey.FETCH, version))
     request = fetch.decode_request(version, body, 0)
-    assert (request.replica_id, request.replica_epoch, request.for_repair) == (2, 9, True)
+    assert (request.replica_id, request.replica_epoch, request.is_repair_read) == (2, 9, True)
     assert request.topics == [(None, bytes(range(16)), asked)]
     assert fetch.decode_replica_request(body, 0) is None
 

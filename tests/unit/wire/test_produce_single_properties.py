@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import WireError
 from mansio.wire.apis import produce
-from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduce
+from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduceCodec
 from support.tiers import examples
 
 VERSIONS = range(SINGLE_PARTITION_VERSION_MIN, 14)
@@ -29,7 +29,7 @@ texts = st.text(max_size=20)
 def test_request_equals_that_of_the_general_codec(
     version: int, client_id: str | None, topic: str, acks: int, size: int, index: int, correlation_id: int
 ) -> None:
-    single = SinglePartitionProduce(version, client_id, acks, 1000, topic, TOPIC_ID)
+    single = SinglePartitionProduceCodec(version, client_id, acks, 1000, topic, TOPIC_ID)
     batch = b"x" * size
     topics = [(topic, TOPIC_ID, [(index, batch)])]
     expected = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics)
@@ -53,9 +53,9 @@ def answer(version: int, topic: str, result: produce.PartitionResult, throttle_m
 def test_success_response_is_decoded_by_the_fast_path(
     version: int, topic: str, index: int, base_offset: int, append_ms: int, throttle_ms: int
 ) -> None:
-    single = SinglePartitionProduce(version, "me", -1, 1000, topic, TOPIC_ID)
+    single = SinglePartitionProduceCodec(version, "me", -1, 1000, topic, TOPIC_ID)
     frame = answer(version, topic, produce.PartitionResult(index, 0, base_offset, append_ms, 3), throttle_ms)
-    assert single.decode_stored(index, frame) == (base_offset, append_ms)
+    assert single.decode_success(index, frame) == (base_offset, append_ms)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -69,9 +69,9 @@ def test_success_response_is_decoded_by_the_fast_path(
     ],
 )
 def test_other_responses_are_left_to_the_general_codec(version: int, result: produce.PartitionResult) -> None:
-    single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
-    assert single.decode_stored(2, answer(version, "topic", result)) is None
-    assert single.decode_stored(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
+    single = SinglePartitionProduceCodec(version, "me", -1, 1000, "topic", TOPIC_ID)
+    assert single.decode_success(2, answer(version, "topic", result)) is None
+    assert single.decode_success(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
         version >= 13  # the answer does not name it
     )
 
@@ -87,12 +87,12 @@ def test_other_responses_are_left_to_the_general_codec(version: int, result: pro
 def test_changed_response_is_decoded_as_by_the_general_codec(
     version: int, position: int, change: int, cut: int, more: bytes
 ) -> None:
-    single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
+    single = SinglePartitionProduceCodec(version, "me", -1, 1000, "topic", TOPIC_ID)
     original = answer(version, "topic", produce.PartitionResult(2, 0, 77, -1, 5))
     mutated = bytearray(original[: len(original) - cut] + more)
     if position < len(mutated):
         mutated[position] ^= change
-    found = single.decode_stored(2, bytes(mutated))
+    found = single.decode_success(2, bytes(mutated))
     if found is None:
         return
     try:

@@ -25,8 +25,8 @@ def frame_of(
 
 def learned(frame: memoryview) -> produce.ProduceTemplate | None:
     header = read_request_header(frame)
-    request = produce.decode_request(header.api_version, frame, header.body)
-    return produce.learn_template(header, frame, request)
+    request = produce.decode_request(header.api_version, frame, header.body_position)
+    return produce.build_template(header, frame, request)
 
 
 @settings(max_examples=examples(40, 200), deadline=None)
@@ -45,7 +45,7 @@ def test_matching_request_is_decoded_as_by_the_general_codec(
     assert pattern is not None
     frame = frame_of(version, correlation_id, client_id, -1, topic, index, b"y" * sizes[1])
     header = read_request_header(frame)
-    request = produce.decode_request(version, frame, header.body)
+    request = produce.decode_request(version, frame, header.body_position)
     assert produce.match_template(pattern, frame) == request.topics[0][2][0]
     result = produce.PartitionResult(index, 0, 123456789, -1, 17)
     expected = produce.encode_response(version, correlation_id, [(*request.topics[0][:2], [result])])
@@ -74,7 +74,7 @@ def test_changed_frame_is_decoded_as_by_the_general_codec(
     if found is None:
         return
     header = read_request_header(frame)
-    request = produce.decode_request(header.api_version, frame, header.body)
+    request = produce.decode_request(header.api_version, frame, header.body_position)
     assert request.acks == pattern.acks
     assert request.timeout_ms == pattern.timeout_ms
     assert request.topics == [(pattern.topic, pattern.topic_id, [found])]

@@ -81,15 +81,15 @@ def test_everything_but_the_codec_is_kept(
         header = read_header(batch)
         batch = encode_batch(header._replace(attributes=header.attributes | 8), batch[HEADER_BYTES:])
     before = read_header(batch)
-    result = recompress(batch, target, max_output_bytes=LIMIT)
+    result = recompress(batch, target, output_bytes_max=LIMIT)
     after = check_batch(result)
     assert after.codec is target.codec
     assert after.attributes & ~CODEC_MASK == before.attributes & ~CODEC_MASK
     changed = {"attributes": 0, "batch_length": 0, "crc": 0}
     assert after._replace(**changed) == before._replace(**changed)
-    assert read_records(result, max_output_bytes=LIMIT) == read_records(batch, max_output_bytes=LIMIT)
-    again = recompress(result, Compression(source), max_output_bytes=LIMIT)
-    assert read_records(again, max_output_bytes=LIMIT) == read_records(batch, max_output_bytes=LIMIT)
+    assert read_records(result, output_bytes_max=LIMIT) == read_records(batch, output_bytes_max=LIMIT)
+    again = recompress(result, Compression(source), output_bytes_max=LIMIT)
+    assert read_records(again, output_bytes_max=LIMIT) == read_records(batch, output_bytes_max=LIMIT)
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
@@ -97,7 +97,7 @@ def test_a_bomb_is_refused(codec: Codec) -> None:
     batch = build_batch([(0, None, bytes(8 << 20), ())], codec=codec)
     assert len(batch) < LIMIT
     with pytest.raises(InvalidRecord, match="when decompressed"):
-        recompress(batch, Compression(Codec.NONE), max_output_bytes=LIMIT)
+        recompress(batch, Compression(Codec.NONE), output_bytes_max=LIMIT)
 
 
 def test_damaged_batches_are_refused_with_their_own_errors() -> None:
@@ -112,7 +112,7 @@ def test_damaged_batches_are_refused_with_their_own_errors() -> None:
     ]
     for damaged, error in cases:
         with pytest.raises(error):
-            recompress(damaged, Compression(Codec.ZSTD), max_output_bytes=LIMIT)
+            recompress(damaged, Compression(Codec.ZSTD), output_bytes_max=LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,6 @@ def test_a_higher_level_compresses_better(codec: Codec, low: int, high: int) -> 
     value = b" ".join(chosen.choices(words, k=9000))
     batch = build_batch([(0, None, value, ())])
     low_size, high_size = (
-        len(recompress(batch, Compression(codec, level), max_output_bytes=LIMIT)) for level in (low, high)
+        len(recompress(batch, Compression(codec, level), output_bytes_max=LIMIT)) for level in (low, high)
     )
     assert high_size < low_size

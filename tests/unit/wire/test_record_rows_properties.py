@@ -1,4 +1,4 @@
-"""`read_rows` and `read_records` return and refuse what the reference reader does, with the same errors."""
+"""`read_record_tuples` and `read_records` return and refuse what the reference reader does, with the same errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import Record, read_records, read_rows
+from mansio.wire.batch.record_reader import Record, read_record_tuples, read_records
 from support.tiers import examples
 from unit.wire import record_oracle
 
@@ -44,9 +44,9 @@ def outcome(read: Callable[[], list[Any]]) -> Any:
 
 
 def as_rows(batch: bytes) -> Any:
-    """What `read_rows` returns or raises; `read_records` must agree."""
-    rows = outcome(lambda: read_rows(batch, Message, "t", 3, max_output_bytes=DECODED_BYTES_MAX))
-    records = outcome(lambda: read_records(batch, max_output_bytes=DECODED_BYTES_MAX))
+    """What `read_record_tuples` returns or raises; `read_records` must agree."""
+    rows = outcome(lambda: read_record_tuples(batch, Message, "t", 3, output_bytes_max=DECODED_BYTES_MAX))
+    records = outcome(lambda: read_records(batch, output_bytes_max=DECODED_BYTES_MAX))
     assert (records if isinstance(records, tuple) else [Message("t", 3, *each) for each in records]) == rows
     assert isinstance(records, tuple) or all(type(record) is Record for record in records)
     return rows
@@ -57,7 +57,7 @@ def expected(batch: bytes) -> Any:
     return outcome(
         lambda: [
             Message("t", 3, *record)
-            for record in record_oracle.read_records(batch, max_output_bytes=DECODED_BYTES_MAX)
+            for record in record_oracle.read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
         ]
     )
 

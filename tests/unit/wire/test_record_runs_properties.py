@@ -13,12 +13,12 @@ from mansio.errors import MansioError
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     build_batch,
-    build_values_batch,
+    build_value_only_batch,
     encode_batch,
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import UNIFORM_RECORDS_MIN, read_rows, read_uniform_records
+from mansio.wire.batch.record_reader import UNIFORM_RECORDS_MIN, read_record_tuples, read_uniform_records
 from support.tiers import examples
 from unit.wire.record_oracle import read_records
 
@@ -29,7 +29,7 @@ BASE_MS = 1_700_000_000_000
 def as_rows(batch: bytes) -> Any:
     """What is read: rows, or an error's kind and words."""
     try:
-        return read_rows(batch, Message, "t", 3, max_output_bytes=DECODED_BYTES_MAX)
+        return read_record_tuples(batch, Message, "t", 3, output_bytes_max=DECODED_BYTES_MAX)
     except MansioError as error:
         return type(error), str(error)
 
@@ -37,7 +37,7 @@ def as_rows(batch: bytes) -> Any:
 def one_by_one(batch: bytes) -> Any:
     try:
         return [
-            Message("t", 3, *record) for record in read_records(batch, max_output_bytes=DECODED_BYTES_MAX)
+            Message("t", 3, *record) for record in read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
         ]
     except MansioError as error:
         return type(error), str(error)
@@ -49,7 +49,7 @@ def one_by_one(batch: bytes) -> Any:
 def test_uniform_records_equal_the_reference(count: int, size: int, step_ms: float) -> None:
     count = min(count, (1 << 20) // (size + 20))
     stamps = [BASE_MS + int(number * step_ms) for number in range(count)]
-    batch = build_values_batch(
+    batch = build_value_only_batch(
         stamps, [b"%0*d" % (size, number) if size > 4 else bytes(size) for number in range(count)]
     )
     assert as_rows(batch) == one_by_one(batch)
@@ -59,13 +59,13 @@ def test_uniform_records_equal_the_reference(count: int, size: int, step_ms: flo
 
 def test_uniform_records_use_the_fast_path() -> None:
     """Otherwise the others here would prove nothing."""
-    batch = build_values_batch([1] * 200, [b"%03d" % number for number in range(200)])
+    batch = build_value_only_batch([1] * 200, [b"%03d" % number for number in range(200)])
     first = read_uniform_records(batch[HEADER_BYTES:], 0, 0, 200)
     assert first is not None
-    assert first.length == 64
+    assert first.record_count == 64
     second = read_uniform_records(batch[HEADER_BYTES:], first.end, 64, 136)
     assert second is not None
-    assert (second.length, second.end) == (136, len(batch) - HEADER_BYTES)
+    assert (second.record_count, second.end) == (136, len(batch) - HEADER_BYTES)
 
 
 @settings(max_examples=examples(120, 600), deadline=None)

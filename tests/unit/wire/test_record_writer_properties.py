@@ -7,7 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.record_batch import build_batch, build_values_batch, write_rows, write_values
+from mansio.wire.batch.record_batch import (
+    build_batch,
+    build_value_only_batch,
+    encode_records,
+    encode_value_only_records,
+)
 
 BASE_MS = 1_700_000_000_000
 
@@ -28,7 +33,7 @@ def test_columns_equal_rows(values: list[bytes], deltas: list[int], equal: bool)
     if equal:
         values = [values[0]] * len(values)
     stamps = [BASE_MS + deltas[number % len(deltas)] for number in range(len(values))]
-    assert write_values(stamps, values) == bytes(write_rows(rows(stamps, values)))
+    assert encode_value_only_records(stamps, values) == bytes(encode_records(rows(stamps, values)))
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 128, 8191, 8192, 8193, 20_000])
@@ -37,7 +42,7 @@ def test_columns_equal_rows_where_varints_grow(count: int, sizes: tuple[int, ...
     count = count if max(sizes) < 1000 else min(count, 200)
     values = [b"v" * sizes[number % len(sizes)] for number in range(count)]
     for stamps in ([BASE_MS] * count, [BASE_MS + number * 60 // count for number in range(count)]):
-        assert write_values(stamps, values) == bytes(write_rows(rows(stamps, values)))
+        assert encode_value_only_records(stamps, values) == bytes(encode_records(rows(stamps, values)))
 
 
 @pytest.mark.parametrize("codec", Codec)
@@ -45,4 +50,4 @@ def test_values_batch_equals_the_general_batch(codec: Codec) -> None:
     stamps, values = [5, 4, 9], [b"one", b"", b"three" * 100]
     fields = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 11}
     expected = build_batch(rows(stamps, values), codec=codec, **fields)
-    assert build_values_batch(stamps, values, codec=codec, **fields) == expected
+    assert build_value_only_batch(stamps, values, codec=codec, **fields) == expected

@@ -80,7 +80,7 @@ def test_round_trip(codec: Codec) -> None:
     assert header.timestamp_type == TimestampType.CREATE
     assert header.is_transactional
     assert not header.is_control
-    records = read_records(memoryview(bytearray(batch)), max_output_bytes=PLENTY)
+    records = read_records(memoryview(bytearray(batch)), output_bytes_max=PLENTY)
     assert rows(records) == ROWS
     assert [record.offset - (1 << 40) for record in records] == [0, 1, 2, 3]
 
@@ -116,7 +116,7 @@ def test_batches_of_other_clients_are_decoded(codec: Codec, client: str) -> None
         builder.append(delta, timestamp, key, value, headers)
     batch = bytes(builder.build())
     assert check_batch(batch).codec == codec
-    assert rows(read_records(batch, max_output_bytes=PLENTY)) == ROWS
+    assert rows(read_records(batch, output_bytes_max=PLENTY)) == ROWS
 
 
 def test_golden_bytes() -> None:
@@ -203,7 +203,7 @@ def test_log_append_time_does_not_change_the_records(codec: Codec) -> None:
     assert header.timestamp_type == TimestampType.LOG_APPEND
     assert header.max_timestamp_ms == NOW + 99
     assert header.codec == codec
-    assert {r.timestamp_ms for r in read_records(stamped, max_output_bytes=PLENTY)} == {NOW + 99}
+    assert {r.timestamp_ms for r in read_records(stamped, output_bytes_max=PLENTY)} == {NOW + 99}
     assert {r.timestamp for r in AioBatch(stamped)} == {NOW + 99}
 
 
@@ -251,14 +251,14 @@ def test_inconsistent_record_is_invalid(body: str) -> None:
     batch = good[:HEADER_BYTES] + bytes.fromhex(body)
     batch = patched(batch, 8, ">i", len(batch) - 12)
     with pytest.raises(InvalidRecord):
-        read_records(batch, max_output_bytes=PLENTY)
+        read_records(batch, output_bytes_max=PLENTY)
 
 
 def test_compacted_batch_with_gaps_keeps_its_offsets() -> None:
     parts = [build_batch(ROWS[:1], base_offset=0)[HEADER_BYTES:], bytes.fromhex("0c000008010100")]
     batch = build_batch(ROWS[:2], base_offset=10)[:HEADER_BYTES] + b"".join(parts)
     batch = patched(patched(batch, 8, ">i", len(batch) - 12), 23, ">i", 6)
-    assert [record.offset for record in read_records(batch, max_output_bytes=PLENTY)] == [10, 14]
+    assert [record.offset for record in read_records(batch, output_bytes_max=PLENTY)] == [10, 14]
 
 
 @every_codec
@@ -268,15 +268,15 @@ def test_impossible_record_count_is_refused_before_decompression(codec: Codec) -
     with pytest.raises(InvalidRecord):
         check_batch(batch)
     with pytest.raises(InvalidRecord):
-        read_records(batch, max_output_bytes=PLENTY)
+        read_records(batch, output_bytes_max=PLENTY)
 
 
 @every_codec
 def test_batch_above_the_decompressed_limit_is_invalid(codec: Codec) -> None:
     batch = build_batch([(0, None, bytes(100_000), [])], codec=codec)
     with pytest.raises(InvalidRecord):
-        read_records(batch, max_output_bytes=100_000)
-    assert len(read_records(batch, max_output_bytes=100_100)) == 1
+        read_records(batch, output_bytes_max=100_000)
+    assert len(read_records(batch, output_bytes_max=100_100)) == 1
 
 
 @every_codec

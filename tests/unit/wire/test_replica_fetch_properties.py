@@ -26,7 +26,7 @@ from support.tiers import examples
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-VERSION = fetch.REPLICA_VERSION
+VERSION = fetch.REPLICA_FETCH_VERSION
 CLIENT_ID = "mansio-follower"
 CLIENT_ID_BYTES = CLIENT_ID.encode()
 
@@ -100,7 +100,7 @@ def test_replica_request_is_the_same_in_both_codecs(topics: Any, replica: tuple[
         replica_epoch=replica[1],
     )
     frame = memoryview(framed)[4:]
-    body = read_request_header(frame).body
+    body = read_request_header(frame).body_position
     assert fetch.decode_replica_request(frame, body) == fetch.decode_request(VERSION, frame, body)
 
 
@@ -108,7 +108,7 @@ def test_replica_request_is_the_same_in_both_codecs(topics: Any, replica: tuple[
 @given(topics=asked)
 def test_other_requests_are_left_to_the_general_codec(topics: Any) -> None:
     framed = request(topics, (2, 77))
-    body = read_request_header(framed[4:]).body
+    body = read_request_header(framed[4:]).body_position
     for bad in damages(framed[4 + body :]):
         frame = memoryview(bad)
         found = fetch.decode_replica_request(frame, 0)
@@ -122,7 +122,9 @@ def test_replica_response_is_the_same_in_both_codecs(
 ) -> None:
     pieces = fetch.encode_replica_response(correlation_id, topics, error_code)
     plain = all(
-        one.aborted is None and one.diverging is None for _, _, partitions in topics for one in partitions
+        one.aborted_transactions is None and one.diverging_epoch is None
+        for _, _, partitions in topics
+        for one in partitions
     )
     assert (pieces is not None) == plain
     general = b"".join(fetch.encode_response(VERSION, correlation_id, topics, 0, error_code))

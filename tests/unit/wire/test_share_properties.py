@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition, AckResult, Endpoint
 from mansio.wire.apis.share_fetch import SharePartitionData
@@ -21,8 +21,13 @@ from mansio.wire.headers import read_request_header, response_header
 from support.tiers import examples
 from unit.wire.kio_oracle import kio_bytes, random_message
 
-FETCH = range(OFFERED[ApiKey.SHARE_FETCH].lowest, OFFERED[ApiKey.SHARE_FETCH].highest + 1)
-ACKNOWLEDGE = range(OFFERED[ApiKey.SHARE_ACKNOWLEDGE].lowest, OFFERED[ApiKey.SHARE_ACKNOWLEDGE].highest + 1)
+FETCH = range(
+    SUPPORTED_APIS[ApiKey.SHARE_FETCH].min_version, SUPPORTED_APIS[ApiKey.SHARE_FETCH].max_version + 1
+)
+ACKNOWLEDGE = range(
+    SUPPORTED_APIS[ApiKey.SHARE_ACKNOWLEDGE].min_version,
+    SUPPORTED_APIS[ApiKey.SHARE_ACKNOWLEDGE].max_version + 1,
+)
 ZERO = bytes(16)
 
 seeds = given(seed=st.integers(0, 2**32), tags=st.booleans())
@@ -71,7 +76,7 @@ def body_of_request(data: bytes, api_key: int, version: int) -> bytes:
     assert int.from_bytes(data[:4], "big") == len(data) - 4
     header = read_request_header(data[4:])
     assert header[:4] == (api_key, version, 77, "me")
-    return data[4 + header.body :]
+    return data[4 + header.body_position :]
 
 
 @pytest.mark.parametrize("version", FETCH)
@@ -92,7 +97,7 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
     assert (request.group_id, request.member_id) == (plain["group_id"], plain["member_id"])
     assert request.session_epoch == plain["share_session_epoch"]
     assert request.topics == ack_topics(plain)
-    assert request.forgotten == forgotten
+    assert request.forgotten_topics == forgotten
     if not tags:
         encoded = share_fetch.encode_request(
             version,
@@ -102,7 +107,7 @@ def test_share_fetch_request(version: int, seed: int, tags: bool) -> None:
             request.member_id,
             request.session_epoch,
             request.topics,
-            forgotten=forgotten,
+            forgotten_topics=forgotten,
             **wants,
             **newer,
         )

@@ -345,7 +345,7 @@ class CoordinatorRuntime:
             return
         since_yield = 0
         for batch in self._stored_batches(context.opened(), position):
-            for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
+            for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
                 since_yield += 1
                 if record.offset >= position:
                     take(record)

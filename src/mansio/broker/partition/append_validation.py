@@ -129,7 +129,7 @@ def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
             f"{partition}: a batch of {header.record_count} records; {DECODED_RECORDS_MAX} at most are taken by a"
             " compacted topic"
         )
-    records = read_records(batch, max_output_bytes=DECODED_BYTES_MAX)
+    records = read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
     keyless = [index for index, record in enumerate(records) if record.key is None]
     if not keyless:
         return
@@ -147,7 +147,7 @@ def timestamp_errors(batch: Buffer, header: BatchHeader, earliest_ms: int, lates
     ):
         return ()
     try:
-        records = read_records(batch, max_output_bytes=REJECTED_DECODED_BYTES_MAX)
+        records = read_records(batch, output_bytes_max=REJECTED_DECODED_BYTES_MAX)
     except RequestError:
         return ()  # the batch is rejected in any case
     late = [

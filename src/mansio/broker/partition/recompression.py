@@ -7,8 +7,9 @@ checked in that order. Partitions take turns: each has at most one batch at the 
 `Partition.append` in its final form; before, the checks of its size as sent, its CRC and its decompressed size.
 
 The queue is bounded by what its batches take when decompressed, which is the work they cause, as far as that is known
-without decompressing them (`decompressed_bytes`); for gzip the client states it. A job stops at this length. If the
-batch is longer, it is counted with the most that a batch may take and starts again, or is refused if there is no room.
+without decompressing them (`estimate_decompressed_bytes`); for gzip the client states it. A job stops at this length.
+If the batch is longer, it is counted with the most that a batch may take and starts again, or is refused if there is no
+room.
 
 Only clients' batches on a leader are recompressed: followers, coordinators and compaction append what they are given.
 
@@ -31,9 +32,9 @@ from typing import TYPE_CHECKING, Final
 from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, reject_batch
 from mansio.errors import InvalidRecord, MansioError, RequestTimedOut
 from mansio.logs import fields
-from mansio.wire.batch.compression import decompressed_bytes
+from mansio.wire.batch.compression import estimate_decompressed_bytes
 from mansio.wire.batch.recompress import recompress
-from mansio.wire.batch.record_batch import ATTRIBUTES_END, CODEC_MASK, HEADER_BYTES, check_batch
+from mansio.wire.batch.record_batch import ATTRIBUTES_END_POSITION, CODEC_MASK, HEADER_BYTES, check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -97,7 +98,7 @@ class _QueuedAppend:
         """What its decompressed records are expected to take at most."""
         if target is not None:
             content = memoryview(records)[HEADER_BYTES:]
-            self.job_bytes_max = decompressed_bytes(_codec(records), content, output_bytes_max)
+            self.job_bytes_max = estimate_decompressed_bytes(_codec(records), content, output_bytes_max)
         self.queued_bytes = 0
         """Bytes by which it counts towards the bounds of the queue."""
         self.urgent = urgent
@@ -200,7 +201,7 @@ class Recompressor:
     def _submit(self, partition: Partition, entry: _QueuedAppend) -> bool:
         """Pass the batch to the thread. False: it is closed, and the batch has its result."""
         assert entry.target is not None
-        work = partial(recompress, entry.records, entry.target, max_output_bytes=entry.job_bytes_max)
+        work = partial(recompress, entry.records, entry.target, output_bytes_max=entry.job_bytes_max)
         try:
             self._background.submit(work, partial(self._recompressed, partition, entry))
         except RuntimeError:
@@ -281,7 +282,7 @@ def _log_failure(partition: Partition, error: BaseException | None) -> None:
 
 
 def _codec(records: Buffer) -> int:
-    return records[ATTRIBUTES_END - 1] & CODEC_MASK
+    return records[ATTRIBUTES_END_POSITION - 1] & CODEC_MASK
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
@@ -295,6 +296,6 @@ def _recompressed_inline(records: Buffer, target: Compression) -> bytes | None:
     if len(records) > INLINE_BYTES_MAX or (target.level or 0) > INLINE_LEVEL_MAX:
         return None
     try:
-        return recompress(records, target, max_output_bytes=INLINE_BYTES_MAX)
+        return recompress(records, target, output_bytes_max=INLINE_BYTES_MAX)
     except InvalidRecord:
         return None  # longer, or invalid in another way: the thread finds out

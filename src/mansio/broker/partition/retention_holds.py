@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.errors import PolicyViolation
 from mansio.logs import fields
-from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_of
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
@@ -74,7 +74,7 @@ class ReleasedHold(NamedTuple):
 
 def is_hold(group_id: str, metadata: str) -> bool:
     """Whether a committed offset is a hold."""
-    return pipeline_of(group_id) is not None and parse_hold_metadata(metadata) is not None
+    return pipeline_name_of(group_id) is not None and parse_hold_metadata(metadata) is not None
 
 
 class RetentionHolds:
@@ -99,7 +99,7 @@ class RetentionHolds:
         self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None
     ) -> None:
         """A committed offset of any group was stored, or deleted (None)."""
-        pipeline = pipeline_of(group_id)
+        pipeline = pipeline_name_of(group_id)
         if pipeline is None:
             return
         if committed is None or parse_hold_metadata(committed.metadata) is None:

@@ -359,7 +359,7 @@ class LogRepairer:
     async def _read_from(self, node_id: int, partition: Partition, offset: int, bytes_max: int) -> bytes:
         wanted = FetchPartition(partition.index, partition.leader_epoch, offset, -1, -1, bytes_max)
         request = encode_request(
-            fetch.REPLICA_VERSION,
+            fetch.REPLICA_FETCH_VERSION,
             0,
             CLIENT_ID,
             [(None, partition.topic_id.bytes, [wanted])],
@@ -368,11 +368,11 @@ class LogRepairer:
             max_bytes=bytes_max,
             replica_id=self._node_id,
             replica_epoch=self._broker_epoch(),
-            for_repair=True,
+            is_repair_read=True,
         )
         for _ in range(SOURCE_WAIT_MS_MAX // WAIT_MS):
             frame = await self._peers.send(node_id, request, timeout_ms=self._request_timeout_ms)
-            response = decode_response(fetch.REPLICA_VERSION, frame)
+            response = decode_response(fetch.REPLICA_FETCH_VERSION, frame)
             if response.error_code:
                 raise error_for_code(response.error_code, "the read for repair was rejected")
             answer = response.topics[0][2][0] if response.topics and response.topics[0][2] else None

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = fetch.REPLICA_VERSION
+VERSION: Final = fetch.REPLICA_FETCH_VERSION
 """Version of Fetch between brokers."""
 
 CLIENT_ID: Final = "mansio-follower"
@@ -368,8 +368,8 @@ class ReplicaFetcher:
                 partition.reset_to(answer.log_start_offset)
                 return False
             raise error
-        if answer.diverging is not None:
-            partition.truncate_diverging(answer.diverging)
+        if answer.diverging_epoch is not None:
+            partition.truncate_diverging(answer.diverging_epoch)
             return False
         appended = 0
         if answer.records_bytes:

@@ -62,7 +62,7 @@ class PartitionFetch(Protocol):
 
 class FetchRequest(Protocol):
     """A fetch. `topics` are (name or None, id or None, [PartitionFetch]). Whether it is a follower's is no property of
-    the request: it depends on who may send it. `for_repair`: the replica reads batches that are damaged in its own
+    the request: it depends on who may send it. `is_repair_read`: the replica reads batches that are damaged in its own
     log; of a client it has no effect."""
 
     @property
@@ -74,7 +74,7 @@ class FetchRequest(Protocol):
     @property
     def isolation_level(self) -> int: ...
     @property
-    def for_repair(self) -> bool: ...
+    def is_repair_read(self) -> bool: ...
     @property
     def topics(self) -> Sequence[tuple[str | None, bytes | None, Sequence[PartitionFetch]]]: ...
 
@@ -213,7 +213,7 @@ class FetchService:
 
     def _begin_for_replica(self, request: FetchRequest, follower: BrokerIdentity) -> tuple[FetchResult, bool]:
         """The same for a follower, whose response may be delayed to coalesce batches (`FetchCoalescer`)."""
-        if request.for_repair:
+        if request.is_repair_read:
             return self._read_for_replica(request, follower, first=False), True
         pending_before = len(self._produce.pending)
         result = self._read_for_replica(request, follower, first=True)
@@ -311,7 +311,7 @@ class FetchService:
                 try:
                     partition = self._partitions.find(name, topic_id, want.index)
                     bytes_max = min(remaining, want.max_bytes)
-                    if request.for_repair:
+                    if request.is_repair_read:
                         records = partition.read_for_repair(
                             want.current_leader_epoch, want.fetch_offset, bytes_max
                         )
@@ -332,7 +332,7 @@ class FetchService:
                 if total and size > remaining:
                     records, size = None, 0  # the first batch exceeds what remains of the limit
                 is_urgent = is_urgent or urgent
-                if size and not request.for_repair:
+                if size and not request.is_repair_read:
                     group_commit = partition.group_commit
                 total += size
                 remaining -= size

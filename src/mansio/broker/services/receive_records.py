@@ -276,7 +276,7 @@ def _decode(
                     continue
                 if bytes_left <= 0:
                     raise InvalidRecord(f"the records have more than {DECODED_BYTES_MAX} bytes decompressed")
-                for record in read_records(batch, max_output_bytes=bytes_left):
+                for record in read_records(batch, output_bytes_max=bytes_left):
                     by_offset[record.offset] = record
                     bytes_left -= len(record.key or b"") + len(record.value or b"")
     except MansioError as error:

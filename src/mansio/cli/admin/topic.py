@@ -361,10 +361,10 @@ async def _name_holding_pipelines(
     }
     if not candidates:
         return
-    from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_of
+    from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_name_of
 
     for group in (await client.admin.list_groups())[:GROUPS_ASKED_MAX]:
-        pipeline = pipeline_of(group.group_id)
+        pipeline = pipeline_name_of(group.group_id)
         if pipeline is None:
             continue
         for one, committed in (await client.admin.group_offsets(group.group_id)).items():

@@ -98,7 +98,7 @@ def serve(
     lines = logs.set_up(settings.log_level, settings.log_format)
     file_descriptors.raise_limit()
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
-    messages.shape_of(ApiKey.METADATA, "request")
+    messages.merged_schema(ApiKey.METADATA, "request")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(_serve(settings, lines))
     raise typer.Exit(code)

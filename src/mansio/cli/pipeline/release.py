@@ -20,7 +20,11 @@ from mansio.cli.support.common import (
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 from mansio.errors import GroupIdNotFound, MansioError
-from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group, pipeline_of
+from mansio.wire.internal_records.hold_metadata import (
+    parse_hold_metadata,
+    pipeline_group_id,
+    pipeline_name_of,
+)
 
 if TYPE_CHECKING:
     from mansio.client import Client
@@ -53,7 +57,7 @@ def release(
 
 
 async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str, Any]]:
-    group = pipeline_group(name)
+    group = pipeline_group_id(name)
     offsets = await client.admin.group_offsets(group)
     if not offsets:
         raise GroupIdNotFound(await _unknown(client, name))
@@ -85,5 +89,5 @@ async def _unknown(client: Client, name: str) -> str:
         groups = [group.group_id for group in await client.admin.list_groups()]
     except MansioError:
         groups = []
-    known = [found for group in groups if (found := pipeline_of(group)) is not None]
+    known = [found for group in groups if (found := pipeline_name_of(group)) is not None]
     return f"there is no pipeline {name!r}" + (f"; there are {', '.join(known[:20])}" if known else "")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.client.types import Message
 from mansio.errors import InvalidRecord
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_reader import read_rows
+from mansio.wire.batch.record_reader import read_record_tuples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,12 +56,12 @@ def decode_fetch(
                 f" more than batch_bytes_max ({batch_bytes_max}) allows"
             )
         size = header.size
-        messages = read_rows(
+        messages = read_record_tuples(
             batches[position : position + size],
             Message,
             topic,
             partition,
-            max_output_bytes=max(size, batch_bytes_max),
+            output_bytes_max=max(size, batch_bytes_max),
         )
         if header.base_offset < first_offset:
             messages = [message for message in messages if message.offset >= first_offset]

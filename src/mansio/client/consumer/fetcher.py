@@ -440,7 +440,7 @@ class Fetcher:
             return 0
         state.fetch_offset = max(after, offset)
         self._completed_fetches.append(
-            CompletedFetch(state, offset, memoryview(batches), result.aborted or ())
+            CompletedFetch(state, offset, memoryview(batches), result.aborted_transactions or ())
         )
         state.buffered_bytes += len(batches)
         self._buffered_bytes += len(batches)

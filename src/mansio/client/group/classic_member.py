@@ -240,8 +240,8 @@ class ClassicMember:
                 Member(
                     entry.member_id,
                     subscription.topics,
-                    subscription.owned,
-                    subscription.generation,
+                    subscription.owned_partitions,
+                    subscription.generation_id,
                     entry.group_instance_id,
                 )
             )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mansio.client.types import Headers
     from mansio.net.connection import Connection
     from mansio.net.metadata import TopicView
-    from mansio.wire.apis.produce import SinglePartitionProduce
+    from mansio.wire.apis.produce import SinglePartitionProduceCodec
 
     StampedRecord = tuple[int, bytes | None, bytes | None, Headers]
 
@@ -252,7 +252,7 @@ class LastEncoding(NamedTuple):
     connection: Connection
     topic_view: TopicView | None
     version: int
-    template: SinglePartitionProduce
+    template: SinglePartitionProduceCodec
     topic_names: dict[bytes, str]
     """Topic id -> topic name, for decoding the response."""
 

@@ -1,7 +1,7 @@
 """Produce requests: encoding the batches of a request, and decoding the results in its response.
 
-Most requests carry one batch, and most responses report success: `SinglePartitionProduce` encodes and decodes these;
-the general codec encodes and decodes the others.
+Most requests carry one batch, and most responses report success: `SinglePartitionProduceCodec` encodes and decodes
+these; the general codec encodes and decodes the others.
 
 Invariants:
 * `on_end` is called once per request, with the results or with an error, unless the sender was closed before.
@@ -17,8 +17,8 @@ from mansio.errors import MansioError
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
-from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduce
-from mansio.wire.batch.record_batch import build_batch, build_values_batch
+from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduceCodec
+from mansio.wire.batch.record_batch import build_batch, build_value_only_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,12 +56,12 @@ class PendingRequest:
         self.batches = batches
         self._on_end = on_end
         self._is_over = False
-        self._template: SinglePartitionProduce | None = None
+        self._template: SinglePartitionProduceCodec | None = None
         self._version = 0
         self._topic_names: dict[bytes, str] = {}
 
     def set_encoding(
-        self, version: int, topic_names: dict[bytes, str], template: SinglePartitionProduce | None
+        self, version: int, topic_names: dict[bytes, str], template: SinglePartitionProduceCodec | None
     ) -> None:
         """Set how the request was encoded, which decoding the response needs. `topic_names`: topic id -> topic name;
         `template`: the request template, None if the general codec encoded the request."""
@@ -82,7 +82,7 @@ class PendingRequest:
         self._is_over = True
         if self._template is not None:
             batch = self.batches[0]
-            stored = self._template.decode_stored(batch.queue.partition, frame)
+            stored = self._template.decode_success(batch.queue.partition, frame)
             if stored is not None:
                 result = produce.PartitionResult(batch.queue.partition, 0, *stored)
                 self._on_end(self, ((batch, result),), None)
@@ -119,7 +119,7 @@ class RequestWriter:
         self._cluster = cluster
         self._acks = acks
         self._codec = codec
-        self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduce] = {}
+        self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduceCodec] = {}
 
     def send(self, connection: Connection, pending: PendingRequest) -> None:
         """Encode a request and write it to the connection; `pending` receives the response. With acks=0 there is no
@@ -131,7 +131,7 @@ class RequestWriter:
         highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in ids.values() else None
         version = connection.version_for(ApiKey.PRODUCE, highest=highest)
         correlation_id = connection.next_correlation_id()
-        single: SinglePartitionProduce | None = None
+        single: SinglePartitionProduceCodec | None = None
         buffers: Sequence[Buffer]
         if len(batches) == 1 and version >= SINGLE_PARTITION_VERSION_MIN:
             (batch,) = batches
@@ -168,7 +168,7 @@ class RequestWriter:
 
     def _cached_template(
         self, connection: Connection, version: int, topic: str, topic_id: bytes
-    ) -> SinglePartitionProduce:
+    ) -> SinglePartitionProduceCodec:
         options = connection.options
         key = (version, topic, topic_id, options.request_timeout_ms)
         template = self._templates.get(key)
@@ -176,7 +176,7 @@ class RequestWriter:
             if len(self._templates) >= TEMPLATES_MAX:
                 self._templates.clear()
             timeout_ms = int(options.request_timeout_ms)
-            template = self._templates[key] = SinglePartitionProduce(
+            template = self._templates[key] = SinglePartitionProduceCodec(
                 version, options.client_id, self._acks, timeout_ms, topic, topic_id
             )
         return template
@@ -215,7 +215,7 @@ class RequestWriter:
                 producer_epoch=producer_epoch,
                 base_sequence=base_sequence,
             )
-        return build_values_batch(
+        return build_value_only_batch(
             batch.timestamps_ms,
             cast("list[bytes]", batch.values),  # records without a value are in keys_and_headers
             codec=self._codec,

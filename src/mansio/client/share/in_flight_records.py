@@ -39,7 +39,7 @@ from mansio.client.share.leased import (
 from mansio.errors import InvalidRecord
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_reader import read_rows
+from mansio.wire.batch.record_reader import read_record_tuples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -470,7 +470,7 @@ class AcquiredRecordReader:
                 f" in one batch are more than batch_bytes_max ({self._batch_bytes_max}) allows"
             )
         limit = max(header.size, self._batch_bytes_max)
-        return read_rows(batch, Leased, *partition, max_output_bytes=limit)
+        return read_record_tuples(batch, Leased, *partition, output_bytes_max=limit)
 
     def _keep(
         self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired: int

@@ -367,7 +367,7 @@ class ShareRequests:
             max_records=records_max,
             batch_size=records_max,
             acquire_mode=share_fetch.RECORD_LIMIT,
-            forgotten=_forgotten(gone) if session.epoch else (),
+            forgotten_topics=_forgotten(gone) if session.epoch else (),
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
@@ -437,7 +437,7 @@ def can_renew(connection: Connection | None) -> bool:
     try:
         return (
             connection is not None
-            and connection.version_for(ApiKey.SHARE_ACKNOWLEDGE) >= share_acknowledge.RENEWALS
+            and connection.version_for(ApiKey.SHARE_ACKNOWLEDGE) >= share_acknowledge.RENEWAL_VERSION_MIN
         )
     except UnsupportedVersion:
         return False

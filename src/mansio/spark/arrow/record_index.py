@@ -22,7 +22,7 @@ import pyarrow as pa
 from mansio.errors import InvalidRecord
 from mansio.spark.arrow.binary import unaligned_words
 from mansio.spark.arrow.varints import read_varints
-from mansio.wire.batch.record_batch import MIN_RECORD_BYTES
+from mansio.wire.batch.record_batch import RECORD_BYTES_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,7 +229,7 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
     Consecutive records of equal length are found at once: if the length at every expected position is the same, the
     first position is correct and, by induction, all others.
     """
-    if count < 0 or count * MIN_RECORD_BYTES > len(body):
+    if count < 0 or count * RECORD_BYTES_MIN > len(body):
         raise InvalidRecord(f"{count} records do not fit in {len(body)} bytes")
     # Indexing `bytes` is faster, which is worth a copy while records are small.
     data = body if len(body) > count * _LARGE_RECORD_BYTES else bytes(body)

@@ -42,7 +42,7 @@ from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import (
     encode_hold_metadata,
     parse_hold_metadata,
-    pipeline_group,
+    pipeline_group_id,
 )
 from mansio.wire.topic_partition import TopicPartition
 
@@ -232,7 +232,7 @@ class _ArchiveRun:
         partitions = [TopicPartition(self._job.topic, partition) for partition in start]
         try:
             found = self._client.run(
-                fetch_offsets(self._client.cluster, pipeline_group(self._job.name), partitions)
+                fetch_offsets(self._client.cluster, pipeline_group_id(self._job.name), partitions)
             )
         except MansioError as error:
             logger.warning(
@@ -331,7 +331,7 @@ class _ArchiveRun:
             self._client.run(
                 commit_offsets(
                     self._client.cluster,
-                    pipeline_group(self._job.name),
+                    pipeline_group_id(self._job.name),
                     commits,
                     retry_timeout_ms=PUBLISH_TIMEOUT_MS,
                 )

@@ -16,7 +16,11 @@ from mansio.errors import GroupIdNotFound
 from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
 from mansio.net.retry import raise_for
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group, pipeline_of
+from mansio.wire.internal_records.hold_metadata import (
+    parse_hold_metadata,
+    pipeline_group_id,
+    pipeline_name_of,
+)
 
 if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
@@ -55,7 +59,7 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
         raise GroupIdNotFound(f"there is no pipeline {name!r}{there}")
     found = []
     for pipeline in known if name is None else [name]:
-        committed = await fetch_offsets(cluster, pipeline_group(pipeline))
+        committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
         ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
         for place, offset in sorted(committed.items()):
             holds = parse_hold_metadata(offset.metadata) is not None
@@ -74,5 +78,7 @@ async def _pipelines(cluster: Cluster) -> list[str]:
             node_id=node_id,
             check=lambda answer: raise_for(answer.error_code),
         )
-        names.update(found for group in answer.groups if (found := pipeline_of(group.group_id)) is not None)
+        names.update(
+            found for group in answer.groups if (found := pipeline_name_of(group.group_id)) is not None
+        )
     return sorted(names)

@@ -27,7 +27,7 @@ from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.offsets import CommittedOffset, commit_offsets
 from mansio.spark.source.offsets import FIRST_BATCH_START
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class OffsetPublisher:
     def __init__(self, name: str, bootstrap_servers: str) -> None:
         """Connect. Raises `ConnectionLost` if no broker answers."""
         self.name = name
-        self.group = pipeline_group(name)
+        self.group = pipeline_group_id(name)
         self._thread = LoopThread("mansio-spark-progress")
         self._lock = threading.Lock()
         self._is_open = True

@@ -194,7 +194,7 @@ class _RangeFetcher:
         stop, next_offset = self._complete_batches(offset, records)
         if next_offset == offset:
             raise self._empty_response_error(offset, part, len(records))
-        result = FetchedBatches(records[:stop], part.aborted or ())
+        result = FetchedBatches(records[:stop], part.aborted_transactions or ())
         return _FetchResult(result, next_offset, stop / (next_offset - offset))
 
     def _complete_batches(self, offset: int, records: memoryview) -> tuple[int, int]:

@@ -50,7 +50,7 @@ from mansio.spark.source.offsets import (
 )
 from mansio.spark.source.read_plan import OffsetRange, TaskRange, admit, plan_ranges
 from mansio.spark.sync_client import close_sync_clients, sync_client
-from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -287,7 +287,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             client.run(
                 commit_offsets(
                     client.cluster,
-                    pipeline_group(self._options.pipeline),
+                    pipeline_group_id(self._options.pipeline),
                     commits,
                     retry_timeout_ms=PUBLISH_TIMEOUT_MS,
                 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.errors import InconsistentGroupProtocol, WireError
-from mansio.wire.internal_records.consumer_group_records import ClassicMetadata, MemberMetadata
+from mansio.wire.internal_records.consumer_group_records import ClassicMemberMetadata, MemberMetadata
 from mansio.wire.internal_records.offset_and_group_records import MemberMetadata as ClassicMemberRecord
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def metadata_of_join(request: Join, subscription: ClassicSubscription) -> Member
         None,
         request.rebalance_timeout_ms,
         None,
-        ClassicMetadata(request.session_timeout_ms, protocols),
+        ClassicMemberMetadata(request.session_timeout_ms, protocols),
     )
 
 
@@ -53,7 +53,7 @@ def metadata_of_member(member: ClassicMember, subscription: ClassicSubscription)
         None,
         member.rebalance_timeout_ms,
         None,
-        ClassicMetadata(member.session_timeout_ms, protocols),
+        ClassicMemberMetadata(member.session_timeout_ms, protocols),
     )
 
 

@@ -19,31 +19,31 @@ from typing import TYPE_CHECKING
 from mansio.errors import CorruptLog, FencedInstanceId, UnknownMember, UnreleasedInstanceId
 from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH, NO_PARTITIONS, MemberState
 from mansio.wire.internal_records.consumer_group_records import (
-    CURRENT,
-    GROUP_EPOCH,
-    MEMBER,
-    PARTITION_METADATA,
-    REGEX,
-    TARGET,
-    TARGET_EPOCH,
+    CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    CONSUMER_GROUP_MEMBER_METADATA,
+    CONSUMER_GROUP_METADATA,
+    CONSUMER_GROUP_PARTITION_METADATA,
+    CONSUMER_GROUP_REGULAR_EXPRESSION,
+    CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+    CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
     CurrentAssignment,
     GroupEpoch,
     GroupRecordKey,
     MemberMetadata,
     ResolvedRegex,
     TargetEpoch,
-    decode_current,
+    decode_current_assignment,
     decode_group_epoch,
-    decode_member,
+    decode_member_metadata,
     decode_resolved_regex,
-    decode_target,
+    decode_target_assignment,
     decode_target_epoch,
-    encode_current,
+    encode_current_assignment,
     encode_group_epoch,
     encode_group_record_key,
-    encode_member,
+    encode_member_metadata,
     encode_resolved_regex,
-    encode_target,
+    encode_target_assignment,
     encode_target_epoch,
 )
 
@@ -202,11 +202,11 @@ class StoredGroup:
 
     def set_epoch(self, group_epoch: int, metadata_hash: int) -> None:
         self.group_epoch, self.metadata_hash = group_epoch, metadata_hash
-        self._put(GROUP_EPOCH, "", encode_group_epoch(GroupEpoch(group_epoch, metadata_hash)))
+        self._put(CONSUMER_GROUP_METADATA, "", encode_group_epoch(GroupEpoch(group_epoch, metadata_hash)))
 
     def set_assignment_epoch(self, epoch: int) -> None:
         self.assignment_epoch = epoch
-        self._put(TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(epoch)))
+        self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA, "", encode_target_epoch(TargetEpoch(epoch)))
 
     def set_metadata(self, member: ConsumerMember, metadata: MemberMetadata) -> None:
         """Set the metadata of a member; a new member is added."""
@@ -216,17 +216,19 @@ class StoredGroup:
         self.members[member.member_id] = member
         if metadata.instance_id is not None:
             self.static_members[metadata.instance_id] = member.member_id
-        self._put(MEMBER, member.member_id, encode_member(metadata))
+        self._put(CONSUMER_GROUP_MEMBER_METADATA, member.member_id, encode_member_metadata(metadata))
 
     def set_target(self, member: ConsumerMember, target: frozenset[TopicPartition]) -> None:
         member.target = target
-        self._put(TARGET, member.member_id, encode_target(target))
+        self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, member.member_id, encode_target_assignment(target))
 
     def set_current(self, member: ConsumerMember, current: CurrentAssignment) -> None:
         self._release(member)
         member.current = current
         self._acquire(member)
-        self._put(CURRENT, member.member_id, encode_current(current))
+        self._put(
+            CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, member.member_id, encode_current_assignment(current)
+        )
 
     def resolve_regexes(self, topics: Topics) -> None:
         """Store what the members' regular expressions match now; one that is not resolved yet keeps its matches."""
@@ -239,17 +241,21 @@ class StoredGroup:
             if matched is not None and (known is None or known.topics != tuple(sorted(matched))):
                 regex = ResolvedRegex(tuple(sorted(matched)), self.group_epoch, 0)
                 self.resolved_regexes[pattern] = regex
-                self._put(REGEX, pattern, encode_resolved_regex(regex))
+                self._put(CONSUMER_GROUP_REGULAR_EXPRESSION, pattern, encode_resolved_regex(regex))
         for pattern in [each for each in self.resolved_regexes if each not in in_use]:
             del self.resolved_regexes[pattern]
-            self._put(REGEX, pattern, None)
+            self._put(CONSUMER_GROUP_REGULAR_EXPRESSION, pattern, None)
 
     def remove(self, member: ConsumerMember) -> None:
         self._release(member)
         del self.members[member.member_id]
         if member.metadata.instance_id is not None:
             del self.static_members[member.metadata.instance_id]
-        for kind in (CURRENT, TARGET, MEMBER):
+        for kind in (
+            CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+            CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+            CONSUMER_GROUP_MEMBER_METADATA,
+        ):
             self._put(kind, member.member_id, None)
 
     def replace_static_member(
@@ -274,7 +280,9 @@ class StoredGroup:
         """Records that delete the whole group."""
         keys = [key for key, _ in self.snapshot()]
         if self._has_old_metadata:
-            keys.append(encode_group_record_key(GroupRecordKey(PARTITION_METADATA, self.group_id)))
+            keys.append(
+                encode_group_record_key(GroupRecordKey(CONSUMER_GROUP_PARTITION_METADATA, self.group_id))
+            )
         return [(key, None) for key in keys]
 
     def _put(self, kind: int, item: str, value: bytes | None) -> None:
@@ -306,14 +314,28 @@ class StoredGroup:
 
         if self.group_epoch == 0:
             return
-        yield encoded(GROUP_EPOCH, encode_group_epoch(GroupEpoch(self.group_epoch, self.metadata_hash)))
-        yield encoded(TARGET_EPOCH, encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        yield encoded(
+            CONSUMER_GROUP_METADATA, encode_group_epoch(GroupEpoch(self.group_epoch, self.metadata_hash))
+        )
+        yield encoded(
+            CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA, encode_target_epoch(TargetEpoch(self.assignment_epoch))
+        )
         for member in self.members.values():
-            yield encoded(MEMBER, encode_member(member.metadata), member.member_id)
-            yield encoded(TARGET, encode_target(member.target), member.member_id)
-            yield encoded(CURRENT, encode_current(member.current), member.member_id)
+            yield encoded(
+                CONSUMER_GROUP_MEMBER_METADATA, encode_member_metadata(member.metadata), member.member_id
+            )
+            yield encoded(
+                CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+                encode_target_assignment(member.target),
+                member.member_id,
+            )
+            yield encoded(
+                CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+                encode_current_assignment(member.current),
+                member.member_id,
+            )
         for pattern, regex in self.resolved_regexes.items():
-            yield encoded(REGEX, encode_resolved_regex(regex), pattern)
+            yield encoded(CONSUMER_GROUP_REGULAR_EXPRESSION, encode_resolved_regex(regex), pattern)
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
         """Apply a stored record, in any order; `restored` builds the group from them."""
@@ -327,20 +349,30 @@ class StoredGroup:
         members are ignored. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}
         for key, value in loaded.items():
-            if key.kind == GROUP_EPOCH:
+            if key.record_type == CONSUMER_GROUP_METADATA:
                 self.group_epoch, self.metadata_hash = decode_group_epoch(value)
-            elif key.kind == TARGET_EPOCH:
+            elif key.record_type == CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA:
                 self.assignment_epoch = decode_target_epoch(value).epoch
-            elif key.kind == REGEX:
-                self.resolved_regexes[key.item] = decode_resolved_regex(value)
-            elif key.kind == MEMBER:
-                self.members[key.item] = ConsumerMember(key.item, decode_member(value))
-            self._has_old_metadata |= key.kind == PARTITION_METADATA
+            elif key.record_type == CONSUMER_GROUP_REGULAR_EXPRESSION:
+                self.resolved_regexes[key.member_or_regex] = decode_resolved_regex(value)
+            elif key.record_type == CONSUMER_GROUP_MEMBER_METADATA:
+                self.members[key.member_or_regex] = ConsumerMember(
+                    key.member_or_regex, decode_member_metadata(value)
+                )
+            self._has_old_metadata |= key.record_type == CONSUMER_GROUP_PARTITION_METADATA
         for member in self.members.values():
-            if (current := loaded.get(GroupRecordKey(CURRENT, self.group_id, member.member_id))) is not None:
-                member.current = decode_current(current)
-            if (target := loaded.get(GroupRecordKey(TARGET, self.group_id, member.member_id))) is not None:
-                member.target = decode_target(target)
+            if (
+                current := loaded.get(
+                    GroupRecordKey(CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, self.group_id, member.member_id)
+                )
+            ) is not None:
+                member.current = decode_current_assignment(current)
+            if (
+                target := loaded.get(
+                    GroupRecordKey(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, self.group_id, member.member_id)
+                )
+            ) is not None:
+                member.target = decode_target_assignment(target)
             if not self.all_unowned(member.owned_or_revoking()):
                 raise CorruptLog(
                     f"__consumer_offsets: two members of group {self.group_id} own the same partition"

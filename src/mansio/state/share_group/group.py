@@ -46,31 +46,31 @@ from mansio.state.consumer_group.types import (
     Topics,
 )
 from mansio.wire.internal_records.consumer_group_records import (
-    SHARE_CURRENT,
-    SHARE_GROUP_EPOCH,
-    SHARE_MEMBER,
-    SHARE_STATE_PARTITIONS,
-    SHARE_TARGET,
-    SHARE_TARGET_EPOCH,
+    SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    SHARE_GROUP_MEMBER_METADATA,
+    SHARE_GROUP_METADATA,
+    SHARE_GROUP_STATE_PARTITION_METADATA,
+    SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+    SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
     CurrentAssignment,
     GroupEpoch,
     GroupRecordKey,
     ShareMember,
-    StatePartitions,
-    StateTopic,
+    ShareStatePartitions,
+    ShareStateTopic,
     TargetEpoch,
-    decode_share_current,
+    decode_share_current_assignment,
     decode_share_group_epoch,
-    decode_share_member,
+    decode_share_member_metadata,
     decode_state_partitions,
-    decode_target,
+    decode_target_assignment,
     decode_target_epoch,
     encode_group_record_key,
-    encode_share_current,
+    encode_share_current_assignment,
     encode_share_group_epoch,
-    encode_share_member,
+    encode_share_member_metadata,
     encode_state_partitions,
-    encode_target,
+    encode_target_assignment,
     encode_target_epoch,
 )
 
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 
     from mansio.state.consumer_group.types import Records, TopicPartition
 
-_NO_STATE: Final = StatePartitions((), (), ())
+_NO_STATE: Final = ShareStatePartitions((), (), ())
 _JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
 
 
@@ -176,7 +176,11 @@ class ShareGroup:
         if member is None:
             member = ShareGroupMember(request.member_id, ShareMember(None, "", "", ()))
             self.members[request.member_id] = member
-            self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
+            self._put(
+                SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+                member.member_id,
+                encode_target_assignment(member.target),
+            )
             self._topics = None  # a new target, also if it subscribes to nothing new
         self._describe(member, request)
         self._extend_session(member, now_ms)
@@ -187,8 +191,12 @@ class ShareGroup:
     def created(self) -> Records:
         """An administrator creates the group before its first member joins."""
         self.group_epoch = self.assignment_epoch = 1
-        self._put(SHARE_GROUP_EPOCH, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, 0)))
-        self._put(SHARE_TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        self._put(SHARE_GROUP_METADATA, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, 0)))
+        self._put(
+            SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
+            "",
+            encode_target_epoch(TargetEpoch(self.assignment_epoch)),
+        )
         return self._take()
 
     def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
@@ -239,10 +247,10 @@ class ShareGroup:
         kept, known = self.state_partitions, {each.topic_id for each in self.state_partitions.deleting}
         more = [each for each in kept.initialized if each.topic_id in gone and each.topic_id not in known]
         self._set_state_partitions(
-            StatePartitions(
+            ShareStatePartitions(
                 tuple(each for each in kept.initializing if each.topic_id not in gone),
                 tuple(each for each in kept.initialized if each.topic_id not in gone),
-                (*kept.deleting, *(StateTopic(each.topic_id, each.name) for each in more)),
+                (*kept.deleting, *(ShareStateTopic(each.topic_id, each.name) for each in more)),
             )
         )
         return self._take()
@@ -264,15 +272,15 @@ class ShareGroup:
         kept = self.state_partitions
         topics = {each.topic_id: each for each in kept.initialized}
         for topic_id, partitions in sorted(wanted.items()):
-            known = topics.get(topic_id, StateTopic(topic_id, names[topic_id]))
+            known = topics.get(topic_id, ShareStateTopic(topic_id, names[topic_id]))
             topics[topic_id] = known._replace(partitions=tuple(sorted(partitions.union(known.partitions))))
         self._set_state_partitions(kept._replace(initialized=tuple(topics.values())))
 
-    def _set_state_partitions(self, value: StatePartitions) -> None:
+    def _set_state_partitions(self, value: ShareStatePartitions) -> None:
         if value != self.state_partitions:
             self.state_partitions = value
             encoded = None if value == _NO_STATE else encode_state_partitions(value)
-            self._put(SHARE_STATE_PARTITIONS, "", encoded)
+            self._put(SHARE_GROUP_STATE_PARTITION_METADATA, "", encoded)
 
     # ------------------------------------------------------------------ members and targets
 
@@ -292,7 +300,7 @@ class ShareGroup:
             if names != member.metadata.topic_names:
                 self._topics = None
             member.metadata = metadata
-            self._put(SHARE_MEMBER, member.member_id, encode_share_member(metadata))
+            self._put(SHARE_GROUP_MEMBER_METADATA, member.member_id, encode_share_member_metadata(metadata))
 
     def _extend_session(self, member: ShareGroupMember, now_ms: float) -> None:
         member.session_deadline_ms = now_ms + self.settings.session_timeout_ms
@@ -300,7 +308,11 @@ class ShareGroup:
     def _remove(self, members: list[ShareGroupMember], topics: Topics) -> None:
         for member in members:
             del self.members[member.member_id]
-            for kind in (SHARE_CURRENT, SHARE_TARGET, SHARE_MEMBER):
+            for kind in (
+                SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+                SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+                SHARE_GROUP_MEMBER_METADATA,
+            ):
                 self._put(kind, member.member_id, None)
         self._topics = None
         self._update_target(topics)
@@ -320,15 +332,23 @@ class ShareGroup:
         if same_members and seen == self.metadata_hash:
             return
         self.group_epoch, self.metadata_hash = self.group_epoch + 1, seen
-        self._put(SHARE_GROUP_EPOCH, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, seen)))
+        self._put(SHARE_GROUP_METADATA, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, seen)))
         before = {each.member_id: each.target for each in self.members.values()}
         targets = assign_simple(subscriptions, topics.partitions, before)
         for member in self.members.values():
             if targets[member.member_id] != member.target:
                 member.target = targets[member.member_id]
-                self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
+                self._put(
+                    SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+                    member.member_id,
+                    encode_target_assignment(member.target),
+                )
         self.assignment_epoch = self.group_epoch
-        self._put(SHARE_TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        self._put(
+            SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
+            "",
+            encode_target_epoch(TargetEpoch(self.assignment_epoch)),
+        )
         self._record_state(targets.values(), topics)
 
     def _record_state(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
@@ -347,7 +367,11 @@ class ShareGroup:
             member.current = CurrentAssignment(
                 self.assignment_epoch, current.epoch, MemberState.STABLE, member.target
             )
-            self._put(SHARE_CURRENT, member.member_id, encode_share_current(member.current))
+            self._put(
+                SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+                member.member_id,
+                encode_share_current_assignment(member.current),
+            )
 
     def _answer(self, member: ShareGroupMember, *, assigned: bool) -> HeartbeatResponse:
         return HeartbeatResponse(
@@ -376,14 +400,29 @@ class ShareGroup:
 
         if self.group_epoch:
             epoch = GroupEpoch(self.group_epoch, self.metadata_hash)
-            yield encoded(SHARE_GROUP_EPOCH, encode_share_group_epoch(epoch))
-            yield encoded(SHARE_TARGET_EPOCH, encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+            yield encoded(SHARE_GROUP_METADATA, encode_share_group_epoch(epoch))
+            yield encoded(
+                SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
+                encode_target_epoch(TargetEpoch(self.assignment_epoch)),
+            )
         if self.state_partitions != _NO_STATE:
-            yield encoded(SHARE_STATE_PARTITIONS, encode_state_partitions(self.state_partitions))
+            yield encoded(
+                SHARE_GROUP_STATE_PARTITION_METADATA, encode_state_partitions(self.state_partitions)
+            )
         for member in self.members.values():
-            yield encoded(SHARE_MEMBER, encode_share_member(member.metadata), member.member_id)
-            yield encoded(SHARE_TARGET, encode_target(member.target), member.member_id)
-            yield encoded(SHARE_CURRENT, encode_share_current(member.current), member.member_id)
+            yield encoded(
+                SHARE_GROUP_MEMBER_METADATA, encode_share_member_metadata(member.metadata), member.member_id
+            )
+            yield encoded(
+                SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+                encode_target_assignment(member.target),
+                member.member_id,
+            )
+            yield encoded(
+                SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+                encode_share_current_assignment(member.current),
+                member.member_id,
+            )
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
         """Apply a stored record (kinds 10 to 15), in any order; the last of each key is effective."""
@@ -396,23 +435,29 @@ class ShareGroup:
         """All stored records were applied: restart the sessions of the members. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}
         for key, value in loaded.items():
-            if key.kind == SHARE_GROUP_EPOCH:
+            if key.record_type == SHARE_GROUP_METADATA:
                 self.group_epoch, self.metadata_hash = decode_share_group_epoch(value)
-            elif key.kind == SHARE_TARGET_EPOCH:
+            elif key.record_type == SHARE_GROUP_TARGET_ASSIGNMENT_METADATA:
                 self.assignment_epoch = decode_target_epoch(value).epoch
-            elif key.kind == SHARE_STATE_PARTITIONS:
+            elif key.record_type == SHARE_GROUP_STATE_PARTITION_METADATA:
                 self.state_partitions = decode_state_partitions(value)
-            elif key.kind == SHARE_MEMBER:
-                self.members[key.item] = ShareGroupMember(key.item, decode_share_member(value))
+            elif key.record_type == SHARE_GROUP_MEMBER_METADATA:
+                self.members[key.member_or_regex] = ShareGroupMember(
+                    key.member_or_regex, decode_share_member_metadata(value)
+                )
         for member in self.members.values():
             if (
-                target := loaded.get(GroupRecordKey(SHARE_TARGET, self.group_id, member.member_id))
+                target := loaded.get(
+                    GroupRecordKey(SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER, self.group_id, member.member_id)
+                )
             ) is not None:
-                member.target = decode_target(target)
+                member.target = decode_target_assignment(target)
             if (
-                current := loaded.get(GroupRecordKey(SHARE_CURRENT, self.group_id, member.member_id))
+                current := loaded.get(
+                    GroupRecordKey(SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT, self.group_id, member.member_id)
+                )
             ) is not None:
-                member.current = decode_share_current(current)
+                member.current = decode_share_current_assignment(current)
             self._extend_session(member, now_ms)
 
 

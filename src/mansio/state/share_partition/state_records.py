@@ -31,7 +31,13 @@ from mansio.state.share_partition.types import (
     Update,
 )
 from mansio.wire.headers import unsigned_varint as varint
-from mansio.wire.internal_records.flexible_codec import NO_TAGS, Reader, array, tags, text
+from mansio.wire.internal_records.flexible_codec import (
+    NO_TAGGED_FIELDS,
+    Reader,
+    encode_array,
+    encode_string,
+    encode_tagged_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -129,12 +135,12 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
 def decode_key(raw: bytes) -> RecordKey | None:
     """Decode the key of a record; returns None for an unknown kind."""
     reader = Reader(raw, SHARE_STATE_TOPIC)
-    kind = reader.integer(2)
+    kind = reader.read_integer(2)
     if kind not in (SNAPSHOT, UPDATE):
         return None
-    group = reader.short_text()
+    group = reader.read_int16_string()
     topic_id, partition = _KEY_END.unpack(reader.take(_KEY_END.size))
-    reader.end()
+    reader.check_end()
     return RecordKey(kind, ShareKey(group, topic_id, partition))
 
 
@@ -178,7 +184,7 @@ def _encode_tail(update: Update, chunk: tuple[int, int]) -> bytes:
     fields = encode_update_tags(update)
     if chunk != (0, 1):
         fields[CHUNK_TAG] = _CHUNK.pack(*chunk)
-    return tags(fields)
+    return encode_tagged_fields(fields)
 
 
 def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
@@ -198,7 +204,7 @@ def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
                 _SNAPSHOT_START.pack(*start),
                 _TIMES.pack(stored.created_ms, stored.written_ms),
                 encode_changes(changes[:CHANGES_PER_RECORD]),
-                tags(fields),
+                encode_tagged_fields(fields),
             )
         ),
     )
@@ -211,9 +217,9 @@ def encode_snapshot(stored: StateRecord) -> Iterator[tuple[int, bytes]]:
 def decode_value(kind: int, raw: bytes) -> StateRecord:
     """Decode the value of a record of this kind."""
     reader = Reader(raw, SHARE_STATE_TOPIC)
-    version = reader.integer(2)
+    version = reader.read_integer(2)
     if version != 0:
-        reader.fail(f"unknown value version {version}")
+        reader.raise_corrupt_log(f"unknown value version {version}")
     state_epoch = created_ms = written_ms = -1
     if kind == SNAPSHOT:
         snapshot_epoch, state_epoch, leader_epoch, start_offset = _SNAPSHOT_START.unpack(
@@ -223,8 +229,8 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
     else:
         snapshot_epoch, leader_epoch, start_offset = _UPDATE_START.unpack(reader.take(_UPDATE_START.size))
     changes = read_changes(reader)
-    fields = reader.tags()
-    reader.end()
+    fields = reader.read_tagged_fields()
+    reader.check_end()
     chunk = _CHUNK.unpack(_checked_size(reader, fields[CHUNK_TAG], _CHUNK)) if CHUNK_TAG in fields else (0, 1)
     return StateRecord(
         snapshot_epoch,
@@ -242,12 +248,12 @@ def decode_value(kind: int, raw: bytes) -> StateRecord:
 
 def encode_changes(changes: Iterable[StateBatch]) -> bytes:
     """Encode state batches as an array."""
-    return array(_encode_batch(change) for change in changes)
+    return encode_array(_encode_batch(change) for change in changes)
 
 
 def read_changes(reader: Reader) -> tuple[StateBatch, ...]:
     """Decode an array of state batches. Raises `CorruptLog`."""
-    return reader.array(lambda: _read_batch(reader))
+    return reader.read_array(lambda: _read_batch(reader))
 
 
 def encode_update_tags(update: Update) -> dict[int, bytes]:
@@ -260,11 +266,11 @@ def encode_update_tags(update: Update) -> dict[int, bytes]:
     if update.producer is not None:
         fields[PRODUCER_TAG] = _encode_producer(update.producer)
     if update.redrives is not None:
-        fields[REDRIVES_TAG] = array(_encode_redrive(each) for each in update.redrives)
+        fields[REDRIVES_TAG] = encode_array(_encode_redrive(each) for each in update.redrives)
     if update.dead_ranges is not None:
-        fields[DEAD_TAG] = array(_DEAD.pack(*each) for each in update.dead_ranges)
+        fields[DEAD_TAG] = encode_array(_DEAD.pack(*each) for each in update.dead_ranges)
     if update.added_dead_ranges:
-        fields[DEAD_ADDED_TAG] = array(_DEAD.pack(*each) for each in update.added_dead_ranges)
+        fields[DEAD_ADDED_TAG] = encode_array(_DEAD.pack(*each) for each in update.added_dead_ranges)
     return fields
 
 
@@ -293,7 +299,7 @@ def decode_update(
         snapshot,
         None if dead is None else _read_all(reader, dead, _read_dead),
         None if redrives is None else _read_all(reader, redrives, _read_redrive),
-        None if producer is None else _read_producer(reader.inside(producer)),
+        None if producer is None else _read_producer(reader.nested_reader(producer)),
         () if added_dead_ranges is None else _read_all(reader, added_dead_ranges, _read_dead),
     )
 
@@ -305,27 +311,27 @@ def _encode_batch(change: StateBatch) -> bytes:
         return start + _holder_tags(holder)
     fields: dict[int, bytes] = {}
     if holder:
-        fields[_HOLDER_TAG] = text(holder)
+        fields[_HOLDER_TAG] = encode_string(holder)
     if change.uncounted_deliveries:
         fields[_UNCOUNTED_TAG] = _SHORT.pack(change.uncounted_deliveries)
     if change.due_ms != -1:
         fields[_DUE_TAG] = _LONG.pack(change.due_ms)
     if change.reservation is not None:
         fields[_RESERVATION_TAG] = _encode_reservation(change.reservation)
-    return start + (tags(fields) if fields else NO_TAGS)
+    return start + (encode_tagged_fields(fields) if fields else NO_TAGGED_FIELDS)
 
 
 @lru_cache(_HOLDERS_CACHED_MAX)
 def _holder_tags(holder: str) -> bytes:
     """Encode the tagged fields of a range that has no tagged field but the holder."""
-    return tags({_HOLDER_TAG: text(holder)}) if holder else NO_TAGS
+    return encode_tagged_fields({_HOLDER_TAG: encode_string(holder)}) if holder else NO_TAGGED_FIELDS
 
 
 def _read_batch(reader: Reader) -> StateBatch:
     first, last, state, deliveries = _BATCH.unpack(reader.take(_BATCH.size))
-    fields = reader.tags()
+    fields = reader.read_tagged_fields()
     if not 0 <= first <= last or not 0 <= state <= ARCHIVED or deliveries < 0:
-        reader.fail("invalid range of offsets, state or delivery count")
+        reader.raise_corrupt_log("invalid range of offsets, state or delivery count")
     if not fields:
         return StateBatch(first, last, state, deliveries)
     holder, uncounted_deliveries = fields.get(_HOLDER_TAG), fields.get(_UNCOUNTED_TAG)
@@ -338,9 +344,9 @@ def _read_batch(reader: Reader) -> StateBatch:
         0
         if uncounted_deliveries is None
         else _SHORT.unpack(_checked_size(reader, uncounted_deliveries, _SHORT))[0],
-        "" if holder is None else _read_text(reader.inside(holder)),
+        "" if holder is None else _read_text(reader.nested_reader(holder)),
         -1 if due is None else _LONG.unpack(_checked_size(reader, due, _LONG))[0],
-        None if reservation is None else _read_reservation(reader.inside(reservation)),
+        None if reservation is None else _read_reservation(reader.nested_reader(reservation)),
     )
 
 
@@ -354,40 +360,42 @@ def _encode_reservation(reservation: DeadLetterReservation) -> bytes:
         reservation.cause,
         reservation.archiving_since_ms,
     )
-    return b"".join((start, text(reservation.reason), text(reservation.consumer), NO_TAGS))
+    return b"".join(
+        (start, encode_string(reservation.reason), encode_string(reservation.consumer), NO_TAGGED_FIELDS)
+    )
 
 
 def _read_reservation(reader: Reader) -> DeadLetterReservation:
     topic_id, partition, producer_id, epoch, sequence, cause, archiving_since_ms = _RESERVATION.unpack(
         reader.take(_RESERVATION.size)
     )
-    reason, consumer = reader.text(), reader.text()
-    reader.tags()
-    reader.end()
+    reason, consumer = reader.read_string(), reader.read_string()
+    reader.read_tagged_fields()
+    reader.check_end()
     return DeadLetterReservation(
         topic_id, partition, producer_id, epoch, sequence, cause, reason, consumer, archiving_since_ms
     )
 
 
 def _encode_producer(producer: Producer) -> bytes:
-    sequences = array(_SEQUENCE.pack(*each) for each in producer.sequences)
-    return _PRODUCER.pack(producer.producer_id, producer.epoch) + sequences + NO_TAGS
+    sequences = encode_array(_SEQUENCE.pack(*each) for each in producer.sequences)
+    return _PRODUCER.pack(producer.producer_id, producer.epoch) + sequences + NO_TAGGED_FIELDS
 
 
 def _read_producer(reader: Reader) -> Producer:
     producer_id, epoch = _PRODUCER.unpack(reader.take(_PRODUCER.size))
-    sequences = reader.array(lambda: _SEQUENCE.unpack(reader.take(_SEQUENCE.size)))
-    reader.tags()
-    reader.end()
+    sequences = reader.read_array(lambda: _SEQUENCE.unpack(reader.take(_SEQUENCE.size)))
+    reader.read_tagged_fields()
+    reader.check_end()
     return Producer(producer_id, epoch, sequences)
 
 
 def _encode_redrive(redrive: Redrive) -> bytes:
-    return text(redrive.redrive_id) + array(_RANGE.pack(*each) for each in redrive.ranges)
+    return encode_string(redrive.redrive_id) + encode_array(_RANGE.pack(*each) for each in redrive.ranges)
 
 
 def _read_redrive(reader: Reader) -> Redrive:
-    return Redrive(reader.text(), reader.array(lambda: _RANGE.unpack(reader.take(_RANGE.size))))
+    return Redrive(reader.read_string(), reader.read_array(lambda: _RANGE.unpack(reader.take(_RANGE.size))))
 
 
 def _read_dead(reader: Reader) -> DeadRange:
@@ -395,21 +403,21 @@ def _read_dead(reader: Reader) -> DeadRange:
 
 
 def _read_text(reader: Reader) -> str:
-    value = reader.text()
-    reader.end()
+    value = reader.read_string()
+    reader.check_end()
     return value
 
 
 def _read_all(reader: Reader, raw: bytes, item: Callable[[Reader], T]) -> tuple[T, ...]:
     """Decode an array that takes a whole tagged field."""
-    inside = reader.inside(raw)
-    items = inside.array(lambda: item(inside))
-    inside.end()
+    inside = reader.nested_reader(raw)
+    items = inside.read_array(lambda: item(inside))
+    inside.check_end()
     return items
 
 
 def _checked_size(reader: Reader, raw: bytes, shape: Struct) -> bytes:
     """Return `raw`, whose length must be that of `shape`."""
     if len(raw) != shape.size:
-        reader.fail("a tagged field has a wrong length")
+        reader.raise_corrupt_log("a tagged field has a wrong length")
     return raw

@@ -26,7 +26,7 @@ from mansio.storage.cleaner.offset_map import digest_of
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.timestamp_search import DECODED_BYTES_MAX, DECODED_RECORDS_MAX
 from mansio.wire.batch.compression import Codec, compress, decompress
-from mansio.wire.batch.record_batch import DELETE_HORIZON, HEADER_BYTES, TimestampType, encode_batch
+from mansio.wire.batch.record_batch import DELETE_HORIZON_FLAG, HEADER_BYTES, TimestampType, encode_batch
 from mansio.wire.batch.record_reader import scan_records, with_timestamp_delta
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def filter_batch(
     if header.base_offset >= rules.map_end_offset:
         return FilteredBatch(batch, header)
     has_delete_horizon = (
-        bool(header.attributes & DELETE_HORIZON) and header.base_offset < rules.delete_horizon_below
+        bool(header.attributes & DELETE_HORIZON_FLAG) and header.base_offset < rules.delete_horizon_below
     )
     if header.is_control:
         return _filter_marker(batch, header, rules, has_delete_horizon=has_delete_horizon)
@@ -203,7 +203,7 @@ def _rebuilt(
     if header.timestamp_type is TimestampType.LOG_APPEND:
         largest_ms = header.max_timestamp_ms
     new = header._replace(
-        attributes=header.attributes | (0 if new_delete_horizon_ms is None else DELETE_HORIZON),
+        attributes=header.attributes | (0 if new_delete_horizon_ms is None else DELETE_HORIZON_FLAG),
         base_timestamp_ms=base_ms,
         max_timestamp_ms=largest_ms,
         record_count=len(kept),
@@ -225,7 +225,7 @@ def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules)
     if header.record_count == 0:
         return FilteredBatch(batch, header)
     empty = header._replace(
-        attributes=header.attributes & ~(DELETE_HORIZON | 0x07),
+        attributes=header.attributes & ~(DELETE_HORIZON_FLAG | 0x07),
         base_timestamp_ms=NO_DELETE_HORIZON,
         max_timestamp_ms=NO_TIMESTAMP,
         record_count=0,

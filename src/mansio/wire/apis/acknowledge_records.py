@@ -1,12 +1,13 @@
-"""AcknowledgeRecords (API 20100): hand-written codec, because consumers may send one request per record.
+"""Codec of AcknowledgeRecords (API key 20100), hand-written because consumers may send one request per record.
 
-The schema is `mansio_apis.AcknowledgeRecordsRequest`. A request with one range of one partition, and its successful
-response, are encoded and decoded by the client as one struct of fixed size.
+The schema is `mansio_apis.AcknowledgeRecordsRequest`. The client encodes a request with one range of one partition, and
+decodes its successful response, as one struct of fixed size.
 
-Invariants: the bytes written equal those of the schema's writer; the requests accepted and refused equal those of the
-schema's reader. Malformed bytes raise `WireError` and nothing else. A message has at most `MAX_ENTRIES` topics,
-partitions and batches. Tagged fields are omitted and skipped; bytes after a request in its frame are ignored, as in
-`messages`.
+Invariants:
+* Encoded bytes equal those of the codec that `messages` compiles from the schema, and both accept the same requests.
+* Decoding malformed bytes raises `WireError` and nothing else.
+* A message has at most `ENTRIES_MAX` topics, partitions and batches.
+* Tagged fields are not written, and skipped when reading. Bytes after the end of a request are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mansio.wire.apis.share_acknowledge import read_topic_id, skip_tags
 from mansio.wire.headers import framed_response, read_response_header, request_header
 from mansio.wire.primitives import (
     DECODE_ERRORS,
-    MAX_ENTRIES,
+    ENTRIES_MAX,
     pack_compact_count,
     pack_compact_string,
     read_compact_count,
@@ -36,45 +37,45 @@ if TYPE_CHECKING:
     Topic = tuple[bytes, Sequence[tuple[int, Sequence["AcknowledgeBatch"]]]]
 
     Batch = tuple[int, int, bytes, int, str, int]
-    """First and last offset, types, delay, reason, delivery count: see `mansio_apis.AcknowledgeBatch`."""
+    """First offset, last offset, acknowledge types, delay in ms, reason, delivery count: see
+    `mansio_apis.AcknowledgeBatch`."""
 
 VERSION: Final = 0
 
 _INT: Final = Struct(">i")
 _LONG: Final = Struct(">q")
 _OFFSETS: Final = Struct(">qq")
-_RANGE: Final = Struct(">qqBBq")  # offsets, one type behind its length, delay
-_COUNT: Final = Struct(">iB")  # delivery count, no tagged fields
+_RANGE: Final = Struct(">qqBBq")  # offsets, length and value of the acknowledge types, delay
+_DELIVERY_COUNT: Final = Struct(">iB")  # delivery count, no tagged fields
 _RESULT: Final = Struct(">ih")  # partition, error code
-_SETTLED: Final = Struct(">ihBB")  # partition, no error, no message, no tagged fields
-_ERROR: Final = Struct(">ih")  # throttle time, error code
-_ANSWER: Final = Struct(">ihBi")  # throttle time, no error, no message, duration of a lease
-_TAGLESS: Final = b"\x00"
-_ONE: Final = 2  # a length of one, as KIP-482 writes it
-_START: Final = Struct(">ihhi")  # length, API, version, correlation id
-_START_BYTES: Final = 8  # of the header, which the length is not part of
-_SINGLE: Final = Struct(">B16sBiBqqBBqBiBBBB")
-_SINGLE_DONE: Final = Struct(">iBihBiB16sBihBBBB")
-_NO_TAGS: Final = (0, 0, 0, 0)  # behind the innermost, and behind all that it is in
-_DONE: Final = (0, 0, 0, _ONE, _ONE, *(0, 0, 0, 0, 0))
-"""A successful response of that size: no error, no message, one topic, one partition, no tagged
-fields."""
+_SUCCESS_RESULT: Final = Struct(">ihBB")  # partition, no error, no message, no tagged fields
+_RESPONSE_START: Final = Struct(">ih")  # throttle time, error code
+_SUCCESS_START: Final = Struct(">ihBi")  # throttle time, no error, no message, duration of a lease
+_NO_TAGGED_FIELDS: Final = b"\x00"
+_LENGTH_ONE: Final = 2  # compact length (KIP-482) of 1
+_REQUEST_START: Final = Struct(">ihhi")  # frame length, API key, version, correlation id
+_HEADER_START_BYTES: Final = 8  # API key, version, correlation id
+_ONE_BATCH_BODY: Final = Struct(">B16sBiBqqBBqBiBBBB")
+_ONE_PARTITION_SUCCESS: Final = Struct(">iBihBiB16sBihBBBB")
+_NO_TAGGED_FIELDS_OF_LEVELS: Final = (0, 0, 0, 0)  # of the batch, the partition, the topic and the request
+_ONE_PARTITION_SUCCESS_CONSTANTS: Final = (0, 0, 0, _LENGTH_ONE, _LENGTH_ONE, *(0, 0, 0, 0, 0))
+"""The constant fields of a successful response with one partition."""
 
 
 class AcknowledgeBatch(NamedTuple):
-    """Offsets `first` to `last`, both included, with one type of acknowledgement for all; see
+    """Acknowledgement of the offsets `first_offset` to `last_offset`, both included; see
     `mansio_apis.AcknowledgeBatch`."""
 
-    first: int
-    last: int
-    kind: int
+    first_offset: int
+    last_offset: int
+    acknowledge_type: int
     delay_ms: int
     reason: str
     delivery_count: int
 
 
 class AcknowledgePartition(NamedTuple):
-    """Acknowledgements of one partition, as decoded by a broker."""
+    """Acknowledgements of one partition in a decoded request."""
 
     topic_id: bytes
     partition: int
@@ -82,7 +83,7 @@ class AcknowledgePartition(NamedTuple):
 
 
 class AcknowledgeRecordsRequest(NamedTuple):
-    """Request with partitions in its order."""
+    """Decoded request; `partitions` in the order of the request, not grouped by topic."""
 
     group_id: str
     member_id: str
@@ -90,7 +91,7 @@ class AcknowledgeRecordsRequest(NamedTuple):
 
 
 class AcknowledgedPartition(NamedTuple):
-    """Result of one partition, as encoded by a broker: code 0, or why nothing was applied."""
+    """Result of one partition in a response to encode. With an error none of its acknowledgements is applied."""
 
     partition: int
     error_code: int = 0
@@ -98,7 +99,7 @@ class AcknowledgedPartition(NamedTuple):
 
 
 class AcknowledgeResult(NamedTuple):
-    """Result of one partition: all of its batches are applied, or none."""
+    """Result of one partition in a decoded response. With an error none of its acknowledgements is applied."""
 
     topic_id: bytes
     partition: int
@@ -107,7 +108,7 @@ class AcknowledgeResult(NamedTuple):
 
 
 class AcknowledgeRecordsResponse(NamedTuple):
-    """The response. `lock_ms`: duration of renewed leases, 0 if unknown."""
+    """Decoded response. `lock_ms`: duration of renewed leases, 0 if unknown."""
 
     throttle_ms: int
     error_code: int
@@ -119,33 +120,35 @@ class AcknowledgeRecordsResponse(NamedTuple):
 def encode_request(
     correlation_id: int, client_id: str | None, group_id: str, member_id: str, topics: Sequence[Topic]
 ) -> bytes:
-    """The whole request: frame length, header, body. `topics`: (id, [(partition, [AcknowledgeBatch])])."""
-    who = _common(client_id, group_id, member_id)
-    body = _single(topics) or _body(topics)
-    length = _START_BYTES + len(who) + len(body)
-    return _START.pack(length, ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id) + who + body
+    """Encode a request frame: length, header, body. `topics`: (topic id, [(partition, [AcknowledgeBatch])])."""
+    member = _encode_member(client_id, group_id, member_id)
+    body = _encode_one_batch(topics) or _encode_body(topics)
+    length = _HEADER_START_BYTES + len(member) + len(body)
+    return _REQUEST_START.pack(length, ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id) + member + body
 
 
 @lru_cache(maxsize=64)
-def _common(client_id: str | None, group_id: str, member_id: str) -> bytes:
-    """The bytes common to all requests of one member, after the correlation id."""
+def _encode_member(client_id: str | None, group_id: str, member_id: str) -> bytes:
+    """Encode what all requests of one member have after the correlation id: client id, group id, member id."""
     header = request_header(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, 0, client_id)
-    return header[_START_BYTES:] + pack_compact_string(group_id) + pack_compact_string(member_id)
+    return header[_HEADER_START_BYTES:] + pack_compact_string(group_id) + pack_compact_string(member_id)
 
 
-def _single(topics: Sequence[Topic]) -> bytes | None:
-    """The body after the names, if it has one batch of one partition without a reason."""
+def _encode_one_batch(topics: Sequence[Topic]) -> bytes | None:
+    """Encode the topics of a request that has one batch of one partition, without a reason; None for other requests."""
     if len(topics) != 1 or len(topics[0][1]) != 1:
         return None
     topic_id, ((index, batches),) = topics[0]
     if len(batches) != 1 or batches[0].reason:
         return None
     first, last, kind, delay_ms, _, count = batches[0]
-    values = (first, last, _ONE, kind, delay_ms, 1, count)
-    return _SINGLE.pack(_ONE, topic_id, _ONE, index, _ONE, *values, *_NO_TAGS)
+    values = (first, last, _LENGTH_ONE, kind, delay_ms, 1, count)
+    return _ONE_BATCH_BODY.pack(
+        _LENGTH_ONE, topic_id, _LENGTH_ONE, index, _LENGTH_ONE, *values, *_NO_TAGGED_FIELDS_OF_LEVELS
+    )
 
 
-def _body(topics: Sequence[Topic]) -> bytes:
+def _encode_body(topics: Sequence[Topic]) -> bytes:
     parts = [pack_compact_count(len(topics))]
     for topic_id, partitions in topics:
         parts += (topic_id, pack_compact_count(len(partitions)))
@@ -153,18 +156,18 @@ def _body(topics: Sequence[Topic]) -> bytes:
             parts += (_INT.pack(index), pack_compact_count(len(batches)))
             for first, last, kind, delay_ms, reason, delivery_count in batches:
                 parts += (
-                    _RANGE.pack(first, last, _ONE, kind, delay_ms),
+                    _RANGE.pack(first, last, _LENGTH_ONE, kind, delay_ms),
                     pack_compact_string(reason),
-                    _COUNT.pack(delivery_count, 0),
+                    _DELIVERY_COUNT.pack(delivery_count, 0),
                 )
-            parts.append(_TAGLESS)
-        parts.append(_TAGLESS)
-    parts.append(_TAGLESS)
+            parts.append(_NO_TAGGED_FIELDS)
+        parts.append(_NO_TAGGED_FIELDS)
+    parts.append(_NO_TAGGED_FIELDS)
     return b"".join(parts)
 
 
 def decode_request(frame: memoryview, position: int = 0) -> AcknowledgeRecordsRequest:
-    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
     try:
         return _decode_request(frame, position)
     except DECODE_ERRORS as error:
@@ -174,8 +177,8 @@ def decode_request(frame: memoryview, position: int = 0) -> AcknowledgeRecordsRe
 def _decode_request(frame: memoryview, position: int) -> AcknowledgeRecordsRequest:
     group_id, position = _read_text(frame, position)
     member_id, position = _read_text(frame, position)
-    topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    entries_left = MAX_ENTRIES - topic_count
+    topic_count, position = read_compact_count(frame, position, ENTRIES_MAX)
+    entries_left = ENTRIES_MAX - topic_count
     partitions: list[AcknowledgePartition] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
@@ -191,7 +194,7 @@ def _decode_request(frame: memoryview, position: int) -> AcknowledgeRecordsReque
 
 
 def _read_batches(frame: memoryview, position: int, entries_left: int) -> tuple[list[Batch], int, int]:
-    """(batches of a partition, position after it, entries still allowed)."""
+    """(batches of a partition, position after the partition, number of entries the message may still have)."""
     count, position = read_compact_count(frame, position, entries_left)
     batches: list[Batch] = []
     for _ in range(count):
@@ -217,27 +220,28 @@ def _read_text(frame: memoryview, position: int) -> tuple[str, int]:
 def encode_response(
     correlation_id: int, topics: Mapping[bytes, Sequence[AcknowledgedPartition]], *, lock_ms: int
 ) -> bytes:
-    """The whole response: frame length, header, body."""
-    parts = [_ANSWER.pack(0, 0, 0, lock_ms), pack_compact_count(len(topics))]
+    """Encode a response frame: length, header, body. `topics`: topic id -> results; `lock_ms`: duration of renewed
+    leases."""
+    parts = [_SUCCESS_START.pack(0, 0, 0, lock_ms), pack_compact_count(len(topics))]
     for topic_id, partitions in topics.items():
         parts += (topic_id, pack_compact_count(len(partitions)))
         for index, code, message in partitions:
             if not code and message is None:
-                parts.append(_SETTLED.pack(index, 0, 0, 0))
+                parts.append(_SUCCESS_RESULT.pack(index, 0, 0, 0))
             else:
-                parts += (_RESULT.pack(index, code), pack_compact_string(message), _TAGLESS)
-        parts.append(_TAGLESS)
-    parts.append(_TAGLESS)
+                parts += (_RESULT.pack(index, code), pack_compact_string(message), _NO_TAGGED_FIELDS)
+        parts.append(_NO_TAGGED_FIELDS)
+    parts.append(_NO_TAGGED_FIELDS)
     return framed_response(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id, b"".join(parts))
 
 
 def decode_response(buffer: Buffer) -> AcknowledgeRecordsResponse:
-    """The response in `buffer` (everything after the frame's length). Raises `WireError`."""
-    if len(buffer) == _SINGLE_DONE.size:
-        _, tags, throttle_ms, code, text, lock_ms, many, topic_id, each, index, *rest = _SINGLE_DONE.unpack(
-            buffer
+    """Decode the response in `buffer`, a frame without its length. Raises `WireError`."""
+    if len(buffer) == _ONE_PARTITION_SUCCESS.size:
+        _, tags, throttle_ms, code, text, lock_ms, many, topic_id, each, index, *rest = (
+            _ONE_PARTITION_SUCCESS.unpack(buffer)
         )
-        if (tags, code, text, many, each, *rest) == _DONE:
+        if (tags, code, text, many, each, *rest) == _ONE_PARTITION_SUCCESS_CONSTANTS:
             result = AcknowledgeResult(topic_id, index, 0, None)
             return AcknowledgeRecordsResponse(throttle_ms, 0, None, lock_ms, [result])
     try:
@@ -251,11 +255,11 @@ def decode_response(buffer: Buffer) -> AcknowledgeRecordsResponse:
 
 
 def _decode_response(frame: memoryview, position: int) -> tuple[AcknowledgeRecordsResponse, int]:
-    throttle_ms, error_code = _ERROR.unpack_from(frame, position)
-    message, position = read_compact_string(frame, position + _ERROR.size)
+    throttle_ms, error_code = _RESPONSE_START.unpack_from(frame, position)
+    message, position = read_compact_string(frame, position + _RESPONSE_START.size)
     (lock_ms,) = _INT.unpack_from(frame, position)
-    topic_count, position = read_compact_count(frame, position + _INT.size, MAX_ENTRIES)
-    entries_left = MAX_ENTRIES - topic_count
+    topic_count, position = read_compact_count(frame, position + _INT.size, ENTRIES_MAX)
+    entries_left = ENTRIES_MAX - topic_count
     results: list[AcknowledgeResult] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)

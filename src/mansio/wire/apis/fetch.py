@@ -1,21 +1,22 @@
-"""Codec of Fetch (API key 1), versions 4-17, both directions. Written by hand: all consumed data passes here.
+"""Codec of Fetch (API key 1), versions 4-17, hand-written because all consumed data passes through it.
 
-Log start offset from 5, sessions from 7 (KIP-227), leader epoch from 9 (KIP-320), rack and preferred replica from 11
-(KIP-392), flexible encoding (KIP-482), last fetched epoch and diverging epoch (KIP-595) from 12, topic ids from 13
-(KIP-516), replica id and broker epoch as a tagged field from 15 (KIP-903). A tagged field of Mansio marks a read for
+First versions of the fields: log start offset 5, sessions 7 (KIP-227), leader epoch 9 (KIP-320), rack and preferred
+replica 11 (KIP-392), flexible encoding (KIP-482), last fetched epoch and diverging epoch (KIP-595) 12, topic ids 13
+(KIP-516), replica id and broker epoch as a tagged field 15 (KIP-903). A tagged field of Mansio marks a read for
 repair: a replica reads batches that are damaged in its own log, from a replica that need not be the leader, and reports
 no position. Other tagged fields are not written, and skipped when reading.
 
 A response is encoded as a list of buffers with the caller's log slices in between, so that the server can send these
 directly from the file.
 
-Replicas use one version, without session, rack and aborted transactions. The `*_replica_*` functions are a faster codec
-of that form with the same bytes; they return None for any other message, which the caller passes to the general codec.
+Followers use one version, without session, rack and aborted transactions. The `*_replica_*` functions are a faster
+codec of such messages, with the same bytes; they return None for other messages, which the caller passes to the general
+codec.
 
 Invariants:
 * Records are not accessed; only their length is used.
-* Bytes that are not a Fetch message raise `WireError` and nothing else.
-* A message has at most `MAX_ENTRIES` topics, partitions and aborted transactions.
+* Decoding malformed bytes raises `WireError` and nothing else.
+* A message has at most `ENTRIES_MAX` topics, partitions and aborted transactions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from mansio.wire.headers import (
 )
 from mansio.wire.primitives import (
     DECODE_ERRORS,
-    MAX_ENTRIES,
+    ENTRIES_MAX,
     pack_compact_count,
     pack_compact_string,
     pack_count,
@@ -55,21 +56,21 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
 
     Topic = tuple[str | None, bytes | None, list["FetchPartition"]]
-    Forgotten = tuple[str | None, bytes | None, list[int]]
+    ForgottenTopic = tuple[str | None, bytes | None, list[int]]
     TopicData = tuple[str | None, bytes | None, list["FetchedPartition"]]
 
 _FLEXIBLE_VERSION_MIN: Final = 12
 _TOPIC_ID_VERSION_MIN: Final = 13
-_REPLICA_STATE: Final = 15
+_REPLICA_STATE_VERSION_MIN: Final = 15
 _REPLICA_STATE_TAG: Final = 1
 _REPAIR_TAG: Final = 10_000
-"""Mansio's own tagged field of a replica's request, without content. Brokers that do not know it skip it."""
+"""Tag of Mansio's own tagged field, without content, in the request of a replica that reads for a repair."""
 _REPAIR_FIELD: Final = unsigned_varint(_REPAIR_TAG) + b"\x00"
 
 _INT: Final = Struct(">i")
 _REPLICA: Final = Struct(">iq")
-_WAIT: Final = Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
-_WAIT_SESSION: Final = Struct(">iiibii")  # and session id, session epoch
+_LIMITS: Final = Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
+_LIMITS_AND_SESSION: Final = Struct(">iiibii")  # and session id, session epoch
 
 _FRAME_START: Final = Struct(">ii")
 _ERROR_SESSION: Final = Struct(">hi")
@@ -87,7 +88,7 @@ _DIVERGING_START: Final = bytes((1, _DIVERGING_TAG, _DIVERGING.size + 1))
 
 
 class FetchPartition(NamedTuple):
-    """Requested partition. Epochs and the log start offset are -1 if unknown."""
+    """Partition of a request. Epochs and the log start offset are -1 if unknown."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     current_leader_epoch: int
@@ -98,9 +99,9 @@ class FetchPartition(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """Request of a consumer (replica_id -1) or a follower. `topics` are (name or None, id or None, [FetchPartition]);
-    `forgotten` are (name or None, id or None, [partition]). `replica_epoch`: epoch of the follower's broker.
-    `for_repair`: a read for the repair of the replica's own log."""
+    """Request of a consumer (`replica_id` -1) or a follower. `topics` are (name or None, id or None, [FetchPartition]);
+    `forgotten_topics` are (name or None, id or None, [partition]). `replica_epoch`: broker epoch of the follower, or
+    -1. `is_repair_read`: the replica reads batches that are damaged in its own log."""
 
     replica_id: int
     max_wait_ms: int
@@ -110,14 +111,15 @@ class FetchRequest(NamedTuple):
     session_id: int
     session_epoch: int
     topics: list[Topic]
-    forgotten: list[Forgotten]
+    forgotten_topics: list[ForgottenTopic]
     rack_id: str
     replica_epoch: int = -1
-    for_repair: bool = False
+    is_repair_read: bool = False
 
 
 def _partition_layout(version: int) -> Struct:
-    """index, [leader epoch], fetch offset, [last fetched epoch], [log start offset], max bytes."""
+    """Layout of a partition in this version: index, [leader epoch], fetch offset, [last fetched epoch], [log start
+    offset], max bytes."""
     return Struct(
         ">i"
         + ("i" if version >= 9 else "")
@@ -132,7 +134,7 @@ _PARTITION_LAYOUTS: Final = {version: _partition_layout(version) for version in 
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> FetchRequest:
-    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
     try:
         request, position = _decode_request(version, frame, position)
     except DECODE_ERRORS as error:
@@ -145,21 +147,21 @@ def decode_request(version: int, frame: memoryview, position: int) -> FetchReque
 def _decode_request(version: int, frame: memoryview, position: int) -> tuple[FetchRequest, int]:
     flexible = version >= _FLEXIBLE_VERSION_MIN
     replica_id, session_id, session_epoch, replica_epoch = -1, 0, -1, -1
-    if version < _REPLICA_STATE:
+    if version < _REPLICA_STATE_VERSION_MIN:
         (replica_id,) = _INT.unpack_from(frame, position)
         position += 4
     if version >= 7:
-        wait = _WAIT_SESSION.unpack_from(frame, position)
-        position += _WAIT_SESSION.size
-        session_id, session_epoch = wait[4:]
+        limits = _LIMITS_AND_SESSION.unpack_from(frame, position)
+        position += _LIMITS_AND_SESSION.size
+        session_id, session_epoch = limits[4:]
     else:
-        wait = _WAIT.unpack_from(frame, position)
-        position += _WAIT.size
+        limits = _LIMITS.unpack_from(frame, position)
+        position += _LIMITS.size
     topics, position, remaining = _read_topics(version, frame, position)
-    forgotten: list[Forgotten] = []
+    forgotten: list[ForgottenTopic] = []
     if version >= 7:
         forgotten, position = _read_forgotten(version, frame, position, remaining)
-    rack_id, for_repair = "", False
+    rack_id, is_repair_read = "", False
     if version >= 11:
         text, position = (read_compact_string if flexible else read_string)(frame, position)
         if text is None:
@@ -169,10 +171,10 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         if frame[position] == 0:
             position += 1
         else:
-            replica_id, replica_epoch, for_repair, position = _read_request_tags(
+            replica_id, replica_epoch, is_repair_read, position = _read_request_tags(
                 version, frame, position, replica_id
             )
-    wait_ms, min_bytes, max_bytes, isolation_level = wait[:4]
+    wait_ms, min_bytes, max_bytes, isolation_level = limits[:4]
     request = FetchRequest(
         replica_id,
         wait_ms,
@@ -185,7 +187,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         forgotten,
         rack_id,
         replica_epoch,
-        for_repair,
+        is_repair_read,
     )
     return request, position
 
@@ -195,8 +197,8 @@ def _read_topics(version: int, frame: memoryview, position: int) -> tuple[list[T
     flexible = version >= _FLEXIBLE_VERSION_MIN
     layout = _PARTITION_LAYOUTS[version]
     read_length = read_compact_count if flexible else read_count
-    topic_count, position = read_length(frame, position, MAX_ENTRIES)
-    remaining = MAX_ENTRIES - topic_count
+    topic_count, position = read_length(frame, position, ENTRIES_MAX)
+    remaining = ENTRIES_MAX - topic_count
     topics: list[Topic] = []
     for _ in range(topic_count):
         name, topic_id, position = read_topic(
@@ -212,14 +214,14 @@ def _read_topics(version: int, frame: memoryview, position: int) -> tuple[list[T
                 partitions.append(FetchPartition._make(fields))
                 position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
             else:
-                partitions.append(_older_partition(version, fields))
+                partitions.append(_partition_of_older_version(version, fields))
         if flexible:
             position = position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
         topics.append((name, topic_id, partitions))
     return topics, position, remaining
 
 
-def _older_partition(version: int, fields: tuple[int, ...]) -> FetchPartition:
+def _partition_of_older_version(version: int, fields: tuple[int, ...]) -> FetchPartition:
     if version >= 9:
         index, epoch, offset, start, max_bytes = fields
         return FetchPartition(index, epoch, offset, -1, start, max_bytes)
@@ -232,12 +234,12 @@ def _older_partition(version: int, fields: tuple[int, ...]) -> FetchPartition:
 
 def _read_forgotten(
     version: int, frame: memoryview, position: int, remaining: int
-) -> tuple[list[Forgotten], int]:
+) -> tuple[list[ForgottenTopic], int]:
     flexible = version >= _FLEXIBLE_VERSION_MIN
     read_length = read_compact_count if flexible else read_count
     topic_count, position = read_length(frame, position, remaining)
     remaining -= topic_count
-    forgotten: list[Forgotten] = []
+    forgotten: list[ForgottenTopic] = []
     for _ in range(topic_count):
         name, topic_id, position = read_topic(
             frame, position, by_id=version >= _TOPIC_ID_VERSION_MIN, flexible=flexible
@@ -258,8 +260,8 @@ def _read_forgotten(
 def _read_request_tags(
     version: int, frame: memoryview, position: int, replica_id: int
 ) -> tuple[int, int, bool, int]:
-    """(replica id, broker epoch, whether it reads for repair, position after the tagged fields of the request)."""
-    replica_epoch, for_repair = -1, False
+    """(replica id, broker epoch, is repair read, position after the tagged fields of the request)."""
+    replica_epoch, is_repair_read = -1, False
     count, position = read_unsigned_varint(frame, position)
     for _ in range(count):
         tag, position = read_unsigned_varint(frame, position)
@@ -267,14 +269,14 @@ def _read_request_tags(
         end = position + length
         if end > len(frame):
             raise WireError("a tagged field is longer than the message")
-        if tag == _REPLICA_STATE_TAG and version >= _REPLICA_STATE:
+        if tag == _REPLICA_STATE_TAG and version >= _REPLICA_STATE_VERSION_MIN:
             if length < _REPLICA.size:
                 raise WireError("a replica state that is too short")
             replica_id, replica_epoch = _REPLICA.unpack_from(frame, position)
-        elif tag == _REPAIR_TAG and version >= _REPLICA_STATE:
-            for_repair = True
+        elif tag == _REPAIR_TAG and version >= _REPLICA_STATE_VERSION_MIN:
+            is_repair_read = True
         position = end
-    return replica_id, replica_epoch, for_repair, position
+    return replica_id, replica_epoch, is_repair_read, position
 
 
 def encode_request(
@@ -289,22 +291,26 @@ def encode_request(
     isolation_level: int = 0,
     session_id: int = 0,
     session_epoch: int = -1,
-    forgotten: Sequence[Forgotten] = (),
+    forgotten_topics: Sequence[ForgottenTopic] = (),
     rack_id: str = "",
     replica_id: int = -1,
     replica_epoch: int = -1,
-    for_repair: bool = False,
+    is_repair_read: bool = False,
 ) -> bytes:
-    """The framed request: length, header, body. Fields that this version lacks are dropped."""
+    """Encode a request frame: length, header, body. Fields that `version` lacks are dropped."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     by_id = version >= _TOPIC_ID_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     tags = b"\x00" if flexible else b""
     parts = [request_header(ApiKey.FETCH, version, correlation_id, client_id)]
-    if version < _REPLICA_STATE:
+    if version < _REPLICA_STATE_VERSION_MIN:
         parts.append(_INT.pack(replica_id))
-    wait = (max_wait_ms, min_bytes, max_bytes, isolation_level)
-    parts.append(_WAIT_SESSION.pack(*wait, session_id, session_epoch) if version >= 7 else _WAIT.pack(*wait))
+    limits = (max_wait_ms, min_bytes, max_bytes, isolation_level)
+    parts.append(
+        _LIMITS_AND_SESSION.pack(*limits, session_id, session_epoch)
+        if version >= 7
+        else _LIMITS.pack(*limits)
+    )
     parts.append(count(len(topics)))
     for name, topic_id, partitions in topics:
         parts += (pack_topic(name, topic_id, by_id=by_id, flexible=flexible), count(len(partitions)))
@@ -312,18 +318,18 @@ def encode_request(
             parts += (_pack_fetch_partition(version, partition), tags)
         parts.append(tags)
     if version >= 7:
-        parts.append(count(len(forgotten)))
-        for name, topic_id, indexes in forgotten:
+        parts.append(count(len(forgotten_topics)))
+        for name, topic_id, indexes in forgotten_topics:
             parts += (pack_topic(name, topic_id, by_id=by_id, flexible=flexible), count(len(indexes)))
             parts += [_INT.pack(index) for index in indexes]
             parts.append(tags)
     if version >= 11:
         parts.append(pack_compact_string(rack_id) if flexible else pack_string(rack_id))
-    if version >= _REPLICA_STATE and (replica_id, replica_epoch) != (-1, -1):
+    if version >= _REPLICA_STATE_VERSION_MIN and (replica_id, replica_epoch) != (-1, -1):
         # One tagged field of 13 bytes: replica id, broker epoch, no tagged fields of its own.
         state = _REPLICA.pack(replica_id, replica_epoch)
-        parts.append(bytes((1 + for_repair, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + state + tags)
-        if for_repair:
+        parts.append(bytes((1 + is_repair_read, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + state + tags)
+        if is_repair_read:
             parts.append(_REPAIR_FIELD)
     else:
         parts.append(tags)
@@ -344,9 +350,10 @@ def _pack_fetch_partition(version: int, partition: FetchPartition) -> bytes:
 
 
 class FetchedPartition(NamedTuple):
-    """Result of one partition. `aborted` are (producer id, first offset), or None.
+    """Result of one partition. `aborted_transactions` are (producer id, first offset), or None.
 
-    `diverging`: (leader epoch, end offset) at which the follower's log diverges from the leader's (KIP-595), or None.
+    `diverging_epoch`: (leader epoch, its end offset) up to which the follower's log agrees with the leader's (KIP-595);
+    None unless the logs diverge before the fetch offset.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
@@ -354,12 +361,12 @@ class FetchedPartition(NamedTuple):
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start_offset: int = -1
-    aborted: Sequence[tuple[int, int]] | None = None
+    aborted_transactions: Sequence[tuple[int, int]] | None = None
     preferred_read_replica: int = -1
     records_bytes: int = 0
     records: Any = None
-    """Encoding: any object the caller can send, `records_bytes` long. Decoding: a view of the response."""
-    diverging: tuple[int, int] | None = None
+    """To encode: any object that the caller can send, `records_bytes` long. Decoded: a view of the response."""
+    diverging_epoch: tuple[int, int] | None = None
 
 
 class FetchResponse(NamedTuple):
@@ -379,9 +386,9 @@ def encode_response(
     error_code: int = 0,
     session_id: int = 0,
 ) -> list[Any]:
-    """The framed response as buffers in order: bytes, records, bytes, records, ..., [bytes].
+    """Encode a response frame as buffers in order: bytes, records, bytes, records, ..., [bytes].
 
-    Partitions with `records_bytes` 0 have no buffer of their own. The first buffer starts with the frame length.
+    Partitions with `records_bytes` 0 have no buffer for records. The first buffer begins with the frame length.
     """
     flexible = version >= _FLEXIBLE_VERSION_MIN
     by_id = version >= _TOPIC_ID_VERSION_MIN
@@ -401,7 +408,11 @@ def encode_response(
                 pieces += (b"".join(head), partition.records)
                 head = []
             if flexible:
-                head.append(b"\x00" if partition.diverging is None else _pack_diverging(partition.diverging))
+                head.append(
+                    b"\x00"
+                    if partition.diverging_epoch is None
+                    else _pack_diverging(partition.diverging_epoch)
+                )
         if flexible:
             head.append(b"\x00")
     if flexible:
@@ -415,7 +426,7 @@ def encode_response(
 
 
 def _pack_partition(version: int, partition: FetchedPartition, count: Callable[[int], bytes]) -> bytes:
-    """One partition up to and including the length of its records."""
+    """Encode one partition up to and including the length of its records."""
     index, error_code, high_watermark, last_stable, log_start, aborted, preferred, records_bytes = partition[
         :8
     ]
@@ -443,7 +454,8 @@ def _pack_diverging(diverging: tuple[int, int]) -> bytes:
 
 
 def decode_response(version: int, buffer: Buffer) -> FetchResponse:
-    """The response in `buffer` (a frame without its length). Records are views of it. Raises `WireError`."""
+    """Decode the response in `buffer`, a frame without its length. Records are views of `buffer`. Raises
+    `WireError`."""
     try:
         _, position = read_response_header(ApiKey.FETCH, version, buffer)
         response, position = _decode_response(version, memoryview(buffer), position)
@@ -463,8 +475,8 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Fe
     if version >= 7:
         error_code, session_id = _ERROR_SESSION.unpack_from(frame, position)
         position += _ERROR_SESSION.size
-    topic_count, position = read_length(frame, position, MAX_ENTRIES)
-    remaining = MAX_ENTRIES - topic_count
+    topic_count, position = read_length(frame, position, ENTRIES_MAX)
+    remaining = ENTRIES_MAX - topic_count
     topics: list[TopicData] = []
     for _ in range(topic_count):
         name, topic_id, position = read_topic(
@@ -560,11 +572,11 @@ def _read_aborted(
     return aborted, position, remaining - count
 
 
-# -- replica fetch --------
+# -- messages of followers --------
 
-REPLICA_VERSION: Final = 17
+REPLICA_FETCH_VERSION: Final = 17
 ONE_BYTE_COUNT_MAX: Final = 0x7E
-"""Largest count whose compact encoding (count + 1) takes one byte."""
+"""Largest count whose compact encoding takes one byte."""
 
 _REPLICA_REQUEST_START: Final = Struct(">ihhih")
 # Wait, min bytes, max bytes, isolation level, session id, session epoch, topics + 1.
@@ -595,8 +607,8 @@ def encode_replica_request(
     replica_id: int,
     replica_epoch: int,
 ) -> bytes:
-    """The framed request with correlation id 0. `topics`: topic id -> requested partitions. The caller ensures at most
-    `ONE_BYTE_COUNT_MAX` topics, and partitions of each."""
+    """Encode a request frame of a follower, with correlation id 0. `topics`: topic id -> requested partitions; at most
+    `ONE_BYTE_COUNT_MAX` topics, and as many partitions of each, which the caller ensures."""
     start = _REPLICA_BODY_START.pack(max_wait_ms, 1, max_bytes, 0, 0, -1, len(topics) + 1)
     parts = [b"", client_id, b"\x00", start]
     for topic_id, partitions in topics.items():
@@ -605,12 +617,13 @@ def encode_replica_request(
         parts.append(b"\x00")
     parts.append(_REPLICA_BODY_END.pack(*_REPLICA_END_CONSTANTS, replica_id, replica_epoch, 0))
     length = sum(map(len, parts)) + _REPLICA_REQUEST_START.size - 4
-    parts[0] = _REPLICA_REQUEST_START.pack(length, ApiKey.FETCH, REPLICA_VERSION, 0, len(client_id))
+    parts[0] = _REPLICA_REQUEST_START.pack(length, ApiKey.FETCH, REPLICA_FETCH_VERSION, 0, len(client_id))
     return b"".join(parts)
 
 
 def decode_replica_request(frame: memoryview, position: int) -> FetchRequest | None:
-    """The request in `REPLICA_VERSION` whose body starts at `position` of `frame`; None if it has another form."""
+    """Decode a follower's request in `REPLICA_FETCH_VERSION`, whose body starts at `position` of `frame`. None for
+    requests that only the general codec decodes."""
     end = len(frame) - _REPLICA_BODY_END.size
     try:
         wait_ms, min_bytes, max_bytes, isolation, session, epoch, topic_count = (
@@ -661,7 +674,8 @@ def decode_replica_request(frame: memoryview, position: int) -> FetchRequest | N
 def encode_replica_response(
     correlation_id: int, topics: Sequence[TopicData], error_code: int = 0
 ) -> list[Any] | None:
-    """The framed response as buffers, as of `mansio.wire.apis.fetch`; None if it has another form."""
+    """Encode the response frame to a follower as buffers in order, as `encode_response` does. None for responses that
+    only the general codec encodes."""
     if len(topics) > ONE_BYTE_COUNT_MAX:
         return None
     head = [b""]
@@ -699,8 +713,9 @@ def encode_replica_response(
 
 
 def decode_replica_response(frame: Buffer) -> FetchResponse | None:
-    """The response in `REPLICA_VERSION` in `frame` (without its length); None if it has another form. Records are views
-    of `frame`. Raises `WireError` for an invalid length."""
+    """Decode the response to a follower in `REPLICA_FETCH_VERSION` in `frame`, a frame without its length. None for
+    responses that only the general codec decodes. Records are views of `frame`. Raises `WireError` for an invalid
+    length."""
     view = memoryview(frame)
     size = len(view)
     try:

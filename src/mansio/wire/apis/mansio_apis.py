@@ -3,17 +3,17 @@ authentication of brokers.
 
 `AcknowledgeRecords` acknowledges leased records like ShareAcknowledge, and in addition with the delay of a release, the
 reason of a rejection and the delivery count; it needs no session. `DescribeLeases` returns leases and counts of share
-partitions that a broker leads. `RedriveRecords` offers dead records to their group again. All three go to the leader of
-the partition and are announced in ApiVersions: clients skip unknown keys (KIP-35).
+partitions that a broker leads. `RedriveRecords` makes dead-lettered records available to their group again. All three
+go to the leader of the partition and are advertised in ApiVersions: other clients skip unknown keys (KIP-35).
 
 `ChallengeBroker` and `AuthenticateBroker` are the two steps in which a broker and the broker to which it connected
-prove to each other that they know the cluster's secret (`state.broker_handshake`). They are not announced.
+prove to each other that they know the cluster secret (`state.broker_handshake`). They are not advertised.
 
-The schemas have the form of kio's, so that `messages` compiles codecs for both. Every message is flexible (KIP-482), so
-that fields can be added as tagged ones.
+The schemas are classes like those of the package kio, from which `messages` compiles codecs. Every message is flexible
+(KIP-482), so that tagged fields can be added.
 """
 
-# No postponed annotations: `schemas.fields_of` needs the types themselves.
+# No postponed annotations: `schema_compiler.schema_fields` needs the types themselves.
 
 import uuid
 from dataclasses import dataclass, field
@@ -38,10 +38,11 @@ class _Flexible:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeBatch(_Flexible):
-    """Offsets `first_offset` to `last_offset`: `types` has one type of acknowledgement for all, or one for each.
+    """Acknowledgement of the offsets `first_offset` to `last_offset`, both included.
 
-    `delay_ms`: of a release, -1 for the group's backoff; `reason`: of a rejection; `delivery_count`: of the
-    delivery that is meant, -1 for any."""
+    `types`: acknowledge types, one byte for all offsets or one for each; `delay_ms`: time before released records are
+    offered again, -1 for the group's backoff; `reason`: of a rejection, for the dead-lettered record;
+    `delivery_count`: the acknowledgement applies only to the delivery with this count, -1 to any."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
@@ -72,7 +73,7 @@ class AcknowledgeRecordsRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgedPartition(_Flexible):
-    """Result of one partition: all of its batches are applied, or none."""
+    """Result of one partition. With an error none of its acknowledgements is applied."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -87,7 +88,7 @@ class AcknowledgedTopic(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeRecordsResponse(_Flexible):
-    """`acquisition_lock_timeout_ms`: duration of a renewed lease; 0 if unknown."""
+    """Response. `acquisition_lock_timeout_ms`: duration of renewed leases; 0 if unknown."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -104,8 +105,8 @@ class DescribeTopic(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLeasesRequest(_Flexible):
-    """`topics` null: all share partitions of the group that are in use on this broker; `ranges_max`: leased ranges
-    of each, the lowest first."""
+    """Request. `topics` None: all share partitions of the group that the broker has loaded; `ranges_max`: limit on the
+    leased ranges of each share partition in the response, which begin with the lowest."""
 
     group_id: str = field(metadata=_TEXT)
     topics: tuple[DescribeTopic, ...] | None
@@ -113,8 +114,9 @@ class DescribeLeasesRequest(_Flexible):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder(_Flexible):
-    """Leases of one member; `oldest_ms`: time since its oldest lease was granted or renewed."""
+class MemberLeases(_Flexible):
+    """Leases of one member. `leased`: number of records; `oldest_ms`: age of the oldest lease since it was granted or
+    renewed."""
 
     member_id: str = field(metadata=_TEXT)
     leased: int = field(metadata=_INT64)
@@ -123,7 +125,8 @@ class Holder(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedRange(_Flexible):
-    """Offsets leased to one member, with one delivery count."""
+    """Consecutive offsets that are leased to one member and have the same delivery count. `age_ms`: time since the
+    lease was granted or renewed."""
 
     first_offset: int = field(metadata=_INT64)
     last_offset: int = field(metadata=_INT64)
@@ -134,8 +137,10 @@ class LeasedRange(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedPartition(_Flexible):
-    """Numbers of records, apart from `start_offset` and `end_offset`, which bound the records in flight. `lag`: not
-    done yet; `dead_letter_error`: the last error of dead letters, "" for none."""
+    """State of one share partition. `start_offset` and `end_offset` bound the records in flight.
+
+    Numbers of records: `lag` (neither acknowledged nor dead), `leased`, `in_backoff`, `withheld`, `archiving`, `dead`.
+    `holders`: leases by member; `dead_letter_error`: last error of a copy to the dead-letter topic, "" for none."""
 
     partition_index: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -149,7 +154,7 @@ class DescribedPartition(_Flexible):
     archiving: int = field(metadata=_INT64, default=0)
     dead: int = field(metadata=_INT64, default=0)
     dead_letter_error: str = field(metadata=_TEXT, default="")
-    holders: tuple[Holder, ...]
+    holders: tuple[MemberLeases, ...]
     ranges: tuple[LeasedRange, ...]
 
 
@@ -175,8 +180,8 @@ class OffsetRange(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveRecordsRequest(_Flexible):
-    """`offsets` null: all dead ones; `most`: maximum number of records. Under one id an offset is offered once, even
-    if it died again since."""
+    """Request. `offsets` None: all dead records of the share partition; `most`: maximum number of records to redrive.
+    With the same `redrive_id` an offset is redriven only once, even if its record is dead again."""
 
     redrive_id: str = field(metadata=_TEXT)
     group_id: str = field(metadata=_TEXT)
@@ -188,7 +193,8 @@ class RedriveRecordsRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveRecordsResponse(_Flexible):
-    """`redriven` now, `repeated` under this id, `deleted`: deleted from the log; `dead`: records that remain dead."""
+    """Response, with numbers of records. `redriven` by this request; `repeated`: redriven by an earlier request with
+    the same id; `deleted` from the log; `dead`: records of the share partition that remain dead."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -201,14 +207,15 @@ class RedriveRecordsResponse(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerRequest(_Flexible):
-    """`nonce`: of the broker that connects."""
+    """Request. `nonce`: random bytes of the broker that connects."""
 
     nonce: bytes = field(metadata=_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChallengeBrokerResponse(_Flexible):
-    """`nonce`: of the broker that accepted the connection; valid for one proof on this connection."""
+    """Response. `nonce`: random bytes of the broker that accepted the connection, valid for one proof on this
+    connection."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -218,7 +225,7 @@ class ChallengeBrokerResponse(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthenticateBrokerRequest(_Flexible):
-    """The broker that connects, with the epoch of its registration."""
+    """Request with the id, the broker epoch and the proof of the broker that connects."""
 
     node_id: int = field(metadata=_INT32)
     broker_epoch: int = field(metadata=_INT64)
@@ -227,8 +234,8 @@ class AuthenticateBrokerRequest(_Flexible):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthenticateBrokerResponse(_Flexible):
-    """`proof`: of the broker that accepted the connection; empty with an error, after which it closes the
-    connection."""
+    """Response. `proof`: that of the broker that accepted the connection; empty with an error, after which that broker
+    closes the connection."""
 
     throttle_time_ms: int = field(metadata=_INT32)
     error_code: int = field(metadata=_ERROR)
@@ -246,12 +253,12 @@ _MESSAGES: Final[dict[int, tuple[Any, Any]]] = {
 
 
 def is_mansio_api(api_key: int) -> bool:
-    """Whether this is an API of Mansio, which kio does not have."""
+    """Whether `api_key` is that of one of Mansio's own APIs, whose schemas are in this module."""
     return api_key in _MESSAGES
 
 
 def schema(api_key: int, version: int, direction: str) -> Any:
-    """The schema of a message. Raises `ValueError` for an unknown version."""
+    """The class of an API's request or response. Raises `ValueError` for an unknown version."""
     if version != 0:
         raise ValueError(f"there is no {direction} {api_key} in version {version}")
     request, response = _MESSAGES[api_key]

@@ -1,18 +1,19 @@
-"""Codec of Produce (API key 0), versions 3-13, both directions. Written by hand: all produced data passes here.
+"""Codec of Produce (API key 0), versions 3-13, hand-written because all produced data passes through it.
 
-Log start offset from 5, record errors from 8 (KIP-467), flexible encoding (KIP-482) from 9, topic ids instead of names
-from 13 (KIP-516). `current_leader` and `node_endpoints` (10, KIP-951) are tagged fields: not written, and skipped.
+First versions of the fields: log start offset 5, record errors 8 (KIP-467), flexible encoding (KIP-482) 9, topic ids
+instead of names 13 (KIP-516). `current_leader` and `node_endpoints` (10, KIP-951) are tagged fields, which are not
+written, and skipped when reading.
 
 Two fast paths for requests with one partition, which most are:
-* Broker: requests of a producer to one topic differ only in correlation id, partition and batch. `ProduceTemplate`
-  keeps the constant bytes, so that `match_template` recognises the next request by comparing them, and
+* In the broker: requests of a producer to one topic differ only in correlation id, partition and batch. A
+  `ProduceTemplate` has the constant bytes, so that `match_template` recognizes the next request by comparing them, and
   `encode_template_response` inserts a few fields between two constants.
-* Client: `SinglePartitionProduce` does the same for encoding requests and decoding responses.
+* In the client: `SinglePartitionProduceCodec` encodes requests and decodes responses in the same way.
 
 Invariants:
 * Record batches are neither copied nor decoded, so the cost does not depend on the number of records.
-* Bytes that are not a Produce message raise `WireError` and nothing else.
-* A request has at most `MAX_ENTRIES` topics and partitions.
+* Decoding malformed bytes raises `WireError` and nothing else.
+* A request has at most `ENTRIES_MAX` topics and partitions.
 * The fast paths accept only bytes that the general codec decodes to the same values, and encode the same bytes.
 """
 
@@ -33,7 +34,7 @@ from mansio.wire.headers import (
 )
 from mansio.wire.primitives import (
     DECODE_ERRORS,
-    MAX_ENTRIES,
+    ENTRIES_MAX,
     pack_compact_count,
     pack_compact_string,
     pack_count,
@@ -60,7 +61,7 @@ _TOPIC_ID_VERSION_MIN: Final = 13
 _AFTER_CORRELATION_ID: Final = 8
 _NO_TAGS: Final = b"\x00\x00\x00"  # of the partition, the topic and the request
 SINGLE_PARTITION_VERSION_MIN: Final = 8
-"""The lowest version that `SinglePartitionProduce` supports."""
+"""The lowest version that `SinglePartitionProduceCodec` supports."""
 
 _ACKS: Final = Struct(">hi")
 _INT: Final = Struct(">i")
@@ -80,7 +81,7 @@ class ProduceRequest(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """Result of one partition. Offsets and times are -1 if unknown."""
+    """Result of one partition. Offsets and times are -1 if they are unknown."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     error_code: int = 0
@@ -89,7 +90,7 @@ class PartitionResult(NamedTuple):
     log_start_offset: int = -1
     error_message: str | None = None
     record_errors: tuple[tuple[int, str | None], ...] = ()
-    """(index of the record in the batch, message or None)."""
+    """(index of the record in the batch, error message or None) of each invalid record."""
 
 
 class ProduceResponse(NamedTuple):
@@ -100,7 +101,8 @@ class ProduceResponse(NamedTuple):
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ProduceRequest:
-    """The request whose body starts at `position` of `frame`. Records are views of `frame`. Raises `WireError`."""
+    """Decode the request whose body starts at `position` of `frame`. Batches are views of `frame`. Raises
+    `WireError`."""
     try:
         read = _decode_flexible_request if version >= _FLEXIBLE_VERSION_MIN else _decode_classic_request
         request, position = read(version, frame, position)
@@ -114,8 +116,8 @@ def decode_request(version: int, frame: memoryview, position: int) -> ProduceReq
 def _decode_flexible_request(version: int, frame: memoryview, position: int) -> tuple[ProduceRequest, int]:
     transactional_id, position = read_compact_string(frame, position)
     acks, timeout_ms = _ACKS.unpack_from(frame, position)
-    topic_count, position = read_compact_count(frame, position + 6, MAX_ENTRIES)
-    remaining = MAX_ENTRIES - topic_count
+    topic_count, position = read_compact_count(frame, position + 6, ENTRIES_MAX)
+    remaining = ENTRIES_MAX - topic_count
     topics: list[Topic] = []
     size = len(frame)
     for _ in range(topic_count):
@@ -146,8 +148,8 @@ def _decode_flexible_request(version: int, frame: memoryview, position: int) -> 
 def _decode_classic_request(_version: int, frame: memoryview, position: int) -> tuple[ProduceRequest, int]:
     transactional_id, position = read_string(frame, position)
     acks, timeout_ms = _ACKS.unpack_from(frame, position)
-    topic_count, position = read_count(frame, position + 6, MAX_ENTRIES)
-    remaining = MAX_ENTRIES - topic_count
+    topic_count, position = read_count(frame, position + 6, ENTRIES_MAX)
+    remaining = ENTRIES_MAX - topic_count
     topics: list[Topic] = []
     size = len(frame)
     for _ in range(topic_count):
@@ -177,7 +179,7 @@ def _decode_classic_request(_version: int, frame: memoryview, position: int) -> 
 def encode_response(
     version: int, correlation_id: int, topics: Sequence[TopicResult], throttle_ms: int = 0
 ) -> bytes:
-    """The framed response: length, header, body."""
+    """Encode a response frame: length, header, body."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     tags = b"\x00" if flexible else b""
@@ -219,7 +221,7 @@ def encode_request(
     topics: Sequence[tuple[str | None, bytes | None, Sequence[tuple[int, Buffer | None]]]],
     transactional_id: str | None = None,
 ) -> list[Buffer]:
-    """The framed request as buffers in order; the batches among them are the caller's objects."""
+    """Encode a request frame as buffers in order; the batches among them are the caller's objects, not copies."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     count = pack_compact_count if flexible else pack_count
     text = pack_compact_string if flexible else pack_string
@@ -248,7 +250,7 @@ def encode_request(
 
 
 def decode_response(version: int, buffer: Buffer) -> ProduceResponse:
-    """The response in `buffer` (a frame without its length). Raises `WireError`."""
+    """Decode the response in `buffer`, a frame without its length. Raises `WireError`."""
     try:
         _, position = read_response_header(ApiKey.PRODUCE, version, buffer)
         response, position = _decode_response(version, memoryview(buffer), position)
@@ -262,8 +264,8 @@ def decode_response(version: int, buffer: Buffer) -> ProduceResponse:
 def _decode_response(version: int, frame: memoryview, position: int) -> tuple[ProduceResponse, int]:
     flexible = version >= _FLEXIBLE_VERSION_MIN
     read_length = read_compact_count if flexible else read_count
-    topic_count, position = read_length(frame, position, MAX_ENTRIES)
-    remaining = MAX_ENTRIES - topic_count
+    topic_count, position = read_length(frame, position, ENTRIES_MAX)
+    remaining = ENTRIES_MAX - topic_count
     topics: list[TopicResult] = []
     for _ in range(topic_count):
         name, topic_id, position = read_topic(
@@ -313,30 +315,32 @@ def _read_result(
 
 
 class ProduceTemplate(NamedTuple):
-    """Constant bytes of similar requests and of their responses."""
+    """Constant bytes of the requests that a producer sends to one topic, and of their responses."""
 
     version: int
     acks: int
     timeout_ms: int
     topic: str | None
     topic_id: bytes | None
-    start: bytes
+    request_start: bytes
     """API key and version."""
-    middle: bytes
-    """From the client id up to the partition index."""
-    end: int
-    """Position of the partition index."""
+    request_middle: bytes
+    """The bytes from the client id up to the partition index."""
+    partition_index_position: int
+    """Position of the partition index in the frame."""
     response_head: bytes
-    """From the response header's tags up to the partition count."""
+    """The bytes from the tagged fields of the response header up to the partition count."""
     response_tail: bytes
+    """The bytes after the result's log start offset or, in old versions, append time."""
     response_bytes: int
     """Length of a response, without the length field itself."""
 
 
-def learn_template(
+def build_template(
     header: RequestHeader, frame: memoryview, request: ProduceRequest
 ) -> ProduceTemplate | None:
-    """The template of a request with one topic and one partition with records; None for any other."""
+    """The template of `request`, which is decoded from `frame`; None unless it has one topic and one partition with
+    records."""
     if request.transactional_id is not None or len(request.topics) != 1:
         return None
     ((topic, topic_id, partitions),) = request.topics
@@ -349,7 +353,7 @@ def learn_template(
         end -= len(unsigned_varint(len(records) + 1)) + len(_NO_TAGS)
     else:
         end -= 4
-    if end < header.body:
+    if end < header.body_position:
         return None
     count = pack_compact_count if flexible else pack_count
     response_head = (
@@ -368,9 +372,9 @@ def learn_template(
         timeout_ms=request.timeout_ms,
         topic=topic,
         topic_id=topic_id,
-        start=bytes(frame[:4]),
-        middle=bytes(frame[_AFTER_CORRELATION_ID:end]),
-        end=end,
+        request_start=bytes(frame[:4]),
+        request_middle=bytes(frame[_AFTER_CORRELATION_ID:end]),
+        partition_index_position=end,
         response_head=response_head,
         response_tail=response_tail,
         response_bytes=4 + len(response_head) + result_bytes + len(response_tail),
@@ -379,9 +383,9 @@ def learn_template(
 
 
 def match_template(template: ProduceTemplate, frame: memoryview) -> tuple[int, memoryview] | None:
-    """(partition, record batch) if the frame matches the template, else None."""
-    end = template.end
-    if frame[_AFTER_CORRELATION_ID:end] != template.middle or frame[:4] != template.start:
+    """(partition index, record batch) if the request in `frame` has the constant bytes of the template, else None."""
+    end = template.partition_index_position
+    if frame[_AFTER_CORRELATION_ID:end] != template.request_middle or frame[:4] != template.request_start:
         return None
     size = len(frame)
     if template.version < _FLEXIBLE_VERSION_MIN:
@@ -419,7 +423,7 @@ def encode_template_response(
     append_time_ms: int,
     log_start_offset: int,
 ) -> bytes:
-    """The framed response to a batch that was appended."""
+    """Encode the response frame for a batch that was appended, at `base_offset` of partition `index`."""
     if template.version >= 5:
         result = _RESULT.pack(index, 0, base_offset, append_time_ms, log_start_offset)
     else:
@@ -432,9 +436,11 @@ def encode_template_response(
     )
 
 
-class SinglePartitionProduce:
-    """Encodes Produce requests of one client with one partition of one topic, in one version
-    (`SINGLE_PARTITION_VERSION_MIN` or higher), and decodes their responses."""
+class SinglePartitionProduceCodec:
+    """Encoder of one client's Produce requests for one partition of one topic, and decoder of their responses.
+
+    `version`: `SINGLE_PARTITION_VERSION_MIN` or higher.
+    """
 
     __slots__ = (
         "_head",
@@ -477,7 +483,7 @@ class SinglePartitionProduce:
         self._unpack, self._response_bytes = response.unpack, response.size
 
     def encode(self, correlation_id: int, partition: int, records: bytes) -> bytes:
-        """The framed request."""
+        """Encode the request frame for one batch."""
         middle = self._middle
         size = len(records)
         if self._is_flexible:
@@ -506,9 +512,9 @@ class SinglePartitionProduce:
             )
         )
 
-    def decode_stored(self, partition: int, frame: Buffer) -> tuple[int, int] | None:
-        """(base offset, log append time in ms or -1) if the response reports success for this partition; None for
-        every other response, which the general codec decodes."""
+    def decode_success(self, partition: int, frame: Buffer) -> tuple[int, int] | None:
+        """(base offset, log append time in ms or -1) if the response in `frame` reports success for `partition`; None
+        for other responses, which the caller passes to `decode_response`."""
         if len(frame) != self._response_bytes:
             return None
         start, index, error_code, base_offset, log_append_time_ms, end, tail = self._unpack(frame)

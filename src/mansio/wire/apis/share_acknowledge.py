@@ -1,10 +1,12 @@
-"""ShareAcknowledge (API 79): hand-written codec, versions 1 and 2 (KIP-932).
+"""Hand-written codec of ShareAcknowledge (API key 79), versions 1 and 2 (KIP-932).
 
-Both versions are flexible (KIP-482); 2 adds renewals (KIP-1222). ShareFetch has acknowledgements in the same layout and
-shares their codec, as well as that of errors, leaders and endpoints of both responses.
+Both versions are flexible (KIP-482); version 2 adds renewals (KIP-1222). The module `share_fetch` uses the functions
+for acknowledgements, leaders and endpoints, which have the same layout in ShareFetch.
 
-Invariants: malformed bytes raise `WireError` and nothing else. A message has at most `MAX_ENTRIES` topics,
-partitions and batches. Tagged fields are omitted and skipped.
+Invariants:
+* Decoding malformed bytes raises `WireError` and nothing else.
+* A message has at most `ENTRIES_MAX` topics, partitions, batches and endpoints.
+* Tagged fields are not written, and skipped when reading.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.headers import framed_response, read_response_header, request_header, skip_tagged_fields
 from mansio.wire.primitives import (
     DECODE_ERRORS,
-    MAX_ENTRIES,
+    ENTRIES_MAX,
     pack_compact_count,
     pack_compact_string,
     read_compact_count,
@@ -31,34 +33,35 @@ if TYPE_CHECKING:
 
     Topic = tuple[bytes, list["AckPartition"]]
 
-RENEWALS: Final = 2
-"""The first version with renewals, of both APIs."""
+RENEWAL_VERSION_MIN: Final = 2
+"""The first version with renewals, of ShareAcknowledge and of ShareFetch."""
 
 _INT: Final = Struct(">i")
 _RANGE: Final = Struct(">qq")
 _RESULT: Final = Struct(">ih")
 _LEADER: Final = Struct(">ii")
 _ERROR: Final = Struct(">ih")  # throttle time, error code
-_TAGLESS: Final = b"\x00"
+_NO_TAGGED_FIELDS: Final = b"\x00"
 
 
 class AckBatch(NamedTuple):
-    """Offsets `first` to `last`, both included, with one type of acknowledgement for all, or one for each."""
+    """Acknowledgement of the offsets `first_offset` to `last_offset`, both included. `acknowledge_types`: one byte for
+    all offsets, or one for each."""
 
-    first: int
-    last: int
-    types: bytes
+    first_offset: int
+    last_offset: int
+    acknowledge_types: bytes
 
 
 class AckPartition(NamedTuple):
-    """Acknowledgements of one partition."""
+    """Acknowledgements of one partition in a request."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     batches: list[AckBatch]
 
 
 class ShareAcknowledgeRequest(NamedTuple):
-    """`topics` are (id, [AckPartition]); `is_renew_ack`: the request may contain renewals."""
+    """Request. `topics` are (topic id, [AckPartition]); `is_renew_ack`: the acknowledgements may be renewals."""
 
     group_id: str | None
     member_id: str | None
@@ -68,7 +71,7 @@ class ShareAcknowledgeRequest(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Endpoint of the current leader of a partition."""
+    """Address of the broker that leads a partition."""
 
     node_id: int
     host: str
@@ -77,7 +80,8 @@ class Endpoint(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """Result of one partition. Leader and epoch are -1 if they do not matter."""
+    """Result of one partition. Leader and epoch are -1 unless the error says that another broker leads the
+    partition."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     error_code: int = 0
@@ -87,7 +91,7 @@ class AckResult(NamedTuple):
 
 
 class ShareAcknowledgeResponse(NamedTuple):
-    """The response: [(topic id, [AckResult])]. `lock_ms`: duration of renewed leases, 0 in version 1."""
+    """Response. `topics` are (topic id, [AckResult]); `lock_ms`: duration of renewed leases, 0 in version 1."""
 
     throttle_ms: int
     error_code: int
@@ -98,14 +102,14 @@ class ShareAcknowledgeResponse(NamedTuple):
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ShareAcknowledgeRequest:
-    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
     try:
         group_id, position = read_compact_string(frame, position)
         member_id, position = read_compact_string(frame, position)
         (epoch,) = _INT.unpack_from(frame, position)
         position += 4
         renews = False
-        if version >= RENEWALS:
+        if version >= RENEWAL_VERSION_MIN:
             renews = frame[position] != 0
             position += 1
         topics, position, _ = read_topics(frame, position)
@@ -128,28 +132,28 @@ def encode_request(
     *,
     is_renew_ack: bool = False,
 ) -> bytes:
-    """The whole request: frame length, header, body."""
+    """Encode a request frame: length, header, body."""
     parts = [
         request_header(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, client_id),
         pack_compact_string(group_id),
         pack_compact_string(member_id),
         _INT.pack(session_epoch),
     ]
-    if version >= RENEWALS:
+    if version >= RENEWAL_VERSION_MIN:
         parts.append(b"\x01" if is_renew_ack else b"\x00")
     pack_topics(parts, topics)
-    parts.append(_TAGLESS)
+    parts.append(_NO_TAGGED_FIELDS)
     body = b"".join(parts)
     return _INT.pack(len(body)) + body
 
 
 def encode_response(version: int, correlation_id: int, response: ShareAcknowledgeResponse) -> bytes:
-    """The whole response: frame length, header, body."""
+    """Encode a response frame: length, header, body."""
     parts = [
         _ERROR.pack(response.throttle_ms, response.error_code),
         pack_compact_string(response.error_message),
     ]
-    if version >= RENEWALS:
+    if version >= RENEWAL_VERSION_MIN:
         parts.append(_INT.pack(response.lock_ms))
     parts.append(pack_compact_count(len(response.topics)))
     for topic_id, results in response.topics:
@@ -161,14 +165,14 @@ def encode_response(version: int, correlation_id: int, response: ShareAcknowledg
                 _LEADER.pack(result.leader_id, result.leader_epoch),
                 b"\x00\x00",  # no tagged fields of the leader, none of the partition
             )
-        parts.append(_TAGLESS)
+        parts.append(_NO_TAGGED_FIELDS)
     pack_endpoints(parts, response.endpoints)
-    parts.append(_TAGLESS)
+    parts.append(_NO_TAGGED_FIELDS)
     return framed_response(ApiKey.SHARE_ACKNOWLEDGE, version, correlation_id, b"".join(parts))
 
 
 def decode_response(version: int, buffer: Buffer) -> ShareAcknowledgeResponse:
-    """The response in `buffer` (everything after the frame's length). Raises `WireError`."""
+    """Decode the response in `buffer`, a frame without its length. Raises `WireError`."""
     try:
         _, position = read_response_header(ApiKey.SHARE_ACKNOWLEDGE, version, buffer)
         response, position = _decode_response(version, memoryview(buffer), position)
@@ -183,11 +187,11 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
     throttle_ms, error_code = _ERROR.unpack_from(frame, position)
     message, position = read_compact_string(frame, position + _ERROR.size)
     lock_ms = 0
-    if version >= RENEWALS:
+    if version >= RENEWAL_VERSION_MIN:
         (lock_ms,) = _INT.unpack_from(frame, position)
         position += 4
-    topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    entries_left = MAX_ENTRIES - topic_count
+    topic_count, position = read_compact_count(frame, position, ENTRIES_MAX)
+    entries_left = ENTRIES_MAX - topic_count
     topics: list[tuple[bytes, list[AckResult]]] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
@@ -207,15 +211,16 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Sh
     return ShareAcknowledgeResponse(throttle_ms, error_code, message, lock_ms, topics, endpoints), position
 
 
-# ---------------------------------------------------------------- what ShareFetch has, too
+# -- shared with ShareFetch --------
 
 
 def skip_tags(frame: memoryview, position: int) -> int:
-    """Position after tagged fields; usually there are none."""
+    """The position after the tagged fields that begin at `position`; fast if there are none."""
     return position + 1 if frame[position] == 0 else skip_tagged_fields(frame, position)
 
 
 def read_topic_id(frame: memoryview, position: int) -> tuple[bytes, int]:
+    """(topic id, position after it)."""
     end = position + 16
     topic_id = bytes(frame[position:end])
     if len(topic_id) != 16:
@@ -224,9 +229,9 @@ def read_topic_id(frame: memoryview, position: int) -> tuple[bytes, int]:
 
 
 def read_topics(frame: memoryview, position: int) -> tuple[list[Topic], int, int]:
-    """(topics with partitions and what is acknowledged of each, position after them, entries still allowed)."""
-    topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
-    entries_left = MAX_ENTRIES - topic_count
+    """(topics with acknowledgements, position after them, number of entries the message may still have)."""
+    topic_count, position = read_compact_count(frame, position, ENTRIES_MAX)
+    entries_left = ENTRIES_MAX - topic_count
     topics: list[Topic] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
@@ -256,15 +261,16 @@ def _read_batches(frame: memoryview, position: int, entries_left: int) -> tuple[
 
 
 def pack_topics(parts: list[bytes], topics: Sequence[Topic]) -> None:
+    """Encode topics with acknowledgements and append the bytes to `parts`."""
     parts.append(pack_compact_count(len(topics)))
     for topic_id, partitions in topics:
         parts += (topic_id, pack_compact_count(len(partitions)))
         for partition in partitions:
             parts += (_INT.pack(partition.index), pack_compact_count(len(partition.batches)))
             for first, last, types in partition.batches:
-                parts += (_RANGE.pack(first, last), pack_compact_count(len(types)), types, _TAGLESS)
-            parts.append(_TAGLESS)
-        parts.append(_TAGLESS)
+                parts += (_RANGE.pack(first, last), pack_compact_count(len(types)), types, _NO_TAGGED_FIELDS)
+            parts.append(_NO_TAGGED_FIELDS)
+        parts.append(_NO_TAGGED_FIELDS)
 
 
 def read_leader(frame: memoryview, position: int) -> tuple[int, int, int]:
@@ -274,6 +280,7 @@ def read_leader(frame: memoryview, position: int) -> tuple[int, int, int]:
 
 
 def pack_endpoints(parts: list[bytes], endpoints: Sequence[Endpoint]) -> None:
+    """Encode the endpoints and append the bytes to `parts`."""
     parts.append(pack_compact_count(len(endpoints)))
     for node_id, host, port, rack in endpoints:
         parts += (
@@ -281,11 +288,12 @@ def pack_endpoints(parts: list[bytes], endpoints: Sequence[Endpoint]) -> None:
             pack_compact_string(host),
             _INT.pack(port),
             pack_compact_string(rack),
-            _TAGLESS,
+            _NO_TAGGED_FIELDS,
         )
 
 
 def read_endpoints(frame: memoryview, position: int, entries_left: int) -> tuple[list[Endpoint], int]:
+    """(endpoints, position after them)."""
     count, position = read_compact_count(frame, position, entries_left)
     endpoints: list[Endpoint] = []
     for _ in range(count):

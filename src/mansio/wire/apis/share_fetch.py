@@ -1,11 +1,14 @@
-"""ShareFetch (API 78): hand-written codec, versions 1 and 2, because all records of share groups pass through it.
+"""Codec of ShareFetch (API key 78), versions 1 and 2, hand-written because all records of share groups pass through it.
 
-Both versions are flexible (KIP-482), with topics by id (KIP-932); 2 adds the acquire mode (KIP-1206) and renewals
-(KIP-1222). Like that of Fetch, the response is a list of byte pieces around the caller's slices of the log, of
-which one partition may have several.
+Both versions are flexible (KIP-482), with topics by id (KIP-932); version 2 adds the acquire mode (KIP-1206) and
+renewals (KIP-1222). As in `fetch`, a response is encoded as a list of buffers with the caller's log slices in between;
+one partition may have several log slices.
 
-Invariants: records are never read, only their length matters. Malformed bytes raise `WireError` and nothing else. A
-message has at most `MAX_ENTRIES` topics, partitions, ranges and endpoints. Tagged fields are omitted and skipped.
+Invariants:
+* Records are not accessed; only their length is used.
+* Decoding malformed bytes raises `WireError` and nothing else.
+* A message has at most `ENTRIES_MAX` topics, partitions, ranges and endpoints.
+* Tagged fields are not written, and skipped when reading.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mansio.errors import WireError
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_acknowledge import (
-    RENEWALS,
+    RENEWAL_VERSION_MIN,
     AckBatch,
     AckPartition,
     Endpoint,
@@ -31,7 +34,7 @@ from mansio.wire.apis.share_acknowledge import (
 from mansio.wire.headers import read_response_header, read_unsigned_varint, request_header
 from mansio.wire.primitives import (
     DECODE_ERRORS,
-    MAX_ENTRIES,
+    ENTRIES_MAX,
     pack_compact_count,
     pack_compact_string,
     read_compact_count,
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
     TopicData = tuple[bytes, list["SharePartitionData"]]
     from mansio.wire.apis.share_acknowledge import Topic
 
-    Forgotten = tuple[bytes, list[int]]
+    ForgottenTopic = tuple[bytes, list[int]]
 
 
 __all__ = [
@@ -78,10 +81,10 @@ _RANGE_READ: Final = Struct(">qqh")
 
 
 class SharePartitionData(NamedTuple):
-    """Response data of one partition. `acquired` are (first, last, delivery count), both offsets included.
+    """Result of one partition. `acquired` are (first offset, last offset, delivery count), both offsets included.
 
-    `records`: when encoding, anything the caller can send, `records_bytes` long in total; when decoded, one view of the
-    response, or none. Leader and epoch are -1 if they do not matter.
+    `records`: to encode, objects that the caller can send, `records_bytes` long in total; decoded, one view of the
+    response, or none. Leader and epoch are -1 unless the error says that another broker leads the partition.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
@@ -97,7 +100,7 @@ class SharePartitionData(NamedTuple):
 
 
 class ShareFetchResponse(NamedTuple):
-    """The response: [(topic id, [SharePartitionData])]. `lock_ms`: duration of the leases."""
+    """Response. `topics` are (topic id, [SharePartitionData]); `lock_ms`: duration of the leases."""
 
     throttle_ms: int
     error_code: int
@@ -118,9 +121,9 @@ def encode_response(
     error_message: str | None = None,
     endpoints: Sequence[Endpoint] = (),
 ) -> list[Any]:
-    """The whole response as pieces to be sent in order: bytes, then the records of a partition, bytes, and so on.
+    """Encode a response frame as buffers in order: bytes, then the `records` of a partition, bytes, and so on.
 
-    The first piece begins with the frame's length.
+    The first buffer begins with the frame length.
     """
     head = [
         _ERROR.pack(throttle_ms, error_code),
@@ -152,7 +155,7 @@ def encode_response(
 
 
 def _pack_partition(partition: SharePartitionData) -> bytes:
-    """One partition up to and with the length of its records."""
+    """Encode one partition up to and including the length of its records."""
     if partition.error_message is None and partition.acknowledge_error_message is None:
         start = _NO_ERROR.pack(
             partition.index,
@@ -179,7 +182,8 @@ def _pack_partition(partition: SharePartitionData) -> bytes:
 
 
 def decode_response(version: int, buffer: Buffer) -> ShareFetchResponse:
-    """The response in `buffer` (everything after the frame's length). Records are views of it. Raises `WireError`."""
+    """Decode the response in `buffer`, a frame without its length. Records are views of `buffer`. Raises
+    `WireError`."""
     try:
         _, position = read_response_header(ApiKey.SHARE_FETCH, version, buffer)
         response, position = _decode_response(memoryview(buffer), position)
@@ -194,8 +198,8 @@ def _decode_response(frame: memoryview, position: int) -> tuple[ShareFetchRespon
     throttle_ms, error_code = _ERROR.unpack_from(frame, position)
     message, position = read_compact_string(frame, position + _ERROR.size)
     (lock_ms,) = _INT.unpack_from(frame, position)
-    topic_count, position = read_compact_count(frame, position + 4, MAX_ENTRIES)
-    entries_left = MAX_ENTRIES - topic_count
+    topic_count, position = read_compact_count(frame, position + 4, ENTRIES_MAX)
+    entries_left = ENTRIES_MAX - topic_count
     topics: list[TopicData] = []
     for _ in range(topic_count):
         topic_id, position = read_topic_id(frame, position)
@@ -249,14 +253,16 @@ def _read_partition(
 
 BATCH_OPTIMIZED: Final = 0
 RECORD_LIMIT: Final = 1
-"""Acquire modes (KIP-1206): batches are finished where that is cheap, or not one record more than asked for."""
-_WANTS: Final = Struct(">iiiiii")  # epoch, max wait, min bytes, max bytes, max records, batch size
-_WANTS_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
+"""Acquire modes (KIP-1206): whole batches, even if they have more than `max_records`; or at most `max_records`
+records."""
+_LIMITS: Final = Struct(">iiiiii")  # epoch, max wait, min bytes, max bytes, max records, batch size
+_LIMITS_AND_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
 
 
 class ShareFetchRequest(NamedTuple):
-    """`topics` are (id, [AckPartition]): partitions for the session with their acknowledgements; `forgotten` are
-    (id, [partition]) that leave the session. Times in ms. `batch_size`: preferred number of records per batch."""
+    """Request. `topics` are (topic id, [AckPartition]): partitions to add to the share session, with acknowledgements;
+    `forgotten_topics` are (topic id, [partition]) to remove from it. `batch_size`: preferred number of records in an
+    acquired batch."""
 
     group_id: str | None
     member_id: str | None
@@ -269,11 +275,11 @@ class ShareFetchRequest(NamedTuple):
     acquire_mode: int
     is_renew_ack: bool
     topics: list[Topic]
-    forgotten: list[Forgotten]
+    forgotten_topics: list[ForgottenTopic]
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ShareFetchRequest:
-    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    """Decode the request whose body starts at `position` of `frame`. Raises `WireError`."""
     try:
         request, position = _decode_request(version, frame, position)
     except DECODE_ERRORS as error:
@@ -286,15 +292,15 @@ def decode_request(version: int, frame: memoryview, position: int) -> ShareFetch
 def _decode_request(version: int, frame: memoryview, position: int) -> tuple[ShareFetchRequest, int]:
     group_id, position = read_compact_string(frame, position)
     member_id, position = read_compact_string(frame, position)
-    if version >= RENEWALS:
-        wants = _WANTS_MODE.unpack_from(frame, position)
-        position += _WANTS_MODE.size
+    if version >= RENEWAL_VERSION_MIN:
+        limits = _LIMITS_AND_MODE.unpack_from(frame, position)
+        position += _LIMITS_AND_MODE.size
     else:
-        wants = (*_WANTS.unpack_from(frame, position), BATCH_OPTIMIZED, 0)
-        position += _WANTS.size
-    epoch, wait_ms, min_bytes, max_bytes, max_records, batch_size, mode, renews = wants
+        limits = (*_LIMITS.unpack_from(frame, position), BATCH_OPTIMIZED, 0)
+        position += _LIMITS.size
+    epoch, wait_ms, min_bytes, max_bytes, max_records, batch_size, mode, renews = limits
     topics, position, entries_left = read_topics(frame, position)
-    forgotten: list[Forgotten] = []
+    forgotten: list[ForgottenTopic] = []
     count, position = read_compact_count(frame, position, entries_left)
     entries_left -= count
     for _ in range(count):
@@ -341,19 +347,21 @@ def encode_request(
     batch_size: int,
     acquire_mode: int = BATCH_OPTIMIZED,
     is_renew_ack: bool = False,
-    forgotten: Sequence[Forgotten] = (),
+    forgotten_topics: Sequence[ForgottenTopic] = (),
 ) -> bytes:
-    """The whole request: frame length, header, body. Fields this version lacks are dropped."""
-    wants = (session_epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size)
+    """Encode a request frame: length, header, body. Fields that `version` lacks are dropped."""
+    limits = (session_epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size)
     parts = [
         request_header(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
         pack_compact_string(group_id),
         pack_compact_string(member_id),
-        _WANTS_MODE.pack(*wants, acquire_mode, is_renew_ack) if version >= RENEWALS else _WANTS.pack(*wants),
+        _LIMITS_AND_MODE.pack(*limits, acquire_mode, is_renew_ack)
+        if version >= RENEWAL_VERSION_MIN
+        else _LIMITS.pack(*limits),
     ]
     pack_topics(parts, topics)
-    parts.append(pack_compact_count(len(forgotten)))
-    for topic_id, indexes in forgotten:
+    parts.append(pack_compact_count(len(forgotten_topics)))
+    for topic_id, indexes in forgotten_topics:
         parts += (topic_id, pack_compact_count(len(indexes)))
         parts += [_INT.pack(index) for index in indexes]
         parts.append(b"\x00")

@@ -1,1 +1,1 @@
-"""Record batches: header, reader, writer, compression."""
+"""Codecs of record batches: headers, records, compression."""

@@ -1,18 +1,18 @@
 """Compression codecs of record batches: gzip, snappy, lz4, zstd, with bounded decompression.
 
-A small batch can claim to decompress to gigabytes. `decompress` therefore computes an upper bound of the output size
+A batch of a few bytes can decompress to gigabytes. `decompress` therefore computes an upper bound of the output size
 from the compressed bytes (lengths and block headers) before it allocates, or decompresses in steps (gzip), and raises
 `InvalidRecord` above the caller's limit. Bytes that cannot be decompressed raise `CorruptMessage`.
 
-Framings, as Kafka's clients use them:
+Formats, as Kafka's clients use them:
   gzip    RFC 1952; several members are allowed.
   snappy  written as by the Java client ("xerial": a header, then raw blocks of 32 KiB, each with its length); read in
-          that framing and as one raw block (librdkafka).
+          that format and as one raw block (librdkafka).
   lz4     one LZ4 frame, written with independent blocks and without content size, because the Java client supports
           nothing else; read with and without content size, checksums and linked blocks.
   zstd    frames with or without content size, skippable frames between them.
 
-Invariant: the result of `decompress` is at most `max_output_bytes` long, and nothing much longer was allocated.
+Invariant: the result of `decompress` is at most `output_bytes_max` long, and nothing much longer was allocated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Codec(IntEnum):
-    """Compression of a record batch: the three low bits of its attributes."""
+    """Compression codec of a record batch: the value of the three low bits of its attributes."""
 
     NONE = 0
     GZIP = 1
@@ -50,9 +50,9 @@ _LITTLE_64: Final = Struct("<Q")
 _BIG_32: Final = Struct(">I")
 
 _GZIP_PIECE_BYTES: Final = 64 * 1024
-"""Input per step: zlib copies the bytes behind the end of a member, so steps must be small."""
+"""Input of one call of zlib, which copies all bytes after the end of a member."""
 _GZIP_MEMBERS_MAX: Final = 10_000
-"""Clients write one member. Each takes some microseconds and at least twenty bytes, even if it is empty."""
+"""Limit on the gzip members of one batch. Clients write one; even an empty one takes some microseconds to read."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
@@ -64,24 +64,26 @@ _LZ4_HEADER: Final = _LZ4_MAGIC + b"\x60\x40\x82"
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x8000_0000
 _LZ4_BLOCK_SIZES: Final = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
-_LZ4_MAX_RATIO: Final = 255
+_LZ4_RATIO_MAX: Final = 255
 _LZ4_LEVEL_MAX: Final = 12
-"""Of the library; Kafka's has levels up to 17."""
+"""Highest level of the library cramjam; Kafka's levels go up to 17."""
 
 _ZSTD_MAGIC: Final = 0xFD2FB528
 _ZSTD_SKIPPABLE_MAGIC: Final = 0x184D2A50
 _ZSTD_BLOCK_BYTES: Final = 128 * 1024
 _ZSTD_LEVEL: Final = 3
 _ZSTD_LEVEL_MAX: Final = 19
-"""Higher levels take a second and hundreds of megabytes for a batch of any size."""
+"""Highest level in use: levels above it take a second and hundreds of megabytes even for a small batch."""
 
 _ESTIMATED_BLOCKS_MAX: Final = 1000
-"""Bound on what `decompressed_bytes` looks at: less than a millisecond."""
+"""Number of blocks that `estimate_decompressed_bytes` reads at most, which takes less than a millisecond."""
 
 
 def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
-    """Compressed `data`, in a framing that every Kafka client reads. `level` as in KIP-390: gzip 1 to 9, lz4 1 to 17
-    (high compression; None is fast), zstd up to 22 (from 19 on the same)."""
+    """`data` compressed with `codec`, in the format that every Kafka client reads.
+
+    `level`: compression level (KIP-390), None for the codec's default: gzip 1 to 9; lz4 1 to 17, the same from 12 on
+    (high compression; None is the fast mode); zstd up to 22, the same from 19 on; ignored by snappy."""
     if codec == Codec.NONE:
         return bytes(data)
     if codec == Codec.GZIP:
@@ -94,8 +96,8 @@ def compress(codec: Codec, data: Buffer, *, level: int | None = None) -> bytes:
     return bytes(cramjam.zstd.compress(data, level=level))
 
 
-def decompress(codec: int, data: Buffer, max_output_bytes: int) -> bytes:
-    """Decompressed `data`, at most `max_output_bytes` long.
+def decompress(codec: int, data: Buffer, output_bytes_max: int) -> bytes:
+    """Decompressed `data`, at most `output_bytes_max` long.
 
     Raises `InvalidRecord` if it would be longer, `CorruptMessage` if it cannot be decompressed,
     `UnsupportedCompression` for an unknown codec.
@@ -104,18 +106,18 @@ def decompress(codec: int, data: Buffer, max_output_bytes: int) -> bytes:
     if decompressor is None:
         raise UnsupportedCompression(f"there is no compression codec {codec}")
     try:
-        return decompressor(data, max_output_bytes)
+        return decompressor(data, output_bytes_max)
     except (cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
         raise CorruptMessage(
             f"the records cannot be decompressed ({Codec(codec).name.lower()}): {error}"
         ) from error
 
 
-def decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int:
-    """Length of the decompressed `data`, estimated in less than a millisecond, at most `bytes_max`.
+def estimate_decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int:
+    """Upper bound of the size of `data` when decompressed, computed in less than a millisecond; at most `bytes_max`.
 
-    `decompress` returns no more than this, but for gzip: the length that the stream states is that of its last member,
-    and may be wrong. For bytes that cannot be decompressed it is their own length.
+    With gzip the result may be too low: it is the length that the stream states for its last member. For bytes that
+    cannot be decompressed it is the size of `data`.
     """
     view = memoryview(data)
     stated: int | None = None
@@ -137,21 +139,21 @@ def decompressed_bytes(codec: int, data: Buffer, bytes_max: int) -> int:
     return min(bound if stated is None else min(stated, bound), bytes_max)
 
 
-def _too_long(max_output_bytes: int) -> InvalidRecord:
-    return InvalidRecord(f"the records take more than {max_output_bytes} bytes when decompressed")
+def _too_long(output_bytes_max: int) -> InvalidRecord:
+    return InvalidRecord(f"the records take more than {output_bytes_max} bytes when decompressed")
 
 
-def _decompress_none(data: Buffer, max_output_bytes: int) -> bytes:
-    if len(data) > max_output_bytes:
-        raise _too_long(max_output_bytes)
+def _decompress_none(data: Buffer, output_bytes_max: int) -> bytes:
+    if len(data) > output_bytes_max:
+        raise _too_long(output_bytes_max)
     return bytes(data)
 
 
-def _decompress_gzip(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_gzip(data: Buffer, output_bytes_max: int) -> bytes:
     view = memoryview(data)
     parts: list[bytes] = []
     members = position = 0
-    remaining = max_output_bytes
+    remaining = output_bytes_max
     while position < len(view):
         members += 1
         if members > _GZIP_MEMBERS_MAX:
@@ -165,7 +167,7 @@ def _decompress_gzip(data: Buffer, max_output_bytes: int) -> bytes:
             part = member.decompress(piece, remaining + 1)
             remaining -= len(part)
             if remaining < 0:
-                raise _too_long(max_output_bytes)
+                raise _too_long(output_bytes_max)
             parts.append(part)
             position += len(piece) - len(member.unused_data)
     if not members:
@@ -173,14 +175,14 @@ def _decompress_gzip(data: Buffer, max_output_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _decompress_snappy(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_snappy(data: Buffer, output_bytes_max: int) -> bytes:
     if bytes(data[:8]) != _XERIAL_MAGIC:
-        if cramjam.snappy.decompress_raw_len(data) > max_output_bytes:
-            raise _too_long(max_output_bytes)
+        if cramjam.snappy.decompress_raw_len(data) > output_bytes_max:
+            raise _too_long(output_bytes_max)
         return bytes(cramjam.snappy.decompress_raw(data))
     view = memoryview(data)
     parts: list[bytes] = []
-    remaining = max_output_bytes
+    remaining = output_bytes_max
     position = len(_XERIAL_HEADER)
     if len(view) < position:
         raise CorruptMessage("the snappy header is incomplete")
@@ -193,13 +195,13 @@ def _decompress_snappy(data: Buffer, max_output_bytes: int) -> bytes:
         position += length
         remaining -= cramjam.snappy.decompress_raw_len(block)
         if remaining < 0:
-            raise _too_long(max_output_bytes)
+            raise _too_long(output_bytes_max)
         parts.append(bytes(cramjam.snappy.decompress_raw(block)))
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _snappy_output_bytes(view: memoryview, steps: Iterator[None]) -> int:
-    """Decompressed length; takes one of `steps` per block."""
+    """Decompressed size of `view`. Takes one item of `steps` per block, and raises `StopIteration` after the last."""
     if bytes(view[:8]) != _XERIAL_MAGIC:
         return int(cramjam.snappy.decompress_raw_len(view))
     total = 0
@@ -214,14 +216,14 @@ def _snappy_output_bytes(view: memoryview, steps: Iterator[None]) -> int:
     return total
 
 
-def _decompress_lz4(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_lz4(data: Buffer, output_bytes_max: int) -> bytes:
     stated, bound = _lz4_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, max_output_bytes)
+    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, output_bytes_max)
 
 
-def _decompress_zstd(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_zstd(data: Buffer, output_bytes_max: int) -> bytes:
     stated, bound = _zstd_output_bytes(memoryview(data), repeat(None))
-    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, max_output_bytes)
+    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, output_bytes_max)
 
 
 def _decompress_into(
@@ -229,23 +231,24 @@ def _decompress_into(
     data: Buffer,
     stated: int | None,
     bound: int,
-    max_output_bytes: int,
+    output_bytes_max: int,
 ) -> bytes:
-    """Decompress into a buffer of the stated size, or else of the upper bound."""
-    if stated is not None and stated > max_output_bytes:
-        raise _too_long(max_output_bytes)
-    out = bytearray(min(bound if stated is None else stated, bound, max_output_bytes))
+    """Decompress `data` into a buffer of the size that the frame states, or else of the upper bound."""
+    if stated is not None and stated > output_bytes_max:
+        raise _too_long(output_bytes_max)
+    out = bytearray(min(bound if stated is None else stated, bound, output_bytes_max))
     try:
         length = decompress_into(data, out)
     except cramjam.DecompressionError as error:
-        if stated is None and bound > max_output_bytes and "whole buffer" in str(error):
-            raise _too_long(max_output_bytes) from error
+        if stated is None and bound > output_bytes_max and "whole buffer" in str(error):
+            raise _too_long(output_bytes_max) from error
         raise
     return bytes(memoryview(out)[:length])
 
 
 def _lz4_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | None, int]:
-    """(stated content size or None, upper bound) of the single LZ4 frame in `view`; takes one of `steps` per block."""
+    """(stated content size or None, upper bound) of the single LZ4 frame in `view`. Takes one item of `steps` per
+    block."""
     if bytes(view[:4]) != _LZ4_MAGIC:
         raise CorruptMessage("the records do not begin with an LZ4 frame")
     flags, descriptor = view[4], view[5]
@@ -268,7 +271,7 @@ def _lz4_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | No
         if word == 0:
             break
         length = word & ~_LZ4_UNCOMPRESSED
-        bound += length if word & _LZ4_UNCOMPRESSED else min(block_bytes, length * _LZ4_MAX_RATIO)
+        bound += length if word & _LZ4_UNCOMPRESSED else min(block_bytes, length * _LZ4_RATIO_MAX)
         position += length + checksum_bytes
     position += 4 if flags & 0x04 else 0
     if position != len(view):
@@ -277,7 +280,7 @@ def _lz4_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | No
 
 
 def _zstd_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | None, int]:
-    """(stated content size or None, upper bound) of the zstd frames in `view`; takes one of `steps` per frame and
+    """(stated content size or None, upper bound) of the zstd frames in `view`. Takes one item of `steps` per frame and
     block."""
     position = 0
     stated: int | None = 0
@@ -303,7 +306,7 @@ def _zstd_output_bytes(view: memoryview, steps: Iterator[None]) -> tuple[int | N
 
 
 def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int, bool]:
-    """(content size or None, position of the first block, whether a checksum follows): RFC 8878, 3.1."""
+    """(content size or None, position of the first block, whether a checksum follows the blocks); RFC 8878, 3.1."""
     descriptor = view[position]
     single_segment = descriptor & 0x20
     position += 1 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
@@ -343,7 +346,7 @@ def _zstd_blocks(view: memoryview, position: int, steps: Iterator[None]) -> tupl
 def _compress_xerial(data: Buffer) -> bytes:
     view = memoryview(data)
     parts = [_XERIAL_HEADER]
-    # Nothing is written as one empty block: readers take a bare header for something else.
+    # Empty data is written as one empty block, because readers do not recognize a header without a block.
     for start in range(0, max(len(view), 1), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         parts += (_BIG_32.pack(len(block)), block)
@@ -358,7 +361,7 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
         if level is None:
             block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
         else:
-            block = _lz4_block(plain, level)
+            block = _compress_lz4_block(plain, level)
         if len(block) < len(plain):
             parts += (_LITTLE_32.pack(len(block)), block)
         else:
@@ -367,9 +370,9 @@ def _compress_lz4(data: Buffer, level: int | None) -> bytes:
     return b"".join(parts)
 
 
-def _lz4_block(plain: Buffer, level: int) -> bytes:
-    """One block with high compression. The library offers levels for frames only; a frame of so few bytes is one
-    block."""
+def _compress_lz4_block(plain: Buffer, level: int) -> bytes:
+    """One LZ4 block with high compression, taken from a frame: the library has levels for frames only, and writes these
+    few bytes as one block."""
     frame = bytes(cramjam.lz4.compress(plain, level=min(level, _LZ4_LEVEL_MAX)))
     start = 15 if frame[4] & 0x08 else 7
     (word,) = _LITTLE_32.unpack_from(frame, start)

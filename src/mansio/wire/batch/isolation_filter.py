@@ -1,12 +1,12 @@
-"""Isolation filter: which batches of a Fetch response a consumer may read (KIP-98).
+"""Isolation filter: selects the batches of a Fetch response that a consumer may read (KIP-98).
 
-A broker returns its log unchanged: batches before the requested offset, control batches, and batches of aborted
-transactions. Every reader passes its fetched batches through `visible_batches`, which checks the CRC-32C and the order
-of offsets of each batch.
+A broker sends parts of its log unchanged, with batches before the requested offset, control batches, and batches of
+aborted transactions. Every reader passes its fetched batches through `visible_batches`, which checks the CRC-32C and
+the order of offsets of each batch.
 
 Invariants:
-* Offsets only increase.
-* Invisible batches are returned as well, because the reader's position moves past them.
+* The offsets of the returned batches increase.
+* Batches that the consumer may not read are returned as well, because its position moves past them.
 * An incomplete batch at the end of a response is ignored; the next fetch returns it.
 """
 
@@ -38,10 +38,11 @@ def visible_batches(
     aborted: Sequence[tuple[int, int]] = (),
     read_committed: bool = True,
 ) -> Iterator[tuple[int, BatchHeader, bool]]:
-    """(position, header, is visible) of each complete batch that does not end below `first_offset`.
+    """(position, header, whether the consumer may read it) of each complete batch with offsets from `first_offset` on.
 
     `partition` is (topic, index), for error messages. `aborted` are (producer id, first offset) of aborted
-    transactions, as in the response; without `read_committed` their records are visible. Control batches never are.
+    transactions, as in the response; without `read_committed` the consumer may read their records. It may never read
+    control batches.
     Raises `CorruptMessage`, and the errors of `iterate_batches`.
     """
     pending_aborts = [(first, producer) for producer, first in aborted] if read_committed else []
@@ -72,5 +73,5 @@ def visible_batches(
 
 def _is_abort(batch: memoryview) -> bool:
     """Whether a control batch is an abort marker. The key is version and type, 16 bits each (KIP-98)."""
-    records = read_records(batch, max_output_bytes=_CONTROL_BATCH_BYTES_MAX)
+    records = read_records(batch, output_bytes_max=_CONTROL_BATCH_BYTES_MAX)
     return any(record.key is not None and record.key[2:4] == b"\x00\x00" for record in records)

@@ -1,9 +1,9 @@
 """Recompression of a record batch with another codec (Kafka `LogValidator`, KIP-390).
 
-Pure. The records are decompressed and compressed again as bytes; they are not decoded.
+The records are decompressed and compressed again as bytes; they are not decoded. No state is kept.
 
-Invariant: everything but length, CRC and codec is unchanged: offsets, sequence, producer, timestamps, other attributes
-and the records themselves.
+Invariant: only the length, the CRC and the codec change. Offsets, sequence, producer, timestamps, other attributes and
+the decompressed records stay the same.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Compression(NamedTuple):
-    """A codec and its level; None for the codec's default."""
+    """A compression codec and its level; `level` None: the codec's default."""
 
     codec: Codec
     level: int | None = None
 
 
-def recompress(batch: Buffer, target: Compression, *, max_output_bytes: int) -> bytes:
-    """The batch with its records compressed by `target`, also if they have that codec already.
+def recompress(batch: Buffer, target: Compression, *, output_bytes_max: int) -> bytes:
+    """The batch with its records compressed as `target` says, even if they have that codec already.
 
-    The batch is checked as by `check_batch`, whose errors are raised; `InvalidRecord` if the records take more than
-    `max_output_bytes` when decompressed, `CorruptMessage` if they cannot be decompressed.
+    Raises the errors of `check_batch`, `InvalidRecord` if the records take more than `output_bytes_max` when
+    decompressed, and `CorruptMessage` if they cannot be decompressed.
     """
     header = check_batch(batch)
-    records = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], max_output_bytes)
+    records = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], output_bytes_max)
     attributes = header.attributes & ~CODEC_MASK | target.codec
     return encode_batch(
         header._replace(attributes=attributes), compress(target.codec, records, level=target.level)

@@ -1,7 +1,7 @@
 """Record batches, format 2: header, checks and encoding.
 
-A batch is opaque to the broker's hot path, which reads only the 61-byte header (`read_header`, `check_batch`,
-`iterate_batches`, `with_log_append_time`), so its cost does not depend on the number of records. Producers and internal
+On the produce and fetch paths a broker reads only the 61-byte header of a batch (`read_header`, `check_batch`,
+`iterate_batches`, `with_log_append_time`), so the cost does not depend on the number of records. Producers and internal
 topics encode batches with `build_batch`; `record_reader` decodes them.
 
 Layout (big endian), KIP-98 and KIP-32. The CRC-32C covers everything from the attributes on, so that a broker can set
@@ -11,8 +11,8 @@ base offset and leader epoch without changing it:
   53 base sequence 4 | 57 record count 4 | 61 records (compressed according to the attributes)
 
 Invariants:
-* No reference to the caller's buffer is kept.
-* `write_values` gives the bytes that `write_rows` gives for the same records.
+* Results keep no reference to the caller's buffer.
+* `encode_value_only_records` and `encode_records` return the same bytes for the same records.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     NewRecord = tuple[int, bytes | None, bytes | None, Sequence[Header]]
 
 HEADER_BYTES: Final = 61
-LENGTH_OFFSET: Final = 12
-"""Bytes of a batch that its length field does not include."""
+LOG_OVERHEAD_BYTES: Final = 12
+"""Bytes of a batch that its length field does not count: base offset and length (Kafka `LOG_OVERHEAD`)."""
 MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16
 _ATTRIBUTES_POSITION: Final = 21
-ATTRIBUTES_END: Final = 23
-MIN_RECORD_BYTES: Final = 7
-"""Size of a record without key, value and headers, including its length."""
+ATTRIBUTES_END_POSITION: Final = 23
+RECORD_BYTES_MIN: Final = 7
+"""Size of a record without key, value and headers, including its length field."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
-_CHECKED_FIELDS: Final = Struct(">hiqqqhii")
-_START_FIELDS: Final = Struct(">qiibI")
+_FIELDS_IN_CRC_RANGE: Final = Struct(">hiqqqhii")
+_FIELDS_BEFORE_CRC_RANGE: Final = Struct(">qiibI")
 _CRC: Final = Struct(">I")
 _ATTRIBUTES: Final = Struct(">h")
 _LONG: Final = Struct(">q")
@@ -56,31 +56,32 @@ _MAX_TIMESTAMP_POSITION: Final = 35
 _CRC_POSITION: Final = 17
 
 CODEC_MASK: Final = 0x07
-"""The bits of the attributes that contain the codec."""
+"""The bits of the batch attributes that contain the codec."""
 
-_LOG_APPEND_TIME: Final = 0x08
-_TRANSACTIONAL: Final = 0x10
-_CONTROL: Final = 0x20
-DELETE_HORIZON: Final = 0x40
-"""The base timestamp is the time from which compaction may remove the batch's tombstones (KIP-534)."""
+_LOG_APPEND_TIME_FLAG: Final = 0x08
+_TRANSACTIONAL_FLAG: Final = 0x10
+_CONTROL_FLAG: Final = 0x20
+DELETE_HORIZON_FLAG: Final = 0x40
+"""Bit of the batch attributes: the base timestamp is the time from which compaction may remove the batch's tombstones
+(KIP-534)."""
 
 
 _CODECS: Final = tuple(Codec)
 _CODEC_COUNT: Final = len(_CODECS)
-_GROWTH_MAX: Final = (1, 1032, 32, 256, 1 << 16)
-"""Upper bound of each codec's decompression ratio (zstd: more than it reaches in practice)."""
+_DECOMPRESSION_RATIO_MAX: Final = (1, 1032, 32, 256, 1 << 16)
+"""Upper bound of the decompression ratio by codec number; the value of zstd is more than it reaches in practice."""
 _new_tuple: Final = tuple.__new__  # half the time of `BatchHeader._make`
 
 
 class TimestampType(IntEnum):
-    """Source of the timestamps (KIP-32)."""
+    """Who set the timestamps of a batch: the producer, or the leader when it appended the batch (KIP-32)."""
 
     CREATE = 0
     LOG_APPEND = 1
 
 
 class BatchHeader(NamedTuple):
-    """Header of one batch. Timestamps are milliseconds since the epoch."""
+    """Decoded header of one batch. Timestamps are in milliseconds since the Unix epoch."""
 
     base_offset: int
     batch_length: int
@@ -99,7 +100,7 @@ class BatchHeader(NamedTuple):
     @property
     def size(self) -> int:
         """Size of the batch in bytes."""
-        return self.batch_length + LENGTH_OFFSET
+        return self.batch_length + LOG_OVERHEAD_BYTES
 
     @property
     def last_offset(self) -> int:
@@ -115,24 +116,24 @@ class BatchHeader(NamedTuple):
 
     @property
     def timestamp_type(self) -> TimestampType:
-        return TimestampType.LOG_APPEND if self.attributes & _LOG_APPEND_TIME else TimestampType.CREATE
+        return TimestampType.LOG_APPEND if self.attributes & _LOG_APPEND_TIME_FLAG else TimestampType.CREATE
 
     @property
     def is_transactional(self) -> bool:
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & _TRANSACTIONAL_FLAG)
 
     @property
     def is_control(self) -> bool:
-        return bool(self.attributes & _CONTROL)
+        return bool(self.attributes & _CONTROL_FLAG)
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`, without checks. The buffer must have `HEADER_BYTES` bytes there."""
+    """Decode the batch header at `position`, where the buffer must have `HEADER_BYTES` bytes. Nothing is checked."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
 
 
 def check_batch(buffer: Buffer) -> BatchHeader:
-    """The header of `buffer`, which must be exactly one valid batch as producers send it.
+    """Check that `buffer` is exactly one valid batch as producers send it, and return its header.
 
     Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat` (magic is not 2), `UnsupportedCompression`,
     `InvalidRecord` (counts, sequence, a second batch). The caller decides whether control batches are accepted.
@@ -144,31 +145,31 @@ def check_batch(buffer: Buffer) -> BatchHeader:
         raise CorruptMessage(f"{size} bytes are too few for a record batch")
     fields = _HEADER.unpack_from(buffer)
     _, length, _, _, crc, attributes, last_offset_delta, _, _, producer_id, _, sequence, count = fields
-    if length + LENGTH_OFFSET != size:
-        if HEADER_BYTES <= length + LENGTH_OFFSET <= size - HEADER_BYTES:
-            check_batch(memoryview(buffer)[: length + LENGTH_OFFSET])
+    if length + LOG_OVERHEAD_BYTES != size:
+        if HEADER_BYTES <= length + LOG_OVERHEAD_BYTES <= size - HEADER_BYTES:
+            check_batch(memoryview(buffer)[: length + LOG_OVERHEAD_BYTES])
             raise InvalidRecord("more than one batch for a partition")  # not retriable
-        raise CorruptMessage(f"a batch of {length + LENGTH_OFFSET} bytes in {size} bytes")
+        raise CorruptMessage(f"a batch of {length + LOG_OVERHEAD_BYTES} bytes in {size} bytes")
     if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != crc:
         raise CorruptMessage("the CRC-32C of the batch does not match")
     if attributes & CODEC_MASK >= _CODEC_COUNT:
         raise UnsupportedCompression(f"there is no compression codec {attributes & CODEC_MASK}")
     if count <= 0 or last_offset_delta != count - 1:
         raise InvalidRecord(f"a batch of {count} records that spans {last_offset_delta + 1} offsets")
-    if count * MIN_RECORD_BYTES > (size - HEADER_BYTES) * _GROWTH_MAX[attributes & CODEC_MASK]:
+    if count * RECORD_BYTES_MIN > (size - HEADER_BYTES) * _DECOMPRESSION_RATIO_MAX[attributes & CODEC_MASK]:
         raise InvalidRecord(f"{count} records cannot be in {size - HEADER_BYTES} bytes")
     if producer_id >= 0:
-        if sequence < 0 and not attributes & _CONTROL:
+        if sequence < 0 and not attributes & _CONTROL_FLAG:
             raise InvalidRecord("an idempotent batch without a sequence number")
-    elif attributes & _TRANSACTIONAL:
+    elif attributes & _TRANSACTIONAL_FLAG:
         raise InvalidRecord("a transactional batch without a producer id")
     return _new_tuple(BatchHeader, fields)
 
 
 def check_stored_batch(buffer: Buffer) -> BatchHeader:
-    """The header of `buffer`, which must be exactly one valid batch as logs contain it.
+    """Check that `buffer` is exactly one valid batch as logs contain it, and return its header.
 
-    Compaction leaves batches with fewer records than offsets, down to none. Raises as `check_batch` does.
+    After compaction a batch may have fewer records than offsets, even none. Raises the same errors as `check_batch`.
     """
     size = len(buffer)
     if size < HEADER_BYTES:
@@ -190,8 +191,8 @@ def check_stored_batch(buffer: Buffer) -> BatchHeader:
 
 
 def encode_batch(header: BatchHeader, body: Buffer) -> bytes:
-    """The batch with this header and these (compressed) records. Its length and CRC are computed."""
-    checked = _CHECKED_FIELDS.pack(
+    """Encode a batch of `header` and `body`, the compressed records. Length and CRC of the header are computed."""
+    checked = _FIELDS_IN_CRC_RANGE.pack(
         header.attributes,
         header.last_offset_delta,
         header.base_timestamp_ms,
@@ -201,15 +202,20 @@ def encode_batch(header: BatchHeader, body: Buffer) -> bytes:
         header.base_sequence,
         header.record_count,
     )
-    length = HEADER_BYTES - LENGTH_OFFSET + len(body)
+    length = HEADER_BYTES - LOG_OVERHEAD_BYTES + len(body)
     crc = crc32c(body, crc32c(checked))
     return b"".join(
-        (_START_FIELDS.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc), checked, body)
+        (
+            _FIELDS_BEFORE_CRC_RANGE.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc),
+            checked,
+            body,
+        )
     )
 
 
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each complete batch from `position` on; ends before an incomplete one, as fetches may have.
+    """(position, header) of each complete batch from `position` on; an incomplete last batch, as fetches may have, is
+    left out.
 
     Raises `CorruptMessage` for an impossible length, `UnsupportedMessageFormat` for older formats.
     """
@@ -218,8 +224,8 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
         header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
         if header.magic != MAGIC:
             raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
-        end = position + LENGTH_OFFSET + header.batch_length
-        if header.batch_length < HEADER_BYTES - LENGTH_OFFSET:
+        end = position + LOG_OVERHEAD_BYTES + header.batch_length
+        if header.batch_length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
             raise CorruptMessage(f"a batch that claims {header.batch_length} bytes")
         if end > size:
             return
@@ -228,9 +234,10 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
 
 
 def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
-    """(headers of all complete batches, their total size); ends before an incomplete one, as fetches may have.
+    """(headers of all complete batches, their total size in bytes); an incomplete last batch, as fetches may have, is
+    left out.
 
-    One pass with the checks of `iterate_batches` and `check_stored_batch`, for followers.
+    Does the checks of `iterate_batches` and `check_stored_batch` in one pass, for followers.
 
     Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat`, `UnsupportedCompression`, `InvalidRecord`.
     """
@@ -243,9 +250,9 @@ def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
         _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, count = fields
         if magic != MAGIC:
             raise UnsupportedMessageFormat(f"message format {magic}; only {MAGIC} is kept")
-        if length < HEADER_BYTES - LENGTH_OFFSET:
+        if length < HEADER_BYTES - LOG_OVERHEAD_BYTES:
             raise CorruptMessage(f"a batch that claims {length} bytes")
-        end = position + LENGTH_OFFSET + length
+        end = position + LOG_OVERHEAD_BYTES + length
         if end > size:
             break
         if crc32c(view[position + _ATTRIBUTES_POSITION : end]) != crc:
@@ -260,12 +267,12 @@ def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
 
 
 def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> bytes:
-    """The header of `buffer` rewritten for log-append time, to be followed by `buffer[HEADER_BYTES:]`.
+    """The header of the batch in `buffer`, changed to timestamp type LogAppendTime with `now_ms` as timestamp.
 
-    The records are unchanged: readers use the max timestamp for all of them (KIP-32).
+    The records stay as they are: readers use the header's max timestamp for all of them (KIP-32).
     """
     header_bytes = bytearray(buffer[:HEADER_BYTES])
-    _ATTRIBUTES.pack_into(header_bytes, _ATTRIBUTES_POSITION, header.attributes | _LOG_APPEND_TIME)
+    _ATTRIBUTES.pack_into(header_bytes, _ATTRIBUTES_POSITION, header.attributes | _LOG_APPEND_TIME_FLAG)
     _LONG.pack_into(header_bytes, _MAX_TIMESTAMP_POSITION, now_ms)
     crc = crc32c(memoryview(header_bytes)[_ATTRIBUTES_POSITION:])
     crc = crc32c(memoryview(buffer)[HEADER_BYTES : header.size], crc)
@@ -285,13 +292,13 @@ def build_batch(
     transactional: bool = False,
     control: bool = False,
 ) -> bytes:
-    """One batch of (timestamp_ms, key, value, headers) records, at least one, at consecutive offsets."""
+    """Encode one batch of (timestamp_ms, key, value, headers) records, at least one, with consecutive offsets."""
     if not records:
         raise ValueError("a batch needs at least one record")
-    attributes = codec | (_TRANSACTIONAL if transactional else 0) | (_CONTROL if control else 0)
+    attributes = codec | (_TRANSACTIONAL_FLAG if transactional else 0) | (_CONTROL_FLAG if control else 0)
     base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
     return _encode(
-        write_rows(records),
+        encode_records(records),
         (
             attributes,
             len(records) - 1,
@@ -308,7 +315,7 @@ def build_batch(
     )
 
 
-def build_values_batch(
+def build_value_only_batch(
     timestamps_ms: Sequence[int],
     values: Sequence[bytes],
     *,
@@ -317,20 +324,22 @@ def build_values_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """Fast path of `build_batch` for records without key and headers; timestamps in ms."""
+    """Encode one batch of records without key and headers, as `build_batch` does but faster."""
     count = len(values)
     latest = timestamps_ms[0] if count == 1 else max(timestamps_ms)
     fields = (codec, count - 1, timestamps_ms[0], latest, producer_id, producer_epoch, base_sequence, count)
-    return _encode(write_values(timestamps_ms, values), fields, codec, 0, -1)
+    return _encode(encode_value_only_records(timestamps_ms, values), fields, codec, 0, -1)
 
 
 def _encode(
-    records: Buffer, checked_fields: tuple[int, ...], codec: Codec, base_offset: int, leader_epoch: int
+    records: Buffer, fields_in_crc_range: tuple[int, ...], codec: Codec, base_offset: int, leader_epoch: int
 ) -> bytes:
     body: Buffer = records if codec == Codec.NONE else compress(codec, records)
-    checked = _CHECKED_FIELDS.pack(*checked_fields)
-    length = HEADER_BYTES - LENGTH_OFFSET + len(body)
-    start = _START_FIELDS.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
+    checked = _FIELDS_IN_CRC_RANGE.pack(*fields_in_crc_range)
+    length = HEADER_BYTES - LOG_OVERHEAD_BYTES + len(body)
+    start = _FIELDS_BEFORE_CRC_RANGE.pack(
+        base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked))
+    )
     return b"".join((start, checked, body))
 
 
@@ -341,9 +350,9 @@ _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, position after it) of a signed varint (zigzag, as in Protocol Buffers); at most 64 bits.
+    """(value, position after it) of a signed varint of at most 64 bits (zigzag, as in Protocol Buffers).
 
-    Raises `InvalidRecord`, or `IndexError` for bytes that end too early, which the caller converts.
+    Raises `InvalidRecord` for more than 64 bits, and `IndexError`, which callers convert, for bytes that end too early.
     """
     byte = data[position]
     position += 1
@@ -364,7 +373,8 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=_CACHED_VARINTS_MAX)
 def varint(value: int) -> bytes:
-    """Encoded number. Cached, because lengths and deltas are mostly the same small numbers."""
+    """Encode `value` as a signed varint (zigzag). Results are cached, because most lengths and deltas are small
+    numbers."""
     number = value << 1 if value >= 0 else ~(value << 1)
     if number < 0x80:
         return _ONE_BYTE[number]
@@ -378,40 +388,42 @@ def varint(value: int) -> bytes:
 
 # -- encoding of records --------
 
-_NULL: Final = varint(-1)
-_SPAN_ENDS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)
-"""Offset deltas below these take one byte, two bytes, and so on."""
+_NULL_LENGTH: Final = varint(-1)
+_OFFSET_DELTA_LIMITS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)
+"""An offset delta takes one byte if it is below the first limit, two bytes if it is below the second, and so on."""
 _CACHED_LENGTHS_MAX: Final = 1 << 12
 _TEMPLATE_RECORDS_MAX: Final = 1 << 13
 
 
-def write_rows(records: Iterable[NewRecord]) -> bytearray:
-    """Encoded (timestamp_ms, key, value, headers) records; the first one has the base timestamp."""
+def encode_records(records: Iterable[NewRecord]) -> bytearray:
+    """Encode (timestamp_ms, key, value, headers) records; the first record's timestamp is the base timestamp."""
     out = bytearray()
     base_timestamp_ms: int | None = None
     for delta, (timestamp_ms, key, value, headers) in enumerate(records):
         if base_timestamp_ms is None:
             base_timestamp_ms = timestamp_ms
         if key is None and value is not None and not headers:
-            deltas = varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL + varint(len(value))
+            deltas = (
+                varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL_LENGTH + varint(len(value))
+            )
             out += b"%b\0%b%b\0" % (varint(len(deltas) + len(value) + 2), deltas, value)
         else:
-            _write_row(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
+            _encode_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
     return out
 
 
-def write_values(timestamps_ms: Sequence[int], values: Sequence[bytes]) -> bytes | bytearray:
-    """Encoded records without key and headers, from equally many timestamps and values.
+def encode_value_only_records(timestamps_ms: Sequence[int], values: Sequence[bytes]) -> bytes | bytearray:
+    """Encode records without key and headers. `timestamps_ms` and `values` have the same length.
 
-    Such records differ only in the value, its length, the offset delta and a few milliseconds, so the bytes around the
-    values come from small tables, and one join builds the result without a call or an object per record.
+    The bytes between the values have few different forms, so they come from small tables, and one join builds the
+    result without a call or an object per record.
     """
     count, base = len(values), timestamps_ms[0]
     if count == 1:
         return b"%b%b\0" % (_value_prefixes(len(values[0]), 1)[0], values[0])
     is_one_timestamp = timestamps_ms[-1] == base and timestamps_ms.count(base) == count
     if not is_one_timestamp and (max(timestamps_ms) - base > 0x3F or min(timestamps_ms) < base):
-        return write_rows(zip(timestamps_ms, repeat(None), values, repeat(())))
+        return encode_records(zip(timestamps_ms, repeat(None), values, repeat(())))
     lengths = list(map(len, values))
     if is_one_timestamp and lengths.count(lengths[0]) == count and count <= _TEMPLATE_RECORDS_MAX:
         parts: list[bytes] = [b""] * (2 * count)
@@ -426,14 +438,14 @@ def write_values(timestamps_ms: Sequence[int], values: Sequence[bytes]) -> bytes
 def _interleave_fields(
     timestamp_deltas_ms: list[int], lengths: list[int], values: Sequence[bytes]
 ) -> list[bytes]:
-    """Five parts per record: its length, attributes and timestamp delta, offset delta, value length, value. The empty
-    headers at the end of each record are a prefix of the next record's length."""
+    """The encoded records in five parts each: length, attributes and timestamp delta, offset delta, value length,
+    value. The count of headers, 0, at the end of a record is in the same part as the next record's length."""
     parts: list[bytes] = [b""] * (5 * len(values))
     parts[1::5] = map(_TIMESTAMP_DELTAS.__getitem__, timestamp_deltas_ms)
     parts[3::5] = map(_VALUE_LENGTHS.__getitem__, lengths)
     parts[4::5] = values
     begin = 0
-    for size, end in enumerate(_SPAN_ENDS, start=1):
+    for size, end in enumerate(_OFFSET_DELTA_LIMITS, start=1):
         end = min(end, len(values))
         parts[5 * begin : 5 * end : 5] = map(_RECORD_LENGTHS[size].__getitem__, lengths[begin:end])
         parts[2 + 5 * begin : 2 + 5 * end : 5] = map(varint, range(begin, end))
@@ -445,7 +457,8 @@ def _interleave_fields(
 
 
 class _VarintTable(dict[int, bytes]):
-    """Cache of number -> prefix and varint of the number, or of `encoded(number)`. Bounded: a full table is cleared."""
+    """Cache: number -> `prefix`, then the varint of the number, or of `encoded(number)` if given. A full cache is
+    cleared."""
 
     def __init__(self, prefix: bytes, encoded: Callable[[int], int] | None = None) -> None:
         super().__init__()
@@ -460,40 +473,41 @@ class _VarintTable(dict[int, bytes]):
 
 
 def _record_length(offset_delta_bytes: int, value_length: int) -> int:
-    """Length of a record: attributes, timestamp delta, offset delta, no key, value length, value, no headers."""
+    """Length of a record without key and headers, whose timestamp delta takes one byte."""
     return 4 + offset_delta_bytes + len(varint(value_length)) + value_length
 
 
 _TIMESTAMP_DELTAS: Final = _VarintTable(b"\0")
-_VALUE_LENGTHS: Final = _VarintTable(_NULL)
+_VALUE_LENGTHS: Final = _VarintTable(_NULL_LENGTH)
 _RECORD_LENGTHS: Final = [
-    _VarintTable(b"\0", partial(_record_length, size)) for size in range(len(_SPAN_ENDS) + 1)
+    _VarintTable(b"\0", partial(_record_length, size)) for size in range(len(_OFFSET_DELTA_LIMITS) + 1)
 ]
-"""By size of the offset delta: value length -> empty headers of the previous record and the record's length."""
+"""By size of the offset delta in bytes: value length -> header count 0 of the previous record, and the record's
+length."""
 
 
 @lru_cache(maxsize=64)
 def _value_prefixes(length: int, count: int) -> tuple[bytes, ...]:
-    """Bytes before each value if all values have this length and all records the base timestamp: the end of the
-    previous record, and the record's own fields up to its value."""
+    """The bytes before each of `count` values, if all values have this length and all records the base timestamp: the
+    last byte of the previous record, and the record's fields before its value."""
     prefixes: list[bytes] = []
     tail = _VALUE_LENGTHS[length]
-    for size, end in enumerate(_SPAN_ENDS, start=1):
+    for size, end in enumerate(_OFFSET_DELTA_LIMITS, start=1):
         head = _RECORD_LENGTHS[size][length] + b"\0\0"
         prefixes += [head + varint(delta) + tail for delta in range(len(prefixes), min(end, count))]
     prefixes[0] = prefixes[0][1:]
     return tuple(prefixes)
 
 
-def _write_bytes(out: bytearray, value: bytes | None) -> None:
+def _append_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
-        out += _NULL
+        out += _NULL_LENGTH
     else:
         out += varint(len(value))
         out += value
 
 
-def _write_row(
+def _encode_record(
     out: bytearray,
     offset_delta: int,
     timestamp_delta_ms: int,
@@ -504,11 +518,11 @@ def _write_row(
     record = bytearray(1)
     record += varint(timestamp_delta_ms)
     record += varint(offset_delta)
-    _write_bytes(record, key)
-    _write_bytes(record, value)
+    _append_bytes(record, key)
+    _append_bytes(record, value)
     record += varint(len(headers))
     for name, content in headers:
-        _write_bytes(record, name.encode())
-        _write_bytes(record, content)
+        _append_bytes(record, name.encode())
+        _append_bytes(record, content)
     out += varint(len(record))
     out += record

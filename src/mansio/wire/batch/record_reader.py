@@ -1,11 +1,11 @@
-"""Decoding of the records of a batch.
+"""Decoder of the records in a batch.
 
-`read_rows` is the hot loop of a consumer, `read_records` returns `Record`s, and `scan_records` only locates records and
-their keys, for compaction, which keeps most of them unchanged.
+`read_record_tuples` decodes a consumer's records into any type of named tuple, `read_records` into `Record`s.
+`scan_records` only locates records and their keys, for compaction, which keeps most of them unchanged.
 
 Invariants:
 * A returned record owns its bytes.
-* Inconsistent records raise a typed error and nothing else.
+* Malformed records raise errors of `mansio.errors` and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mansio.wire.batch.compression import decompress
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     MAGIC,
-    MIN_RECORD_BYTES,
+    RECORD_BYTES_MIN,
     TimestampType,
     read_header,
     read_varint,
@@ -35,14 +35,15 @@ if TYPE_CHECKING:
     Row = TypeVar("Row", bound=tuple[Any, ...])
 
 UNIFORM_RECORDS_MIN: Final = 16
-_SPAN_ENDS: Final = (1 << 6, 1 << 13)
-"""Offset deltas below these take one and two bytes. Records with larger deltas are decoded one by one."""
-_NO_KEY: Final = b"\x01"
-_SIGNED: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x80))
+_OFFSET_DELTA_LIMITS: Final = (1 << 6, 1 << 13)
+"""An offset delta below the first limit takes one byte, below the second two bytes. Records with larger deltas are
+decoded one by one."""
+_NULL_KEY_LENGTH: Final = b"\x01"
+_ZIGZAG_DECODED: Final = tuple((number >> 1) ^ -(number & 1) for number in range(0x80))
 
 
 class Record(NamedTuple):
-    """One decoded record. `offset` is absolute, `timestamp_ms` is since the epoch."""
+    """One decoded record. `timestamp_ms`: milliseconds since the Unix epoch."""
 
     offset: int
     timestamp_ms: int
@@ -51,12 +52,11 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-def open_batch(batch: Buffer, max_output_bytes: int) -> tuple[BatchHeader, bytes]:
+def decompress_batch(batch: Buffer, output_bytes_max: int) -> tuple[BatchHeader, bytes]:
     """(header, decompressed records) of one complete batch. The CRC is not checked.
 
-    Raises `InvalidRecord` if the records take more than `max_output_bytes` or if their number contradicts the header,
-    `CorruptMessage`, `UnsupportedMessageFormat`.
-    """
+    Raises `InvalidRecord` if the records take more than `output_bytes_max`, or too few bytes for the record count of
+    the header; `CorruptMessage`, `UnsupportedMessageFormat`, `UnsupportedCompression`."""
     if len(batch) < HEADER_BYTES:
         raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
     header = read_header(batch)
@@ -64,34 +64,34 @@ def open_batch(batch: Buffer, max_output_bytes: int) -> tuple[BatchHeader, bytes
         raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
     if not HEADER_BYTES <= header.size <= len(batch):
         raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
-    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
-    if header.record_count < 0 or header.record_count * MIN_RECORD_BYTES > len(data):
+    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], output_bytes_max)
+    if header.record_count < 0 or header.record_count * RECORD_BYTES_MIN > len(data):
         raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
     return header, data
 
 
-def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
-    """Every record of one complete batch, decompressed to at most `max_output_bytes`. The CRC is not checked.
+def read_records(batch: Buffer, *, output_bytes_max: int) -> list[Record]:
+    """All records of one complete batch, which take at most `output_bytes_max` decompressed. The CRC is not checked.
 
     Raises `InvalidRecord` or `CorruptMessage`.
     """
-    rows = read_rows(batch, tuple, "", 0, max_output_bytes=max_output_bytes)
+    rows = read_record_tuples(batch, tuple, "", 0, output_bytes_max=output_bytes_max)
     new_record = tuple.__new__
     return [new_record(Record, row[2:]) for row in rows]
 
 
-def read_rows(
-    batch: Buffer, kind: type[Row], topic: str, partition: int, *, max_output_bytes: int
+def read_record_tuples(
+    batch: Buffer, kind: type[Row], topic: str, partition: int, *, output_bytes_max: int
 ) -> list[Row]:
     """`kind(topic, partition, offset, timestamp_ms, key, value, headers)` of every record of one complete batch.
 
-    `kind` is a named tuple of these seven fields; creating it here saves a conversion per record. Records of a uniform
-    layout are decoded many at a time (`read_uniform_records`); for the others, numbers of one or two bytes are decoded
-    inline. The CRC is not checked.
+    `kind` is a class of named tuples with these seven fields; creating its objects here saves a conversion per record.
+    Records of identical layout are decoded many at a time (`read_uniform_records`); of the others, numbers of one or
+    two bytes are decoded inline. The CRC is not checked.
 
-    Raises `InvalidRecord` if the records are inconsistent or take more than `max_output_bytes`, `CorruptMessage`.
+    Raises `InvalidRecord` if the records are inconsistent or take more than `output_bytes_max`, `CorruptMessage`.
     """
-    header, data = open_batch(batch, max_output_bytes)
+    header, data = decompress_batch(batch, output_bytes_max)
     size, count = len(data), header.record_count
     base_offset, last_delta_max = header.base_offset, header.last_offset_delta
     base_ms, is_fixed = header.base_timestamp_ms, False
@@ -102,9 +102,9 @@ def read_rows(
     append = rows.append
     position, last_delta = 0, -1
     while (run := read_uniform_records(data, position, last_delta + 1, count - len(rows))) is not None:
-        if last_delta + run.length > last_delta_max:
+        if last_delta + run.record_count > last_delta_max:
             break  # the loop below finds the invalid record
-        offsets = range(base_offset + last_delta + 1, base_offset + last_delta + 1 + run.length)
+        offsets = range(base_offset + last_delta + 1, base_offset + last_delta + 1 + run.record_count)
         timestamps = repeat(base_ms) if is_fixed else map(base_ms.__add__, run.timestamp_deltas_ms)
         columns = zip(
             repeat(topic),
@@ -117,7 +117,7 @@ def read_rows(
             strict=False,
         )
         rows += map(partial(new_row, kind), columns)
-        position, last_delta = run.end, last_delta + run.length
+        position, last_delta = run.end, last_delta + run.record_count
     try:
         for _ in range(count - len(rows)):
             number = data[position]
@@ -129,7 +129,7 @@ def read_rows(
             else:
                 number, position = _read_number(data, position)
             end = position + ((number >> 1) ^ -(number & 1))
-            if end - position < MIN_RECORD_BYTES - 1 or end > size:
+            if end - position < RECORD_BYTES_MIN - 1 or end > size:
                 raise InvalidRecord(
                     f"a record of {end - position} bytes with {size - position} left in the batch"
                 )
@@ -232,24 +232,25 @@ def _read_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str
 
 
 class UniformRecords(NamedTuple):
-    """`length` records up to position `end`; timetimestamps relative to the batch's base timestamp, in ms."""
+    """`record_count` records that end at position `end`. `timestamp_deltas_ms` are relative to the base timestamp."""
 
-    length: int
+    record_count: int
     end: int
     values: list[bytes]
     timestamp_deltas_ms: Iterable[int]
 
 
 def read_uniform_records(data: bytes, position: int, delta: int, count: int) -> UniformRecords | None:
-    """At most `count` records of identical layout from `position` and offset delta `delta` on; None if too few.
+    """At most `count` records of identical layout, the first at `position` with offset delta `delta`; None if there are
+    fewer than `UNIFORM_RECORDS_MIN`, or if their layouts differ.
 
     Records without key and headers whose values have equal lengths have a fixed stride, so a field that is the same in
-    all of them is a column of equal bytes. Comparing these columns redelta_positions decoding each record.
+    all of them is a column of equal bytes. Comparing these columns replaces decoding each record.
     """
-    size = next((size for size, end in enumerate(_SPAN_ENDS, start=1) if delta < end), 0)
+    size = next((size for size, end in enumerate(_OFFSET_DELTA_LIMITS, start=1) if delta < end), 0)
     if not size:
         return None
-    count = min(count, _SPAN_ENDS[size - 1] - delta)
+    count = min(count, _OFFSET_DELTA_LIMITS[size - 1] - delta)
     if count < UNIFORM_RECORDS_MIN:
         return None
     try:
@@ -272,7 +273,7 @@ def read_uniform_records(data: bytes, position: int, delta: int, count: int) -> 
     same = (*range(position, after_length), *range(before_value, begin))
     if (
         max(timestamps) >= 0x80
-        or data[before_value - 1 : end : stride] != _NO_KEY * count
+        or data[before_value - 1 : end : stride] != _NULL_KEY_LENGTH * count
         or data[position + stride - 1 : end : stride] != bytes(count)  # no headers
         or any(data[column:end:stride] != data[column : column + 1] * count for column in same)
         or tuple(data[column:end:stride] for column in delta_positions) != _offset_delta_columns(delta, count)
@@ -280,15 +281,19 @@ def read_uniform_records(data: bytes, position: int, delta: int, count: int) -> 
         return None
     values = [data[start : start + value_length] for start in range(begin, end, stride)]
     is_one_timestamp = timestamps == timestamps[:1] * count
-    first = _SIGNED[timestamps[0]]
+    first = _ZIGZAG_DECODED[timestamps[0]]
     return UniformRecords(
-        count, end, values, repeat(first, count) if is_one_timestamp else map(_SIGNED.__getitem__, timestamps)
+        count,
+        end,
+        values,
+        repeat(first, count) if is_one_timestamp else map(_ZIGZAG_DECODED.__getitem__, timestamps),
     )
 
 
 @lru_cache(maxsize=32)
 def _offset_delta_columns(delta: int, count: int) -> tuple[bytes, ...]:
-    """Columns of the varints of `count` consecutive offset deltas of equal length."""
+    """The encoded offset deltas from `delta` on, whose varints have equal lengths: one byte string per byte
+    position."""
     varints = b"".join(map(varint, range(delta, delta + count)))
     size = len(varints) // count
     return tuple(varints[byte::size] for byte in range(size))
@@ -298,7 +303,8 @@ def _offset_delta_columns(delta: int, count: int) -> tuple[bytes, ...]:
 
 
 class RecordLocation(NamedTuple):
-    """Location of one record: `data[start:end]`; `data[after_timestamp:end]` follows the timestamp delta."""
+    """Location of one record in the decompressed records `data`: `data[start:end]`. The fields after the timestamp
+    delta are `data[after_timestamp:end]`."""
 
     start: int
     after_timestamp: int
@@ -310,15 +316,15 @@ class RecordLocation(NamedTuple):
 
 
 def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iterator[RecordLocation]:
-    """Locations of all records of decompressed records, without decoding values and headers (for compaction).
+    """Locations of all records in the decompressed records `data`; values and headers are not decoded.
 
-    Locations are contiguous and their offset deltas increase. Raises `InvalidRecord`.
+    The locations are contiguous and their offset deltas increase. Raises `InvalidRecord`.
     """
     position = 0
     last_delta = -1
     try:
         for _ in range(record_count):
-            location = _locate(data, position)
+            location = _read_location(data, position)
             if not last_delta < location.offset_delta <= last_offset_delta:
                 raise InvalidRecord(
                     f"offset delta {location.offset_delta} after {last_delta} of {last_offset_delta}"
@@ -333,13 +339,13 @@ def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iter
 
 
 def with_timestamp_delta(data: bytes, location: RecordLocation, timestamp_delta_ms: int) -> bytes:
-    """The encoded record with another timestamp delta."""
+    """The encoded record at `location` of `data`, with `timestamp_delta_ms` as timestamp delta."""
     delta = varint(timestamp_delta_ms)
     length = 1 + len(delta) + location.end - location.after_timestamp  # one byte of attributes, unused
     return b"".join((varint(length), b"\0", delta, data[location.after_timestamp : location.end]))
 
 
-def _locate(data: bytes, start: int) -> RecordLocation:
+def _read_location(data: bytes, start: int) -> RecordLocation:
     length, position = read_varint(data, start)
     end = position + length
     if length < 0 or end > len(data):

@@ -1,20 +1,21 @@
-"""Codec of all APIs without a hand-written one: bytes <-> `Struct`, in any version, compiled from kio's schemas.
+"""Codec of the messages of all APIs without a hand-written codec, compiled from the schemas of the package kio.
 
-A handler uses one shape per API for all versions: the fields of the newest schema, and those that only older versions
-have. A reader sets the default of a field that the version lacks, a writer drops it. So a handler is written once, and
-checks the version only where the meaning differs.
+A decoded message is a `Struct`. It has the same fields in every version of an API: those of the newest schema, and
+those that only older versions have (the merged schema). A reader sets a field that the version lacks to its default; a
+writer drops it. So a handler is written once for all versions, and checks the version only where the meaning differs.
 
 Values are plain: times are ints in milliseconds under Kafka's name in snake case (`session_timeout_ms`), error codes
 are ints, uuids are 16 bytes (None for the zero uuid; `uuid.UUID` is accepted when writing), arrays are lists (None for
-null), structs are `Struct`. The default of a nullable field is None unless it has one.
+null), structs are `Struct`. The default of a nullable field is None unless the schema defines another.
 
-Schemas are imported and compiled on first use: all of them take more than a second, and most brokers need few.
-`preload_schemas` does it beforehand, step by step.
+A schema is imported and compiled when it is first used: to compile all takes more than a second, and most brokers need
+few. `preload_schemas` compiles them beforehand, step by step.
 
 Invariants:
-* Bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by `MAX_BODY_BYTES`,
-  `MAX_STRUCTS` and `MAX_REQUEST_ITEMS`. Bytes after the end of a request are ignored, of a response refused.
-* A caller's mistake raises `TypeError` or `ValueError`.
+* Decoding malformed bytes raises `WireError` and nothing else; time and memory are bounded by `BODY_BYTES_MAX`,
+  `STRUCTS_MAX` and `REQUEST_ITEMS_MAX`. Bytes after the end of a request are ignored; after a response they are an
+  error.
+* Encoding an unknown field name or a value that does not fit raises `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import WireError
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec.schema_compiler import (
-    MAX_REQUEST_ITEMS,
-    MAX_STRUCTS,
-    Body,
-    Shape,
+    REQUEST_ITEMS_MAX,
+    STRUCTS_MAX,
+    MergedSchema,
+    MessageBytes,
     Struct,
-    default_maker,
-    fields_of,
+    default_factory,
+    schema_fields,
     struct_reader,
     struct_writer,
 )
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from mansio.wire.codec.schema_compiler import Reader, Writer
 
 __all__ = [
-    "MAX_BODY_BYTES",
+    "BODY_BYTES_MAX",
     "Struct",
     "decode_request",
     "decode_response",
@@ -56,13 +57,13 @@ __all__ = [
     "preload_schemas",
 ]
 
-MAX_BODY_BYTES: Final = 16 * 1024 * 1024
-"""Size limit of a message. Produce and Fetch, which carry data, have their own codecs."""
+BODY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Limit on the size of a message. Messages with record batches have hand-written codecs, without this limit."""
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
 
-REMOVED_FIELDS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
+FIELDS_OF_OLDER_VERSIONS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
     (ApiKey.METADATA, REQUEST, ""): {"include_cluster_authorized_operations": 10},
     (ApiKey.METADATA, RESPONSE, ""): {"cluster_authorized_operations": 10},
     (ApiKey.OFFSET_COMMIT, REQUEST, ""): {"retention_time_ms": 4},
@@ -85,21 +86,21 @@ REMOVED_FIELDS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
     (ApiKey.UPDATE_FEATURES, REQUEST, ".feature_updates"): {"allow_downgrade": 0},
     (ApiKey.UPDATE_FEATURES, RESPONSE, ""): {"results": 1},
 }
-"""(API, direction, path of the struct) -> fields that the newest schema lacks, with the last version that has them.
-The tests compare it with all of kio's schemas."""
+"""(API key, direction, path of the struct in the message) -> name of a field that the newest schema lacks -> last
+version that has the field. The tests compare this table with all of kio's schemas."""
 
 
 def decode_request(api_key: int, version: int, body: Buffer) -> Struct:
-    """The request in `body` (without the header). Raises `WireError`."""
+    """Decode a request. `body`: the frame after the header. Raises `WireError`."""
     return _decode(api_key, version, REQUEST, body)
 
 
 def encode_response(
     api_key: int, version: int, correlation_id: int, fields: Mapping[str, Any] | Struct
 ) -> bytes:
-    """The framed response: length, header, body.
+    """Encode a response frame: length, header, body.
 
-    `fields` are nested mappings (or `Struct`) of plain values; missing fields get their default. Raises `TypeError` for
+    `fields`: nested mappings or `Struct`s of plain values; missing fields get their default. Raises `TypeError` for
     a name unknown to all versions of the API.
     """
     out = bytearray()
@@ -110,7 +111,7 @@ def encode_response(
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, fields: Mapping[str, Any] | Struct
 ) -> bytes:
-    """The framed request: length, header, body. `fields` as in `encode_response`."""
+    """Encode a request frame: length, header, body. `fields`: see `encode_response`."""
     out = bytearray(4)
     out += request_header(api_key, version, correlation_id, client_id)
     _writer(api_key, version, REQUEST)(out, fields)
@@ -119,22 +120,22 @@ def encode_request(
 
 
 def decode_response(api_key: int, version: int, body: Buffer) -> Struct:
-    """The response in `body` (without the header). Raises `WireError`."""
+    """Decode a response. `body`: the frame after the header. Raises `WireError`."""
     return _decode(api_key, version, RESPONSE, body)
 
 
 def decode_response_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, Struct]:
-    """(correlation id, response) of a response frame. Raises `WireError`."""
+    """Decode a response frame with its header: (correlation id, response). Raises `WireError`."""
     correlation_id, position = read_response_header(api_key, version, frame)
     return correlation_id, _decode(api_key, version, RESPONSE, frame[position:])
 
 
 def preload_schemas() -> Iterator[None]:
-    """Import and compile all supported APIs; each step of the iterator takes some milliseconds."""
-    for api in OFFERED.values():
-        if api.handler is None or api.raw:
+    """Import and compile the schemas of all supported APIs; each step of the iterator takes some milliseconds."""
+    for api in SUPPORTED_APIS.values():
+        if api.handler is None or api.is_decoded_by_handler:
             continue
-        for version in range(api.highest, api.lowest - 1, -1):
+        for version in range(api.max_version, api.min_version - 1, -1):
             _reader(api.key, version, REQUEST)
             yield
             _writer(api.key, version, RESPONSE)
@@ -142,12 +143,12 @@ def preload_schemas() -> Iterator[None]:
 
 
 def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struct:
-    if len(buffer) > MAX_BODY_BYTES:
-        raise WireError(f"a message of {len(buffer)} bytes; at most {MAX_BODY_BYTES} are read")
+    if len(buffer) > BODY_BYTES_MAX:
+        raise WireError(f"a message of {len(buffer)} bytes; at most {BODY_BYTES_MAX} are read")
     read = _reader(api_key, version, direction)
-    body = Body(buffer)
+    body = MessageBytes(buffer)
     body.is_request = direction == REQUEST
-    body.remaining = MAX_REQUEST_ITEMS if body.is_request else MAX_STRUCTS
+    body.items_left = REQUEST_ITEMS_MAX if body.is_request else STRUCTS_MAX
     try:
         message, end = read(body, 0)
     except (struct.error, IndexError) as error:
@@ -163,16 +164,16 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
 
 @cache
 def _reader(api_key: int, version: int, direction: str) -> Reader:
-    return struct_reader(_schema(api_key, version, direction), shape_of(api_key, direction))
+    return struct_reader(_schema(api_key, version, direction), merged_schema(api_key, direction))
 
 
 @cache
 def _writer(api_key: int, version: int, direction: str) -> Writer:
-    return struct_writer(_schema(api_key, version, direction), shape_of(api_key, direction))
+    return struct_writer(_schema(api_key, version, direction), merged_schema(api_key, direction))
 
 
 def _schema(api_key: int, version: int, direction: str) -> Any:
-    """The schema class of a message. Raises `ValueError` for an unknown version; callers check versions first."""
+    """kio's class of a message. Raises `ValueError` for an unknown version, which callers exclude."""
     if mansio_apis.is_mansio_api(api_key):
         return mansio_apis.schema(api_key, version, direction)
     from kio import index
@@ -185,31 +186,33 @@ def _schema(api_key: int, version: int, direction: str) -> Any:
 
 
 @cache
-def shape_of(api_key: int, direction: str) -> Shape:
-    """The shape of an API's request or response."""
+def merged_schema(api_key: int, direction: str) -> MergedSchema:
+    """The fields of an API's request or response in all versions, with their defaults."""
     if mansio_apis.is_mansio_api(api_key):
-        return _shape(api_key, direction, "", mansio_apis.schema(api_key, 0, direction))
+        return _merge_schemas(api_key, direction, "", mansio_apis.schema(api_key, 0, direction))
     from kio.schema.index import api_key_map, schema_name_map
 
     newest = max(schema_name_map[api_key_map[api_key]])
-    return _shape(api_key, direction, "", _schema(api_key, newest, direction))
+    return _merge_schemas(api_key, direction, "", _schema(api_key, newest, direction))
 
 
-def _shape(api_key: int, direction: str, path: str, entity: Any) -> Shape:
-    fields = fields_of(entity)
-    for name, version in REMOVED_FIELDS.get((api_key, direction, path), {}).items():
+def _merge_schemas(api_key: int, direction: str, path: str, entity: Any) -> MergedSchema:
+    fields = schema_fields(entity)
+    for name, version in FIELDS_OF_OLDER_VERSIONS.get((api_key, direction, path), {}).items():
         older = _struct_at(_schema(api_key, version, direction), path)
-        fields += [field for field in fields_of(older) if field.name == name]
+        fields += [field for field in schema_fields(older) if field.name == name]
     children = {
-        field.name: _shape(api_key, direction, f"{path}.{field.name}", field.entity)
+        field.name: _merge_schemas(api_key, direction, f"{path}.{field.name}", field.entity)
         for field in fields
         if field.entity is not None
     }
-    return Shape({field.name: default_maker(field, children.get(field.name)) for field in fields}, children)
+    return MergedSchema(
+        {field.name: default_factory(field, children.get(field.name)) for field in fields}, children
+    )
 
 
 def _struct_at(entity: Any, path: str) -> Any:
-    """The struct at `path` (".topics.partitions") of a message."""
+    """The class of the nested struct at `path`, such as ".topics.partitions"."""
     for name in path.split(".")[1:]:
-        entity = next(field.entity for field in fields_of(entity) if field.name == name)
+        entity = next(field.entity for field in schema_fields(entity) if field.name == name)
     return entity

@@ -1,21 +1,22 @@
 """Compiler from kio's schema classes to readers and writers of Kafka messages.
 
-kio knows every field of every version of every message. Its own readers refuse unknown tagged fields (KIP-482: skip
-them) and unknown error codes, and its writers take tens of microseconds; so only its schemas are used. The tests
-compare both implementations.
+The package kio has the schema of every version of every message. Only its schemas are used: its own readers refuse
+unknown tagged fields, which KIP-482 requires to be skipped, and unknown error codes, and its writers take tens of
+microseconds per message. The tests compare both implementations.
 
 A reader is `(body, position) -> (value, position after it)`. Readers raise `WireError`, or let `IndexError`,
-`struct.error` and `UnicodeDecodeError` pass for bytes that end too early or are not text; `messages` converts these
-once per message. A writer is `(out, value) -> None` and appends to `out`; values are mappings or `Struct`s.
+`struct.error` and `UnicodeDecodeError` pass, for bytes that end too early or are not UTF-8; `messages` converts these
+to `WireError` once per message. A writer is `(out, value) -> None` and appends to `out`; structs are mappings or
+`Struct`s.
 
 Invariants:
 * Values are plain: int, str, bytes, bool, float, list, `Struct`. Times are ints in milliseconds, error codes ints,
   uuids 16 bytes (None for the zero uuid).
-* A reader allocates at most a small multiple of the bytes it was given: a count is compared with the remaining bytes,
-  a message has at most `MAX_STRUCTS` structs, and a request, which is answered item by item, at most
-  `MAX_REQUEST_ITEMS` structs and other array items.
-* A caller's mistake raises `TypeError` (unknown name, wrong type) or `ValueError` (a number or text that does not fit)
-  with the name of the field.
+* A reader allocates at most a small multiple of the message's size: a count is compared with the remaining bytes, a
+  message has at most `STRUCTS_MAX` structs, and a request, whose response has an entry per item, at most
+  `REQUEST_ITEMS_MAX` structs and other array items.
+* A writer raises `TypeError` (unknown name, wrong type) or `ValueError` (a number or string that does not fit) with the
+  name of the field.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from mansio.wire.headers import read_unsigned_varint, unsigned_varint
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Reader = Callable[["Body", int], tuple[Any, int]]
+    Reader = Callable[["MessageBytes", int], tuple[Any, int]]
     Writer = Callable[[bytearray, Any], None]
 
 ZERO_UUID: Final = bytes(16)
@@ -61,14 +62,15 @@ class Struct:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """Fields of a struct in any version: name -> function returning the default, and the shapes of nested structs."""
+class MergedSchema:
+    """Fields that a struct has in any version: `defaults` maps each name to a function that returns the default,
+    `children` the names of nested structs to their schemas."""
 
     defaults: Mapping[str, Callable[[], Any]]
-    children: Mapping[str, Shape]
+    children: Mapping[str, MergedSchema]
 
-    def empty(self) -> Struct:
-        """A struct of this shape with default values."""
+    def default_struct(self) -> Struct:
+        """A new struct in which every field has its default."""
         return Struct({name: make() for name, make in self.defaults.items()})
 
 
@@ -80,16 +82,16 @@ class Field(NamedTuple):
     is_array: bool
     entity: Any
     """kio's class of the nested struct, or None."""
-    nullable: bool
+    is_nullable: bool
     tag: int | None
     default: Any
-    """A plain value; `MISSING` if the default is implied by the type."""
+    """The default as a plain value; `NO_DEFAULT` if the field's type determines it (`_TYPE_DEFAULTS`)."""
 
 
-MISSING: Final = object()
+NO_DEFAULT: Final = object()
 
 
-def fields_of(entity: Any) -> list[Field]:
+def schema_fields(entity: Any) -> list[Field]:
     """The fields of a kio schema class, in wire order."""
     return [_field(raw) for raw in dataclasses.fields(entity)]
 
@@ -109,13 +111,13 @@ def _field(raw: Any) -> Field:
         kafka_type == "datetime_i64" and not name.endswith("timestamp")
     ):
         name += "_ms"  # kio drops the unit
-    default = MISSING if raw.default is dataclasses.MISSING else _plain(raw.default, kafka_type)
+    default = NO_DEFAULT if raw.default is dataclasses.MISSING else _plain(raw.default, kafka_type)
     entity = kind if dataclasses.is_dataclass(kind) else None
     return Field(name, kafka_type, is_array, entity, nullable, raw.metadata.get("tag"), default)
 
 
 def _plain(value: Any, kafka_type: str) -> Any:
-    """kio's default as a plain value."""
+    """kio's default as a plain value: times in ms, error codes as numbers."""
     if value is None:
         return -1 if kafka_type == "datetime_i64" else None
     if kafka_type.startswith("timedelta"):
@@ -133,7 +135,7 @@ def _plain(value: Any, kafka_type: str) -> Any:
     return value
 
 
-_IMPLIED: Final[dict[str, Any]] = {
+_TYPE_DEFAULTS: Final[dict[str, Any]] = {
     "string": "",
     "bytes": b"",
     "records": None,
@@ -143,21 +145,21 @@ _IMPLIED: Final[dict[str, Any]] = {
 }
 
 
-def default_maker(field: Field, child: Shape | None) -> Callable[[], Any]:
-    """Function that returns the default of a field, a new object if it is mutable. The default of a nullable field is
-    None unless it has one."""
+def default_factory(field: Field, child: MergedSchema | None) -> Callable[[], Any]:
+    """A function that returns the default of a field: a new object on each call if it is mutable. The default of a
+    nullable field is None unless the schema defines another. `child`: schema of the field's struct, or None."""
     if field.is_array:
-        if field.default is None or (field.default is MISSING and field.nullable):
+        if field.default is None or (field.default is NO_DEFAULT and field.is_nullable):
             return _none
         return list
     if child is not None:
-        return _none if field.nullable else child.empty
-    if field.default is not MISSING:
+        return _none if field.is_nullable else child.default_struct
+    if field.default is not NO_DEFAULT:
         value = field.default
-    elif field.nullable and field.kafka_type != "datetime_i64":
+    elif field.is_nullable and field.kafka_type != "datetime_i64":
         value = None
     else:
-        value = _IMPLIED.get(field.kafka_type, 0)
+        value = _TYPE_DEFAULTS.get(field.kafka_type, 0)
     return lambda: value
 
 
@@ -167,41 +169,42 @@ def _none() -> None:
 
 # -- readers --------
 
-MAX_STRUCTS: Final = 500_000
-"""Limit on the structs (topic, partition, member, ...) of one message; at most about 250 MB of Python objects."""
+STRUCTS_MAX: Final = 500_000
+"""Limit on the structs (topic, partition, member, ...) of one message, which then takes at most about 250 MB."""
 
-MAX_REQUEST_ITEMS: Final = 100_000
-"""The same for a request, including numbers and texts in arrays: a group name takes one byte of a request, and a
-thousand times that in the response. As many as a Fetch may have."""
-
-
-_TOO_MANY_STRUCTS: Final = f"more than {MAX_STRUCTS} structs in one message"
-_TOO_MANY_ITEMS: Final = f"more than {MAX_REQUEST_ITEMS} items in one request"
+REQUEST_ITEMS_MAX: Final = 100_000
+"""Limit on the structs, numbers and strings in the arrays of one request. It is lower than `STRUCTS_MAX` because a
+group name that takes one byte of a request can take a thousand bytes of the response."""
 
 
-class Body(bytes):
-    """Bytes of one message, and how many structs (of a request: items of any kind) it may still have."""
+_TOO_MANY_STRUCTS: Final = f"more than {STRUCTS_MAX} structs in one message"
+_TOO_MANY_ITEMS: Final = f"more than {REQUEST_ITEMS_MAX} items in one request"
 
-    remaining: int
+
+class MessageBytes(bytes):
+    """The bytes of one message, with `items_left`: how many more structs (in a request: array items) may be decoded."""
+
+    items_left: int
     is_request: bool
 
 
-def struct_reader(entity: Any, shape: Shape) -> Reader:
-    """A reader of this version of a struct; fields of other versions get their defaults."""
+def struct_reader(entity: Any, schema: MergedSchema) -> Reader:
+    """Compile the reader of `entity`, kio's class of a struct in one version. Fields of other versions get the defaults
+    of `schema`."""
     flexible = bool(entity.__flexible__)
     plain: list[tuple[str, Reader]] = []
     tagged: dict[int, tuple[str, Reader]] = {}
-    fields = fields_of(entity)
+    fields = schema_fields(entity)
     for field in fields:
-        reader = _field_reader(field, flexible, shape.children.get(field.name))
+        reader = _field_reader(field, flexible, schema.children.get(field.name))
         if field.tag is None:
             plain.append((field.name, reader))
         else:
             tagged[field.tag] = (field.name, reader)
     present = {name for name, _ in plain}
-    absent = [(name, make) for name, make in shape.defaults.items() if name not in present]
+    absent = [(name, make) for name, make in schema.defaults.items() if name not in present]
 
-    def read_struct(body: Body, position: int) -> tuple[Struct, int]:
+    def read_struct(body: MessageBytes, position: int) -> tuple[Struct, int]:
         values = {}
         for name, read in plain:
             values[name], position = read(body, position)
@@ -218,7 +221,7 @@ def struct_reader(entity: Any, shape: Shape) -> Reader:
 
 
 def _read_tagged(
-    body: Body, position: int, known: dict[int, tuple[str, Reader]], values: dict[str, Any]
+    body: MessageBytes, position: int, known: dict[int, tuple[str, Reader]], values: dict[str, Any]
 ) -> int:
     count, position = read_unsigned_varint(body, position)
     for _ in range(count):
@@ -236,32 +239,32 @@ def _read_tagged(
     return position
 
 
-def _field_reader(field: Field, flexible: bool, child: Shape | None) -> Reader:
+def _field_reader(field: Field, flexible: bool, child: MergedSchema | None) -> Reader:
     if child is not None:
         item = struct_reader(field.entity, child)
         if field.is_array:
-            return _array_reader(item, flexible, field.nullable, structs=True)
-        return _nullable_struct_reader(item) if field.nullable else item
-    nullable = field.nullable and not field.is_array and field.tag is None
+            return _array_reader(item, flexible, field.is_nullable, structs=True)
+        return _nullable_struct_reader(item) if field.is_nullable else item
+    nullable = field.is_nullable and not field.is_array and field.tag is None
     item = _primitive_reader(field.kafka_type, flexible, nullable)
-    return _array_reader(item, flexible, field.nullable, structs=False) if field.is_array else item
+    return _array_reader(item, flexible, field.is_nullable, structs=False) if field.is_array else item
 
 
 def _number_reader(layout: str) -> Reader:
     number = Layout(layout)
     unpack, size = number.unpack_from, number.size
 
-    def read_number(body: Body, position: int) -> tuple[Any, int]:
+    def read_number(body: MessageBytes, position: int) -> tuple[Any, int]:
         return unpack(body, position)[0], position + size
 
     return read_number
 
 
-def _read_bool(body: Body, position: int) -> tuple[bool, int]:
+def _read_bool(body: MessageBytes, position: int) -> tuple[bool, int]:
     return body[position] != 0, position + 1
 
 
-def _read_uuid(body: Body, position: int) -> tuple[bytes | None, int]:
+def _read_uuid(body: MessageBytes, position: int) -> tuple[bytes | None, int]:
     end = position + 16
     value = body[position:end]
     if len(value) != 16:
@@ -290,8 +293,8 @@ _NUMBER_READERS: Final[dict[str, Reader]] = {
 }
 
 
-def _read_compact_length(body: Body, position: int) -> tuple[int, int]:
-    """A compact length or count (KIP-482): the value plus one, 0 for null (returned as -1)."""
+def _read_compact_length(body: MessageBytes, position: int) -> tuple[int, int]:
+    """(length, position after it) of a compact length or count (KIP-482); -1 for null."""
     first = body[position]
     if first < 0x80:
         return first - 1, position + 1
@@ -306,7 +309,7 @@ def _primitive_reader(kafka_type: str, flexible: bool, nullable: bool) -> Reader
     is_text = kafka_type == "string"
     read_length = _read_compact_length if flexible else _read_int16 if is_text else _read_int32
 
-    def read_bytes(body: Body, position: int) -> tuple[Any, int]:
+    def read_bytes(body: MessageBytes, position: int) -> tuple[Any, int]:
         length, position = read_length(body, position)
         if length < 0:
             if length != -1 or not nullable:
@@ -324,7 +327,7 @@ def _primitive_reader(kafka_type: str, flexible: bool, nullable: bool) -> Reader
 def _array_reader(item: Reader, flexible: bool, nullable: bool, *, structs: bool) -> Reader:
     read_length = _read_compact_length if flexible else _read_int32
 
-    def read_array(body: Body, position: int) -> tuple[list[Any] | None, int]:
+    def read_array(body: MessageBytes, position: int) -> tuple[list[Any] | None, int]:
         count, position = read_length(body, position)
         if count < 0:
             if count != -1 or not nullable:
@@ -333,8 +336,8 @@ def _array_reader(item: Reader, flexible: bool, nullable: bool, *, structs: bool
         if count > len(body) - position:  # every item takes at least one byte
             raise WireError(f"an array of {count} items in a message with {len(body) - position} bytes left")
         if structs or body.is_request:
-            body.remaining -= count
-            if body.remaining < 0:
+            body.items_left -= count
+            if body.items_left < 0:
                 raise WireError(_TOO_MANY_ITEMS if body.is_request else _TOO_MANY_STRUCTS)
         items = []
         for _ in range(count):
@@ -346,7 +349,7 @@ def _array_reader(item: Reader, flexible: bool, nullable: bool, *, structs: bool
 
 
 def _nullable_struct_reader(item: Reader) -> Reader:
-    def read_nullable(body: Body, position: int) -> tuple[Struct | None, int]:
+    def read_nullable(body: MessageBytes, position: int) -> tuple[Struct | None, int]:
         marker = body[position]  # KIP-893: an int8, negative for null
         return (None, position + 1) if marker >= 0x80 else item(body, position + 1)
 
@@ -358,29 +361,32 @@ def _nullable_struct_reader(item: Reader) -> Reader:
 _EMPTY_TAGS: Final = b"\x00"
 
 
-def struct_writer(entity: Any, shape: Shape) -> Writer:
-    """A writer of this version of a struct, from a mapping or `Struct`.
+def struct_writer(entity: Any, schema: MergedSchema) -> Writer:
+    """Compile the writer of `entity`, kio's class of a struct in one version, for values that are mappings or
+    `Struct`s.
 
-    Missing fields get their default; fields of other versions are dropped. A name unknown to all versions and a value
-    of the wrong type raise `TypeError`; a number or text that does not fit raises `ValueError`.
+    The writer sets missing fields to their default and drops fields of other versions. It raises `TypeError` for a name
+    unknown to all versions and a value of the wrong type, `ValueError` for a number or string that does not fit.
     """
     flexible = bool(entity.__flexible__)
     plain: list[tuple[str, Writer, bytes]] = []
     tagged: list[tuple[int, str, Writer, bytes]] = []
-    for field in fields_of(entity):
-        child = shape.children.get(field.name)
+    for field in schema_fields(entity):
+        child = schema.children.get(field.name)
         write = _field_writer(field, flexible, child)
         default = bytearray()
-        write(default, default_maker(field, child)())
+        write(default, default_factory(field, child)())
         if field.tag is None:
             plain.append((field.name, write, bytes(default)))
         else:
             tagged.append((field.tag, field.name, write, bytes(default)))
     tagged.sort(key=lambda row: row[0])
-    names = shape.defaults.keys()
+    names = schema.defaults.keys()
 
-    def write_struct(out: bytearray, given: Any) -> None:
-        values: Mapping[str, Any] = given.__dict__ if type(given) is Struct else given
+    def write_struct(out: bytearray, fields_or_struct: Any) -> None:
+        values: Mapping[str, Any] = (
+            fields_or_struct.__dict__ if type(fields_or_struct) is Struct else fields_or_struct
+        )
         if not values.keys() <= names:
             unknown = ", ".join(sorted(values.keys() - names))
             raise TypeError(f"{entity.__name__} has no field {unknown}")
@@ -422,15 +428,15 @@ def _write_tagged(
     out += section
 
 
-def _field_writer(field: Field, flexible: bool, child: Shape | None) -> Writer:
+def _field_writer(field: Field, flexible: bool, child: MergedSchema | None) -> Writer:
     if child is not None:
         item = struct_writer(field.entity, child)
         if field.is_array:
-            return _array_writer(item, flexible, field.nullable)
-        return _nullable_struct_writer(item) if field.nullable else item
-    nullable = field.nullable and not field.is_array
+            return _array_writer(item, flexible, field.is_nullable)
+        return _nullable_struct_writer(item) if field.is_nullable else item
+    nullable = field.is_nullable and not field.is_array
     item = _primitive_writer(field.kafka_type, flexible, nullable)
-    return _array_writer(item, flexible, field.nullable) if field.is_array else item
+    return _array_writer(item, flexible, field.is_nullable) if field.is_array else item
 
 
 def _number_writer(layout: str) -> Writer:

@@ -1,12 +1,13 @@
-"""Records of consumer and share groups in `__consumer_offsets`, in Kafka's formats.
+"""Codec of the records of consumer and share groups in `__consumer_offsets`, in Kafka's formats.
 
-Record kinds 3 to 8 and 16 (consumer groups, KIP-848) and 10 to 15 (share groups, KIP-932); the older kinds are in
-`offset_and_group_records`. A key begins with its kind, 16 bits, and is not flexible; a value begins with its version,
-always 0, and is flexible. A record without a value deletes the entry of its key.
+Record types 3 to 8 and 16 (consumer groups, KIP-848) and 10 to 15 (share groups, KIP-932), with the names of Kafka's
+`CoordinatorRecordType`; older types are in `offset_and_group_records`. A key begins with its record type, 16 bits, and
+is not flexible; a value begins with its version, always 0, and is flexible (KIP-482). A record without a value deletes
+the entry of its key.
 
 Invariants:
-* `decode_*` returns what `encode_*` was given; unknown tagged fields are skipped.
-* Malformed bytes raise `CorruptLog` and nothing else.
+* Decoding an encoded value returns an equal value; unknown tagged fields are skipped.
+* Decoding malformed bytes raises `CorruptLog` and nothing else.
 * Partitions are written in order of topic id and index, so equal values have equal bytes.
 
 Source: the ConsumerGroup*Key/Value.json and ShareGroup*Key/Value.json message definitions of Apache Kafka 4.3.
@@ -20,42 +21,60 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.errors import CorruptLog
 from mansio.wire.headers import unsigned_varint as varint
 from mansio.wire.internal_records.flexible_codec import (
-    NO_TAGS,
+    NO_TAGGED_FIELDS,
     Reader,
-    array,
-    data,
-    fail,
-    integer,
-    tags,
-    text,
+    encode_array,
+    encode_bytes,
+    encode_integer,
+    encode_string,
+    encode_tagged_fields,
+    raise_corrupt_log,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TopicPartition = tuple[bytes, int]
-"""A partition: the 16 bytes of the topic id, and the partition index."""
+"""A partition: the 16-byte topic id, and the partition index."""
 
-GROUP_EPOCH: Final = 3
-PARTITION_METADATA: Final = 4  # read by its key only: brokers before 4.1 wrote it
-MEMBER: Final = 5
-TARGET_EPOCH: Final = 6
-TARGET: Final = 7
-CURRENT: Final = 8
-SHARE_MEMBER: Final = 10
-SHARE_GROUP_EPOCH: Final = 11
-SHARE_TARGET_EPOCH: Final = 12
-SHARE_TARGET: Final = 13
-SHARE_CURRENT: Final = 14
-SHARE_STATE_PARTITIONS: Final = 15
-REGEX: Final = 16
+CONSUMER_GROUP_METADATA: Final = 3
+CONSUMER_GROUP_PARTITION_METADATA: Final = 4  # read by its key only: brokers before 4.1 wrote it
+CONSUMER_GROUP_MEMBER_METADATA: Final = 5
+CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA: Final = 6
+CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER: Final = 7
+CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT: Final = 8
+SHARE_GROUP_MEMBER_METADATA: Final = 10
+SHARE_GROUP_METADATA: Final = 11
+SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: Final = 12
+SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: Final = 13
+SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: Final = 14
+SHARE_GROUP_STATE_PARTITION_METADATA: Final = 15
+CONSUMER_GROUP_REGULAR_EXPRESSION: Final = 16
 
-CONSUMER_KINDS: Final = frozenset(
-    {GROUP_EPOCH, PARTITION_METADATA, MEMBER, TARGET_EPOCH, TARGET, CURRENT, REGEX}
+CONSUMER_GROUP_RECORD_TYPES: Final = frozenset(
+    {
+        CONSUMER_GROUP_METADATA,
+        CONSUMER_GROUP_PARTITION_METADATA,
+        CONSUMER_GROUP_MEMBER_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        CONSUMER_GROUP_REGULAR_EXPRESSION,
+    }
 )
-SHARE_KINDS: Final = frozenset(range(SHARE_MEMBER, SHARE_STATE_PARTITIONS + 1))
-_KINDS_WITH_ITEM: Final = frozenset(
-    {MEMBER, TARGET, CURRENT, SHARE_MEMBER, SHARE_TARGET, SHARE_CURRENT, REGEX}
+SHARE_GROUP_RECORD_TYPES: Final = frozenset(
+    range(SHARE_GROUP_MEMBER_METADATA, SHARE_GROUP_STATE_PARTITION_METADATA + 1)
+)
+_RECORD_TYPES_WITH_ITEM: Final = frozenset(
+    {
+        CONSUMER_GROUP_MEMBER_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        SHARE_GROUP_MEMBER_METADATA,
+        SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+        CONSUMER_GROUP_REGULAR_EXPRESSION,
+    }
 )
 
 _VERSION: Final = b"\x00\x00"
@@ -63,29 +82,32 @@ _ID_BYTES: Final = 16
 
 
 class GroupRecordKey(NamedTuple):
-    """Key of a record. `item`: a member id, the expression of kind 16, or "" for kinds of the whole group."""
+    """Key of a record. `member_or_regex`: a member id, in type 16 a regular expression, "" in types with one record per
+    group."""
 
-    kind: int
+    record_type: int
     group: str
-    item: str = ""
+    member_or_regex: str = ""
 
 
 class GroupEpoch(NamedTuple):
-    """Kinds 3 and 11. `metadata_hash`: hash of the subscribed topics; 0 if unknown."""
+    """Group epoch (value of types 3 and 11). `metadata_hash`: hash of the metadata of the subscribed topics; 0 if
+    unknown."""
 
     epoch: int
     metadata_hash: int = 0
 
 
-class ClassicMetadata(NamedTuple):
-    """Classic protocol of a member of a consumer group: (name, metadata) of each embedded protocol."""
+class ClassicMemberMetadata(NamedTuple):
+    """What a consumer group stores about a member that uses the classic protocol. `protocols`: (name, metadata) of each
+    embedded protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
 
 
 class MemberMetadata(NamedTuple):
-    """Kind 5. `topic_regex` is None or "" without one."""
+    """Member of a consumer group (value of type 5). `topic_regex`: None or "" if it has no regular expression."""
 
     instance_id: str | None
     rack_id: str | None
@@ -95,18 +117,20 @@ class MemberMetadata(NamedTuple):
     topic_regex: str | None
     rebalance_timeout_ms: int
     assignor: str | None
-    classic: ClassicMetadata | None = None
+    classic: ClassicMemberMetadata | None = None
 
 
 class TargetEpoch(NamedTuple):
-    """Kinds 6 and 12. `timestamp_ms`: wall-clock time at which it was computed; 0 if unknown."""
+    """Epoch of the target assignment (value of types 6 and 12). `timestamp_ms`: wall-clock time at which the assignment
+    was computed; 0 if unknown."""
 
     epoch: int
     timestamp_ms: int = 0
 
 
 class CurrentAssignment(NamedTuple):
-    """Kinds 8 and 14 (which has no `pending`). `state`: the numbers of `MemberState`."""
+    """Current assignment of a member (value of types 8 and 14). `state`: number of its `MemberState`; `pending`:
+    partitions that it has to revoke, not in type 14."""
 
     epoch: int
     previous_epoch: int
@@ -116,7 +140,8 @@ class CurrentAssignment(NamedTuple):
 
 
 class ResolvedRegex(NamedTuple):
-    """Kind 16: the topics that a regular expression matched, the metadata version and the wall-clock time (ms)."""
+    """The topics that a regular expression matched (value of type 16), with the metadata version and the wall-clock
+    time at which it was resolved."""
 
     topics: tuple[str, ...]
     version: int
@@ -124,7 +149,7 @@ class ResolvedRegex(NamedTuple):
 
 
 class ShareMember(NamedTuple):
-    """Value of a record of kind 10."""
+    """Member of a share group (value of type 10)."""
 
     rack_id: str | None
     client_id: str
@@ -132,39 +157,46 @@ class ShareMember(NamedTuple):
     topic_names: tuple[str, ...]
 
 
-class StateTopic(NamedTuple):
-    """A topic of kind 15."""
+class ShareStateTopic(NamedTuple):
+    """A topic in `ShareStatePartitions`."""
 
     topic_id: bytes
     name: str
     partitions: tuple[int, ...] = ()
 
 
-class StatePartitions(NamedTuple):
-    """Kind 15: share partitions with state or being initialized; topics whose state is being deleted."""
+class ShareStatePartitions(NamedTuple):
+    """State of a share group's partitions (value of type 15): partitions whose share state is being initialized or
+    exists, and topics whose share state is being deleted."""
 
-    initializing: tuple[StateTopic, ...]
-    initialized: tuple[StateTopic, ...]
-    deleting: tuple[StateTopic, ...]
+    initializing: tuple[ShareStateTopic, ...]
+    initialized: tuple[ShareStateTopic, ...]
+    deleting: tuple[ShareStateTopic, ...]
 
 
 # ---------------------------------------------------------------------- keys
 
 
 def encode_group_record_key(key: GroupRecordKey) -> bytes:
-    strings = (key.group, key.item) if key.kind in _KINDS_WITH_ITEM else (key.group,)
+    strings = (key.group, key.member_or_regex) if key.record_type in _RECORD_TYPES_WITH_ITEM else (key.group,)
     encoded = [each.encode() for each in strings]
-    return integer(key.kind, 2) + b"".join(integer(len(each), 2) + each for each in encoded)
+    return encode_integer(key.record_type, 2) + b"".join(
+        encode_integer(len(each), 2) + each for each in encoded
+    )
 
 
 def decode_group_record_key(raw: bytes) -> GroupRecordKey | None:
-    """Decode a key; None for a kind that belongs to neither consumer nor share groups."""
+    """Decode a key; None for a record type of neither consumer nor share groups."""
     reader = Reader(raw)
-    kind = reader.integer(2)
-    if kind not in CONSUMER_KINDS and kind not in SHARE_KINDS:
+    kind = reader.read_integer(2)
+    if kind not in CONSUMER_GROUP_RECORD_TYPES and kind not in SHARE_GROUP_RECORD_TYPES:
         return None
-    key = GroupRecordKey(kind, reader.short_text(), reader.short_text() if kind in _KINDS_WITH_ITEM else "")
-    reader.end()
+    key = GroupRecordKey(
+        kind,
+        reader.read_int16_string(),
+        reader.read_int16_string() if kind in _RECORD_TYPES_WITH_ITEM else "",
+    )
+    reader.check_end()
     return key
 
 
@@ -172,48 +204,48 @@ def decode_group_record_key(raw: bytes) -> GroupRecordKey | None:
 
 
 def encode_group_epoch(value: GroupEpoch) -> bytes:
-    """Value of a record of kind 3."""
-    tagged = {0: integer(value.metadata_hash, 8)} if value.metadata_hash else {}
-    return _VERSION + integer(value.epoch, 4) + tags(tagged)
+    """Encode a value of type 3."""
+    tagged = {0: encode_integer(value.metadata_hash, 8)} if value.metadata_hash else {}
+    return _VERSION + encode_integer(value.epoch, 4) + encode_tagged_fields(tagged)
 
 
 def decode_group_epoch(raw: bytes) -> GroupEpoch:
     reader = _value(raw)
-    epoch = reader.integer(4)
-    tagged = reader.tags()
-    reader.end()
+    epoch = reader.read_integer(4)
+    tagged = reader.read_tagged_fields()
+    reader.check_end()
     return GroupEpoch(epoch, _tagged_integer(tagged.get(0)))
 
 
-def encode_member(value: MemberMetadata) -> bytes:
-    """Value of a record of kind 5."""
+def encode_member_metadata(value: MemberMetadata) -> bytes:
+    """Encode a value of type 5."""
     tagged = {} if value.classic is None else {0: _classic(value.classic)}
     return b"".join(
         (
             _VERSION,
-            text(value.instance_id),
-            text(value.rack_id),
-            text(value.client_id),
-            text(value.client_host),
-            array(text(each) for each in value.topic_names),
-            text(value.topic_regex),
-            integer(value.rebalance_timeout_ms, 4),
-            text(value.assignor),
-            tags(tagged),
+            encode_string(value.instance_id),
+            encode_string(value.rack_id),
+            encode_string(value.client_id),
+            encode_string(value.client_host),
+            encode_array(encode_string(each) for each in value.topic_names),
+            encode_string(value.topic_regex),
+            encode_integer(value.rebalance_timeout_ms, 4),
+            encode_string(value.assignor),
+            encode_tagged_fields(tagged),
         )
     )
 
 
-def decode_member(raw: bytes) -> MemberMetadata:
+def decode_member_metadata(raw: bytes) -> MemberMetadata:
     reader = _value(raw)
-    instance_id, rack_id = reader.nullable_text(), reader.nullable_text()
-    client_id, client_host = reader.text(), reader.text()
-    topic_names = reader.array(reader.text)
-    topic_regex = reader.nullable_text()
-    rebalance_timeout_ms = reader.integer(4)
-    assignor = reader.nullable_text()
-    classic = reader.tags().get(0)
-    reader.end()
+    instance_id, rack_id = reader.read_nullable_string(), reader.read_nullable_string()
+    client_id, client_host = reader.read_string(), reader.read_string()
+    topic_names = reader.read_array(reader.read_string)
+    topic_regex = reader.read_nullable_string()
+    rebalance_timeout_ms = reader.read_integer(4)
+    assignor = reader.read_nullable_string()
+    classic = reader.read_tagged_fields().get(0)
+    reader.check_end()
     return MemberMetadata(
         instance_id,
         rack_id,
@@ -228,123 +260,154 @@ def decode_member(raw: bytes) -> MemberMetadata:
 
 
 def encode_target_epoch(value: TargetEpoch) -> bytes:
-    """Value of a record of kind 6 or 12."""
-    tagged = {0: integer(value.timestamp_ms, 8)} if value.timestamp_ms else {}
-    return _VERSION + integer(value.epoch, 4) + tags(tagged)
+    """Encode a value of type 6 or 12."""
+    tagged = {0: encode_integer(value.timestamp_ms, 8)} if value.timestamp_ms else {}
+    return _VERSION + encode_integer(value.epoch, 4) + encode_tagged_fields(tagged)
 
 
 def decode_target_epoch(raw: bytes) -> TargetEpoch:
     reader = _value(raw)
-    epoch = reader.integer(4)
-    tagged = reader.tags()
-    reader.end()
+    epoch = reader.read_integer(4)
+    tagged = reader.read_tagged_fields()
+    reader.check_end()
     return TargetEpoch(epoch, _tagged_integer(tagged.get(0)))
 
 
-def encode_target(partitions: Iterable[TopicPartition]) -> bytes:
-    """Value of a record of kind 7 or 13."""
-    return _VERSION + _partitions(partitions) + NO_TAGS
+def encode_target_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    """Encode a value of type 7 or 13: the partitions that a member should own."""
+    return _VERSION + _partitions(partitions) + NO_TAGGED_FIELDS
 
 
-def decode_target(raw: bytes) -> frozenset[TopicPartition]:
+def decode_target_assignment(raw: bytes) -> frozenset[TopicPartition]:
     reader = _value(raw)
     partitions = _read_partitions(reader)
-    reader.tags()
-    reader.end()
+    reader.read_tagged_fields()
+    reader.check_end()
     return partitions
 
 
-def encode_current(value: CurrentAssignment) -> bytes:
-    """Value of a record of kind 8."""
-    return _current(value) + _partitions(value.pending) + NO_TAGS
+def encode_current_assignment(value: CurrentAssignment) -> bytes:
+    """Encode a value of type 8."""
+    return _current(value) + _partitions(value.pending) + NO_TAGGED_FIELDS
 
 
-def decode_current(raw: bytes) -> CurrentAssignment:
-    return _read_current(raw, with_pending=True)
+def decode_current_assignment(raw: bytes) -> CurrentAssignment:
+    return _read_current_assignment(raw, with_pending=True)
 
 
 def encode_resolved_regex(value: ResolvedRegex) -> bytes:
-    """Value of a record of kind 16."""
-    topics = array(text(each) for each in value.topics)
-    return _VERSION + topics + integer(value.version, 8) + integer(value.timestamp_ms, 8) + NO_TAGS
+    """Encode a value of type 16."""
+    topics = encode_array(encode_string(each) for each in value.topics)
+    return (
+        _VERSION
+        + topics
+        + encode_integer(value.version, 8)
+        + encode_integer(value.timestamp_ms, 8)
+        + NO_TAGGED_FIELDS
+    )
 
 
 def decode_resolved_regex(raw: bytes) -> ResolvedRegex:
     reader = _value(raw)
-    expression = ResolvedRegex(reader.array(reader.text), reader.integer(8), reader.integer(8))
-    reader.tags()
-    reader.end()
+    expression = ResolvedRegex(
+        reader.read_array(reader.read_string), reader.read_integer(8), reader.read_integer(8)
+    )
+    reader.read_tagged_fields()
+    reader.check_end()
     return expression
 
 
 # ---------------------------------------------------------------------- values of share groups
 
 
-def encode_share_member(value: ShareMember) -> bytes:
-    """Value of a record of kind 10."""
-    names = array(text(each) for each in value.topic_names)
-    return _VERSION + text(value.rack_id) + text(value.client_id) + text(value.client_host) + names + NO_TAGS
+def encode_share_member_metadata(value: ShareMember) -> bytes:
+    """Encode a value of type 10."""
+    names = encode_array(encode_string(each) for each in value.topic_names)
+    return (
+        _VERSION
+        + encode_string(value.rack_id)
+        + encode_string(value.client_id)
+        + encode_string(value.client_host)
+        + names
+        + NO_TAGGED_FIELDS
+    )
 
 
-def decode_share_member(raw: bytes) -> ShareMember:
+def decode_share_member_metadata(raw: bytes) -> ShareMember:
     reader = _value(raw)
-    member = ShareMember(reader.nullable_text(), reader.text(), reader.text(), reader.array(reader.text))
-    reader.tags()
-    reader.end()
+    member = ShareMember(
+        reader.read_nullable_string(),
+        reader.read_string(),
+        reader.read_string(),
+        reader.read_array(reader.read_string),
+    )
+    reader.read_tagged_fields()
+    reader.check_end()
     return member
 
 
 def encode_share_group_epoch(value: GroupEpoch) -> bytes:
-    """Value of a record of kind 11."""
-    return _VERSION + integer(value.epoch, 4) + integer(value.metadata_hash, 8) + NO_TAGS
+    """Encode a value of type 11."""
+    return (
+        _VERSION + encode_integer(value.epoch, 4) + encode_integer(value.metadata_hash, 8) + NO_TAGGED_FIELDS
+    )
 
 
 def decode_share_group_epoch(raw: bytes) -> GroupEpoch:
     reader = _value(raw)
-    value = GroupEpoch(reader.integer(4), reader.integer(8))
-    reader.tags()
-    reader.end()
+    value = GroupEpoch(reader.read_integer(4), reader.read_integer(8))
+    reader.read_tagged_fields()
+    reader.check_end()
     return value
 
 
-def encode_share_current(value: CurrentAssignment) -> bytes:
-    """Value of a record of kind 14."""
-    return _current(value) + NO_TAGS
+def encode_share_current_assignment(value: CurrentAssignment) -> bytes:
+    """Encode a value of type 14; `pending` is left out."""
+    return _current(value) + NO_TAGGED_FIELDS
 
 
-def decode_share_current(raw: bytes) -> CurrentAssignment:
-    return _read_current(raw, with_pending=False)
+def decode_share_current_assignment(raw: bytes) -> CurrentAssignment:
+    return _read_current_assignment(raw, with_pending=False)
 
 
-def encode_state_partitions(value: StatePartitions) -> bytes:
-    """Value of a record of kind 15."""
+def encode_state_partitions(value: ShareStatePartitions) -> bytes:
+    """Encode a value of type 15."""
     with_partitions = [
-        array(
-            each.topic_id + text(each.name) + array(integer(index, 4) for index in each.partitions) + NO_TAGS
+        encode_array(
+            each.topic_id
+            + encode_string(each.name)
+            + encode_array(encode_integer(index, 4) for index in each.partitions)
+            + NO_TAGGED_FIELDS
             for each in topics
         )
         for topics in (value.initializing, value.initialized)
     ]
-    deleting = array(each.topic_id + text(each.name) + NO_TAGS for each in value.deleting)
-    return _VERSION + with_partitions[0] + with_partitions[1] + deleting + NO_TAGS
+    deleting = encode_array(
+        each.topic_id + encode_string(each.name) + NO_TAGGED_FIELDS for each in value.deleting
+    )
+    return _VERSION + with_partitions[0] + with_partitions[1] + deleting + NO_TAGGED_FIELDS
 
 
-def decode_state_partitions(raw: bytes) -> StatePartitions:
+def decode_state_partitions(raw: bytes) -> ShareStatePartitions:
     reader = _value(raw)
 
-    def topic() -> StateTopic:
-        read = StateTopic(reader.take(_ID_BYTES), reader.text(), reader.array(lambda: reader.integer(4)))
-        reader.tags()
+    def topic() -> ShareStateTopic:
+        read = ShareStateTopic(
+            reader.take(_ID_BYTES), reader.read_string(), reader.read_array(lambda: reader.read_integer(4))
+        )
+        reader.read_tagged_fields()
         return read
 
-    def topic_alone() -> StateTopic:
-        read = StateTopic(reader.take(_ID_BYTES), reader.text())
-        reader.tags()
+    def topic_alone() -> ShareStateTopic:
+        read = ShareStateTopic(reader.take(_ID_BYTES), reader.read_string())
+        reader.read_tagged_fields()
         return read
 
-    value = StatePartitions(reader.array(topic), reader.array(topic), reader.array(topic_alone))
-    reader.tags()
-    reader.end()
+    value = ShareStatePartitions(
+        reader.read_array(topic), reader.read_array(topic), reader.read_array(topic_alone)
+    )
+    reader.read_tagged_fields()
+    reader.check_end()
     return value
 
 
@@ -353,8 +416,8 @@ def decode_state_partitions(raw: bytes) -> StatePartitions:
 
 def _value(raw: bytes) -> Reader:
     reader = Reader(raw)
-    if (version := reader.integer(2)) != 0:
-        fail(f"unknown value version {version}")
+    if (version := reader.read_integer(2)) != 0:
+        raise_corrupt_log(f"unknown value version {version}")
     return reader
 
 
@@ -368,8 +431,8 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
         by_topic.setdefault(topic_id, []).append(index)
-    return array(
-        topic_id + varint(len(indexes) + 1) + pack(f">{len(indexes)}i", *sorted(indexes)) + NO_TAGS
+    return encode_array(
+        topic_id + varint(len(indexes) + 1) + pack(f">{len(indexes)}i", *sorted(indexes)) + NO_TAGGED_FIELDS
         for topic_id, indexes in sorted(by_topic.items())
     )
 
@@ -377,42 +440,44 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 def _read_partitions(reader: Reader) -> frozenset[TopicPartition]:
     def topic() -> list[TopicPartition]:
         topic_id = reader.take(_ID_BYTES)
-        found = [(topic_id, index) for index in reader.array(lambda: reader.integer(4))]
-        reader.tags()
+        found = [(topic_id, index) for index in reader.read_array(lambda: reader.read_integer(4))]
+        reader.read_tagged_fields()
         return found
 
-    return frozenset(each for topic in reader.array(topic) for each in topic)
+    return frozenset(each for topic in reader.read_array(topic) for each in topic)
 
 
 def _current(value: CurrentAssignment) -> bytes:
-    epochs = integer(value.epoch, 4) + integer(value.previous_epoch, 4)
-    return _VERSION + epochs + integer(value.state, 1) + _partitions(value.assigned)
+    epochs = encode_integer(value.epoch, 4) + encode_integer(value.previous_epoch, 4)
+    return _VERSION + epochs + encode_integer(value.state, 1) + _partitions(value.assigned)
 
 
-def _read_current(raw: bytes, *, with_pending: bool) -> CurrentAssignment:
+def _read_current_assignment(raw: bytes, *, with_pending: bool) -> CurrentAssignment:
     reader = _value(raw)
-    epoch, previous_epoch, state = reader.integer(4), reader.integer(4), reader.integer(1)
+    epoch, previous_epoch, state = reader.read_integer(4), reader.read_integer(4), reader.read_integer(1)
     assigned = _read_partitions(reader)
     pending = _read_partitions(reader) if with_pending else frozenset()
-    reader.tags()
-    reader.end()
+    reader.read_tagged_fields()
+    reader.check_end()
     return CurrentAssignment(epoch, previous_epoch, state, assigned, pending)
 
 
-def _classic(value: ClassicMetadata) -> bytes:
-    protocols = array(text(name) + data(metadata) + NO_TAGS for name, metadata in value.protocols)
-    return integer(value.session_timeout_ms, 4) + protocols + NO_TAGS
+def _classic(value: ClassicMemberMetadata) -> bytes:
+    protocols = encode_array(
+        encode_string(name) + encode_bytes(metadata) + NO_TAGGED_FIELDS for name, metadata in value.protocols
+    )
+    return encode_integer(value.session_timeout_ms, 4) + protocols + NO_TAGGED_FIELDS
 
 
-def _read_classic(raw: bytes) -> ClassicMetadata:
+def _read_classic(raw: bytes) -> ClassicMemberMetadata:
     reader = Reader(raw)
 
     def protocol() -> tuple[str, bytes]:
-        read = (reader.text(), reader.data())
-        reader.tags()
+        read = (reader.read_string(), reader.read_bytes())
+        reader.read_tagged_fields()
         return read
 
-    value = ClassicMetadata(reader.integer(4), reader.array(protocol))
-    reader.tags()
-    reader.end()
+    value = ClassicMemberMetadata(reader.read_integer(4), reader.read_array(protocol))
+    reader.read_tagged_fields()
+    reader.check_end()
     return value

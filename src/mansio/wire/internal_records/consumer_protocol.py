@@ -1,8 +1,9 @@
-"""Kafka's "consumer" embedded protocol: subscriptions and assignments of classic consumer groups.
+"""Codec of the embedded protocol "consumer": subscriptions and assignments in JoinGroup and SyncGroup of classic
+groups.
 
-Subscription (topics and owned partitions of a member) and Assignment (the leader's result for a member), versions 0-3,
-written by hand: they are small, not flexible, and read by other clients. A reader treats a newer version as the newest
-it knows and ignores the following bytes.
+A subscription has a member's topics and owned partitions, an assignment the partitions that the group leader assigned
+to a member. Versions 0-3; none is flexible. Decoding a newer version reads the fields of version 3 and ignores the
+bytes after them.
 
 Sources: ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json; KIP-429 (owned partitions, v1),
 KIP-792 (generation, v2), KIP-881 (rack, v3).
@@ -20,7 +21,7 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-NEWEST_VERSION = 3
+CONSUMER_PROTOCOL_VERSION = 3
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -28,14 +29,14 @@ _INT32 = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Topics of a member, and the partitions it owned in `generation` (-1: none yet)."""
+    """Topics of a member, and the partitions that it owned in generation `generation_id` (-1: it was in none)."""
 
     topics: tuple[str, ...]
-    owned: tuple[TopicPartition, ...] = ()
-    generation: int = -1
+    owned_partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = -1
     user_data: bytes | None = None
-    rack: str | None = None
-    version: int = NEWEST_VERSION
+    rack_id: str | None = None
+    version: int = CONSUMER_PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +48,22 @@ class Assignment:
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """Encoded metadata of a JoinGroup protocol. Fields that the version lacks are dropped."""
+    """Encode a subscription as metadata of a JoinGroup protocol. Fields that `subscription.version` lacks are
+    dropped."""
     parts = [_INT16.pack(subscription.version), _INT32.pack(len(subscription.topics))]
     parts += [_string(topic) for topic in subscription.topics]
     parts.append(_nullable_bytes(subscription.user_data))
     if subscription.version >= 1:
-        parts.append(_partitions(subscription.owned))
+        parts.append(_partitions(subscription.owned_partitions))
     if subscription.version >= 2:
-        parts.append(_INT32.pack(subscription.generation))
+        parts.append(_INT32.pack(subscription.generation_id))
     if subscription.version >= 3:
-        parts.append(_INT16.pack(-1) if subscription.rack is None else _string(subscription.rack))
+        parts.append(_INT16.pack(-1) if subscription.rack_id is None else _string(subscription.rack_id))
     return b"".join(parts)
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """The decoded subscription. Raises `WireError`."""
+    """Decode a subscription. Raises `WireError`."""
     reader = _Reader(data)
     version = reader.int16()
     if version < 0:
@@ -71,12 +73,12 @@ def decode_subscription(data: bytes) -> Subscription:
     owned = reader.partitions() if version >= 1 else ()
     generation = reader.int32() if version >= 2 else -1
     rack = reader.nullable_string() if version >= 3 else None
-    return Subscription(topics, owned, generation, user_data, rack, min(version, NEWEST_VERSION))
+    return Subscription(topics, owned, generation, user_data, rack, min(version, CONSUMER_PROTOCOL_VERSION))
 
 
 def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
-    """The topics of a subscription, by the fields of version 0, with which all versions begin: some clients state a
-    later version and send no more than these fields. Raises `WireError`."""
+    """The topics of a subscription; only the fields of version 0 are decoded, because some clients send no others
+    although they state a later version. Raises `WireError`."""
     reader = _Reader(data)
     version = reader.int16()
     if version < 0:
@@ -86,14 +88,15 @@ def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
     return topics
 
 
-def encode_assignment(assignment: Assignment, *, version: int = NEWEST_VERSION) -> bytes:
-    """Encoded assignment of one member for SyncGroup. All versions have the same layout."""
+def encode_assignment(assignment: Assignment, *, version: int = CONSUMER_PROTOCOL_VERSION) -> bytes:
+    """Encode the assignment of one member for SyncGroup. All versions have the same layout."""
     user_data = _nullable_bytes(assignment.user_data)
     return _INT16.pack(version) + _partitions(assignment.partitions) + user_data
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """The decoded assignment; empty bytes mean no partitions (as for a member that joined too late)."""
+    """Decode an assignment. Empty bytes, which a member gets that joined too late, are an assignment without
+    partitions. Raises `WireError`."""
     if not data:
         return Assignment()
     reader = _Reader(data)
@@ -103,8 +106,8 @@ def decode_assignment(data: bytes) -> Assignment:
     return Assignment(reader.partitions(), reader.nullable_bytes())
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
-    """Partitions grouped by topic, topics in order of first appearance, indexes sorted."""
+def group_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
+    """Topic -> sorted partition indexes; the topics are in order of first appearance."""
     grouped: dict[str, list[int]] = {}
     for topic, partition in partitions:
         grouped.setdefault(topic, []).append(partition)
@@ -123,7 +126,7 @@ def _nullable_bytes(data: bytes | None) -> bytes:
 
 
 def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
-    grouped = by_topic(partitions)
+    grouped = group_by_topic(partitions)
     parts = [_INT32.pack(len(grouped))]
     for topic, indexes in grouped.items():
         parts.append(_string(topic))
@@ -132,7 +135,7 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 class _Reader:
-    """Reader of one message that checks the remaining bytes at every step."""
+    """Decoder of one message, which raises `WireError` for a read past the end."""
 
     __slots__ = ("_data", "_position")
 
@@ -155,7 +158,7 @@ class _Reader:
         return int(_INT32.unpack(self.take(4))[0])
 
     def count(self, item_bytes_min: int) -> range:
-        """An array length, refused if the remaining bytes cannot hold that many items."""
+        """The indexes of an array's items. Raises `WireError` if the remaining bytes cannot hold that many."""
         count = self.int32()
         if count < 0 or count * item_bytes_min > len(self._data) - self._position:
             raise WireError(f"an array announces {count} items, more than there are bytes")

@@ -1,11 +1,11 @@
-"""Retention hold in the metadata of a committed offset: the mark with which a pipeline delays deletion.
+"""Codec of retention holds, which pipelines store in the metadata of their committed offsets.
 
-A named pipeline is a consumer group without members, `mansio.pipeline.<name>`. Its committed offsets have a mark in
-their metadata, and the broker retains records at or above a marked offset (`broker/partition/retention_holds.py`). The
-mark is encoded and decoded here for both sides.
+A named pipeline is a consumer group without members, `mansio.pipeline.<name>`. The metadata of its committed offsets
+contains a retention hold, and the broker retains records at or above such an offset
+(`broker/partition/retention_holds.py`).
 
-Invariant: only the group prefix *and* the mark together are a hold. A group of that name without a mark, or with a mark
-that this version cannot decode, is an ordinary group.
+Invariant: an offset holds records only if the group id has the prefix *and* the metadata contains a hold that this
+version can decode. Other groups are ordinary groups.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ PIPELINE_GROUP_PREFIX: Final = "mansio.pipeline."
 """Prefix of the group id of every pipeline, followed by the pipeline's name."""
 
 QUERY_CHARACTERS_MAX: Final = 256
-"""Limit on the stored query id, which is informational; offset metadata is bounded (4,096 bytes)."""
+"""Limit on the length of a stored query id, which is for information only; offset metadata has at most 4,096 bytes."""
 
 _VERSION: Final = 1
 _METADATA_CHARACTERS_MAX: Final = 4_096
 
 
 class Hold(NamedTuple):
-    """Mark of one committed offset. `query`: Spark's id of the query that committed it; may be empty."""
+    """Retention hold of one committed offset. `query`: id of the Spark query that committed the offset; may be
+    empty."""
 
     query: str
 
 
-def pipeline_group(name: str) -> str:
-    """The group id of a pipeline."""
+def pipeline_group_id(name: str) -> str:
+    """The group id of the pipeline `name`."""
     return PIPELINE_GROUP_PREFIX + name
 
 
-def pipeline_of(group_id: str) -> str | None:
-    """The pipeline name of a group id; None for any other group."""
+def pipeline_name_of(group_id: str) -> str | None:
+    """The name of the pipeline whose group id is `group_id`; None if it is no pipeline's."""
     name = group_id.removeprefix(PIPELINE_GROUP_PREFIX)
     return name if name and name != group_id else None
 
 
 def encode_hold_metadata(query: str) -> str:
-    """The mark as metadata of a committed offset, in ASCII for any query id."""
+    """Encode a retention hold as metadata of a committed offset; the result is ASCII."""
     return json.dumps({"hold": _VERSION, "query": query[:QUERY_CHARACTERS_MAX]}, separators=(",", ":"))
 
 
 def parse_hold_metadata(metadata: str) -> Hold | None:
-    """The mark in the metadata of a committed offset; None for any other metadata.
+    """The retention hold in the metadata of a committed offset; None if it contains none.
 
-    A trailing zero byte is ignored: some clients written in C send their string terminator.
+    Zero bytes at the end are ignored, because some clients written in C send the string terminator.
     """
     metadata = metadata.rstrip("\0")
     if not metadata.startswith("{") or len(metadata) > _METADATA_CHARACTERS_MAX:

@@ -1,13 +1,12 @@
-"""Records of `__consumer_offsets` for committed offsets and classic groups, in Kafka's formats.
+"""Codec of the records of committed offsets and classic groups in `__consumer_offsets`, in Kafka's formats.
 
-The topic has two types of these keys: a committed offset (key version 0 or 1: group, topic, partition) and the metadata
-of a group (key version 2: group); `consumer_group_records` has the newer ones. A record without a value deletes
-the entry of its key.
+A key is that of a committed offset (key version 0 or 1: group, topic, partition) or of a classic group (key version 2:
+group); newer types of records are in `consumer_group_records`. A record without a value deletes the entry of its key.
 
 Invariants:
-* `decode_*` returns what `encode_*` was given. Version 3 of both values is written, because all recent Kafka tools read
-  it; versions 0 to 4 are read.
-* Malformed bytes raise `CorruptLog` and nothing else: these bytes come from the broker's own log.
+* Decoding an encoded key or value returns an equal one. Version 3 of both values is written, because all recent Kafka
+  tools read it; versions 0 to 4 are read.
+* Decoding malformed bytes raises `CorruptLog` and nothing else, because they come from the broker's own log.
 
 Source: OffsetCommitKey/Value.json and GroupMetadataKey/Value.json of Apache Kafka; version 4 is the flexible one
 (KIP-915).
@@ -36,14 +35,14 @@ class OffsetKey(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """Key of the metadata of a classic group."""
+    """Key of the record of a classic group."""
 
     group: str
 
 
 class CommittedOffset(NamedTuple):
-    """A committed offset: the next offset to read. `leader_epoch` is -1 if unknown; times are wall clock, ms.
-    `expire_ms` is only set in records of very old Kafka brokers (value version 1)."""
+    """A committed offset: the next offset to read. `leader_epoch` is -1 if unknown; times are of the wall clock.
+    `expire_ms` is -1 except in records of old Kafka brokers (value version 1)."""
 
     offset: int
     leader_epoch: int
@@ -53,7 +52,7 @@ class CommittedOffset(NamedTuple):
 
 
 class MemberMetadata(NamedTuple):
-    """A member of a stored classic group. `subscription` and `assignment` are bytes of the client."""
+    """A member of a stored classic group. `subscription` and `assignment` are bytes that clients encoded."""
 
     member_id: str
     instance_id: str | None
@@ -66,7 +65,8 @@ class MemberMetadata(NamedTuple):
 
 
 class GroupMetadata(NamedTuple):
-    """A classic group after its last completed rebalance. `state_ms`: wall clock, -1 if unknown."""
+    """A classic group after its last completed rebalance. `state_ms`: wall-clock time at which its state changed last,
+    -1 if unknown."""
 
     protocol_type: str
     generation: int
@@ -122,7 +122,7 @@ def encode_group_value(value: GroupMetadata) -> bytes:
 
 
 def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
-    """Decode a key; None for an unknown kind (it is skipped, as in Kafka)."""
+    """Decode a key; None for an unknown key version, whose record callers skip, as in Kafka."""
     reader = _Reader(data)
     version = reader.integer(2)
     if version in (0, OFFSET_KEY_VERSION):
@@ -194,9 +194,7 @@ def _bytes(data: bytes) -> bytes:
 
 
 class _Reader:
-    """A position in a record's key or value; every read past the end, and every bad length, is
-    `CorruptLog`.
-    """
+    """Decoder of the key or value of one record. A read past the end or an invalid length raises `CorruptLog`."""
 
     __slots__ = ("data", "flexible", "position")
 
@@ -232,7 +230,7 @@ class _Reader:
         raise CorruptLog("__consumer_offsets: a length does not end")
 
     def length(self, width: int) -> int:
-        """A length, or -1 for null."""
+        """Decode a length; -1 for null."""
         return self.varint() - 1 if self.flexible else self.integer(width)
 
     def nullable_string(self) -> str | None:

@@ -42,10 +42,10 @@ def fetch(
     fetches = service.fetch
     request = follower = None
     peer = connection.peer
-    if peer is not None and header.api_version == wire.REPLICA_VERSION:
-        request = wire.decode_replica_request(frame, header.body)
+    if peer is not None and header.api_version == wire.REPLICA_FETCH_VERSION:
+        request = wire.decode_replica_request(frame, header.body_position)
     if request is None:
-        request = wire.decode_request(header.api_version, frame, header.body)
+        request = wire.decode_request(header.api_version, frame, header.body_position)
     if request.replica_id >= 0:
         try:
             follower = service.authenticator.require(
@@ -62,7 +62,7 @@ def fetch(
         return _encode(service, connection, header, result)
     waited = service.statistics.time(service.statistics.fetch_waited) if sampled else None
     response = connection.defer()
-    reply = _Reply(service, connection, header._replace(body=0), response, waited)
+    reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
     response.on_lost = fetches.park(request, header.client_id, result, reply.send, follower).cancel
     return None
 
@@ -101,7 +101,7 @@ def _encode(
     error_code = 0
     if result.is_urgent:
         error_code = _count_errors(service, result)
-    if result.by_replica and header.api_version == wire.REPLICA_VERSION:
+    if result.by_replica and header.api_version == wire.REPLICA_FETCH_VERSION:
         parts = wire.encode_replica_response(header.correlation_id, _topics(result.topics), error_code)
         if parts is not None:
             return parts

@@ -57,13 +57,13 @@ def produce(
 ) -> Sequence[ResponsePart] | None:
     """Append the batches of a request; returns the response, or None if it comes later."""
     version = header.api_version
-    request = wire.decode_request(version, frame, header.body)
+    request = wire.decode_request(version, frame, header.body_position)
     acks = request.acks
     rejection = _request_error(request)
     pending: PendingProduce | None = None
     if rejection is None:
         if connection.template_misses % LEARN_EVERY == 0:
-            connection.template = wire.learn_template(header, frame, request)
+            connection.template = wire.build_template(header, frame, request)
         connection.template_misses += 1
         pending = service.produce.begin(
             request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection

@@ -56,7 +56,7 @@ def share_fetch(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> None:
     """Decode a ShareFetch request and start a task that answers it. Raises `WireError`."""
-    request = wire.decode_request(header.api_version, frame, header.body)
+    request = wire.decode_request(header.api_version, frame, header.body_position)
     fetch = _ShareFetch(service, connection, header, request)
     service.scheduler.spawn(fetch.run(), name="share fetch")
 
@@ -112,7 +112,7 @@ class _ShareFetch:
         group, member = validate_ids(request.group_id, request.member_id)
         parts = acknowledgements_by_partition(request.topics)
         wants_records = self._check(parts)
-        forget = [(topic_id, index) for topic_id, indexes in request.forgotten for index in indexes]
+        forget = [(topic_id, index) for topic_id, indexes in request.forgotten_topics for index in indexes]
         forgotten = frozenset(forget)
         named = [(topic_id, part.index) for topic_id, named in request.topics for part in named]
         session = shares.sessions.fetch(
@@ -168,7 +168,7 @@ class _ShareFetch:
         if request.acquire_mode not in (wire.BATCH_OPTIMIZED, RECORD_LIMIT):
             raise InvalidRequest(f"unknown acquire mode {request.acquire_mode}")
         if request.session_epoch == FINAL_EPOCH:
-            if request.forgotten:
+            if request.forgotten_topics:
                 raise InvalidRequest("the request that ends a session cannot forget partitions")
             return False
         if request.session_epoch == OPEN_EPOCH and parts:
@@ -301,7 +301,7 @@ def share_acknowledge(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> None:
     """Decode a ShareAcknowledge request and start a task that answers it. Raises `WireError`."""
-    request = acknowledge_wire.decode_request(header.api_version, frame, header.body)
+    request = acknowledge_wire.decode_request(header.api_version, frame, header.body_position)
     work = _answer(service, connection, header, request, connection.defer())
     service.scheduler.spawn(work, name="share acknowledge")
 

@@ -33,7 +33,7 @@ def handshake(
 ) -> Sequence[ResponsePart]:
     """One step of a handshake. Raises `WireError` for bytes that are not its request."""
     key = header.api_key
-    request = messages.decode_request(key, header.api_version, bytes(frame[header.body :]))
+    request = messages.decode_request(key, header.api_version, bytes(frame[header.body_position :]))
     step = _challenge if key == ApiKey.CHALLENGE_BROKER else _authenticate
     fields: Mapping[str, Any]
     try:

@@ -199,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = server.now
         self.received_bytes += nbytes
         try:
-            for frame in frames.received(nbytes):
+            for frame in frames.buffer_updated(nbytes):
                 if not self._backlog and (
                     not (self._pending_responses or self._paused) or self._is_next(frame)
                 ):
@@ -211,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._out:
             self.flush()
-        if frames.buffered or server.memory.held_bytes:
+        if frames.buffered_bytes or server.memory.held_bytes:
             self._account()
         if len(self._pending_responses) >= server.limits.requests_max:
             self.pause_reading()
@@ -221,9 +221,9 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:  # its memory is released, or soon will be; acquired again it would leak
             return
         frames = self._frames
-        if frames.capacity > IDLE_BUFFER_BYTES_MAX and not frames.buffered:
+        if frames.private_buffer_bytes > IDLE_BUFFER_BYTES_MAX and not frames.buffered_bytes:
             frames.release_memory()  # now, because there may be no further read
-        self._server.on_partial_frame(self, frames.frame_bytes, frames.buffered)
+        self._server.on_partial_frame(self, frames.frame_bytes, frames.buffered_bytes)
 
     def eof_received(self) -> bool:
         return False
@@ -398,7 +398,7 @@ class Connection(asyncio.BufferedProtocol):
             return True
         if self._blocked_by is None:
             return False
-        return self._may_answer() if self._paused else not self._frames.buffered
+        return self._may_answer() if self._paused else not self._frames.buffered_bytes
 
     def pause_reading(self) -> None:
         if not self._paused and self._transport is not None and not self.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from mansio.wire.api_versions import OFFERED
+from mansio.wire.api_versions import SUPPORTED_APIS
 
 REJECTION_REASONS: Final = ("max_connections", "max_connections_per_ip", "descriptors", "stopping")
 """Why a connection was rejected: the name of a setting, no file descriptor left, or the broker stops."""
@@ -34,7 +34,7 @@ class ServerCounters:
         self.rejected_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
         self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
         """Connections closed by this broker: idle, send failed, or the name of the error."""
-        self.requests: dict[int, int] = dict.fromkeys(map(int, OFFERED), 0)
+        self.requests: dict[int, int] = dict.fromkeys(map(int, SUPPORTED_APIS), 0)
         self.errors = 0
 
     @property

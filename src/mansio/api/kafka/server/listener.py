@@ -24,14 +24,14 @@ from mansio.api.kafka.server.connection import Connection
 from mansio.api.kafka.server.limits import ServerCounters
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
 from mansio.api.kafka.server.request_router import RequestContext, RequestRouter
-from mansio.api.kafka.server.socket_writer import SCRATCH_BYTES
+from mansio.api.kafka.server.socket_writer import SCRATCH_BUFFER_BYTES
 from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
-from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
-from mansio.wire.framing import new_scratch
+from mansio.wire.framing import new_scratch_buffer
 from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ class KafkaServer:
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
-        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
-        self.receive_scratch = new_scratch()
+        self.scratch = memoryview(bytearray(SCRATCH_BUFFER_BYTES))
+        self.receive_scratch = new_scratch_buffer()
         self.now = self.clock.monotonic()
         """Monotonic seconds as of the last sweep; precise enough for idle timeouts."""
         self.counters = ServerCounters()
@@ -284,8 +284,8 @@ class KafkaServer:
         self, connection: Connection, header: RequestHeader, frame: memoryview
     ) -> Sequence[ResponsePart] | None:
         key = header.api_key
-        api = OFFERED.get(key)  # type: ignore[call-overload]  # an IntEnum's keys are ints
-        if api is None or not api.lowest <= header.api_version <= api.highest:
+        api = SUPPORTED_APIS.get(key)  # type: ignore[call-overload]  # an IntEnum's keys are ints
+        if api is None or not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(connection, header)
         self.counters.requests[key] += 1
         if key == ApiKey.PRODUCE:
@@ -300,8 +300,10 @@ class KafkaServer:
             return None
         if key in HANDSHAKE_KEYS:
             return handshake(self.service, connection, header, frame)
-        body = bytes(frame[header.body :])
-        request = body if api.raw else messages.decode_request(key, header.api_version, body)
+        body = bytes(frame[header.body_position :])
+        request = (
+            body if api.is_decoded_by_handler else messages.decode_request(key, header.api_version, body)
+        )
         context = RequestContext(
             key,
             header.api_version,

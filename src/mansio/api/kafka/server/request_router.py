@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.errors import MansioError, WireError
 from mansio.logs import fields as fields_of_event
-from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
+from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ class RequestRouter:
             try:
                 fields = await handler(self._service, request, context)
             except MansioError as error:
-                if isinstance(error, WireError) and OFFERED[ApiKey(context.api_key)].raw:
+                if (
+                    isinstance(error, WireError)
+                    and SUPPORTED_APIS[ApiKey(context.api_key)].is_decoded_by_handler
+                ):
                     pending_response.reject(error)  # invalid bytes, which only the handler can detect
                     return
                 fields = _error_fields(error, context)
@@ -84,7 +87,7 @@ class RequestRouter:
         return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
 
     def _find(self, api_key: int) -> Handler:
-        name = OFFERED[ApiKey(api_key)].handler
+        name = SUPPORTED_APIS[ApiKey(api_key)].handler
         assert name is not None
         module, _, function = name.partition(".")
         handler: Handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
@@ -115,7 +118,7 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
             reason=error.message,
         ),
     )
-    names = messages.shape_of(context.api_key, messages.RESPONSE).defaults
+    names = messages.merged_schema(context.api_key, messages.RESPONSE).defaults
     if "error_code" not in names:  # such an API has an error per item, which its handler has to return
         raise error
     return {

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SLICE_BYTES_MIN = 64 * 1024
 """Below this, a read and one `send` together with the header are cheaper than separate calls."""
 
-SCRATCH_BYTES = 512 * 1024
+SCRATCH_BUFFER_BYTES = 512 * 1024
 """How much of a file range is read at a time; what the peer does not accept is read again later."""
 
 JOIN_BYTES_MAX = 256 * 1024

@@ -81,7 +81,7 @@ class ConsumerProtocolCodec:
     def subscription(self, metadata: bytes) -> ClassicSubscription:
         """Decode a Subscription."""
         read = decode_subscription(metadata)
-        return ClassicSubscription(read.topics, read.owned, read.rack)
+        return ClassicSubscription(read.topics, read.owned_partitions, read.rack_id)
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
         """Decode the partitions of an Assignment."""

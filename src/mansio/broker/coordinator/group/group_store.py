@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import CoordinatorNotAvailable
 from mansio.wire.internal_records.consumer_group_records import (
-    CONSUMER_KINDS,
-    GROUP_EPOCH,
-    SHARE_KINDS,
+    CONSUMER_GROUP_METADATA,
+    CONSUMER_GROUP_RECORD_TYPES,
+    SHARE_GROUP_RECORD_TYPES,
     decode_group_record_key,
 )
 from mansio.wire.internal_records.offset_and_group_records import (
@@ -218,15 +218,15 @@ class GroupStore:
         now_ms, group_id = self.monotonic_ms(), entry.group.group_id
         entry.resolved_view = None
         keys = [(decode_group_record_key(key), value) for key, value in entry.group_records.items()]
-        if any(key is not None and key.kind in CONSUMER_KINDS for key, _ in keys):
+        if any(key is not None and key.record_type in CONSUMER_GROUP_RECORD_TYPES for key, _ in keys):
             group = self._factory.consumer_group(group_id)
             for key, value in keys:
-                if key is not None and key.kind not in SHARE_KINDS:
+                if key is not None and key.record_type not in SHARE_GROUP_RECORD_TYPES:
                     group.apply(key, value)
             group.restored(now_ms)
             entry.group = group
             return
-        if any(key is not None and key.kind in SHARE_KINDS for key, _ in keys):
+        if any(key is not None and key.record_type in SHARE_GROUP_RECORD_TYPES for key, _ in keys):
             share = self._factory.share_group(group_id)
             for key, value in keys:
                 if key is not None:
@@ -265,7 +265,7 @@ class GroupStore:
             return
         entry = entry or self._create(decoded.group, index)
         entry.group_records[key] = value
-        if decoded.kind == GROUP_EPOCH:
+        if decoded.record_type == CONSUMER_GROUP_METADATA:
             # The records do not contain the time at which the last member left. The current time is an upper bound, so
             # after a load the offsets may be retained longer than necessary, never shorter.
             entry.state_timestamp_ms = self._clock.wall_ms()

@@ -124,7 +124,7 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
         data = memoryview(found.read())
         header = check_stored_batch(data[: read_header(data).size])
         codec = header.codec
-        records = read_records(data, max_output_bytes=DECODED_BYTES_MAX)
+        records = read_records(data, output_bytes_max=DECODED_BYTES_MAX)
     except OffsetOutOfRange:
         return {}, offset + 1
     except (CorruptLog, CorruptMessage, InvalidRecord, UnsupportedCompression):

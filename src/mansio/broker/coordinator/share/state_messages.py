@@ -29,7 +29,13 @@ from mansio.state.share_partition.state_records import (
 from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.headers import framed_response, read_response_header, request_header
-from mansio.wire.internal_records.flexible_codec import NO_TAGS, Reader, array, tags, text
+from mansio.wire.internal_records.flexible_codec import (
+    NO_TAGGED_FIELDS,
+    Reader,
+    encode_array,
+    encode_string,
+    encode_tagged_fields,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,15 +116,17 @@ def encode_request(
     """The framed request, with correlation id 0."""
     group = state_requests[0].key.group
     topics = (
-        state_request.key.topic_id + array((_encode_partition(api_key, group, state_request),)) + NO_TAGS
+        state_request.key.topic_id
+        + encode_array((_encode_partition(api_key, group, state_request),))
+        + NO_TAGGED_FIELDS
         for state_request in state_requests
     )
     body = b"".join(
         (
             request_header(api_key, VERSIONS[ApiKey(api_key)], 0, client_id),
-            text(group),
-            array(topics),
-            tags({_SENDER: _SENDER_FIELDS.pack(*sender)}),
+            encode_string(group),
+            encode_array(topics),
+            encode_tagged_fields({_SENDER: _SENDER_FIELDS.pack(*sender)}),
         )
     )
     return len(body).to_bytes(4, "big") + body
@@ -128,12 +136,12 @@ def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, lis
     """Sender and entries; the sender is None if the request does not contain it."""
     with _wire_errors():
         reader = Reader(body, "share state request")
-        group = reader.text()
-        found = reader.array(
+        group = reader.read_string()
+        found = reader.read_array(
             lambda: _read_topic(reader, lambda topic: _read_question(api_key, group, topic, reader))
         )
-        sender = reader.tags().get(_SENDER)
-        reader.end()
+        sender = reader.read_tagged_fields().get(_SENDER)
+        reader.check_end()
         known = None if sender is None else RequestSender(*_unpack(reader, _SENDER_FIELDS, sender))
         return known, [state_request for state_requests in found for state_request in state_requests]
 
@@ -141,7 +149,7 @@ def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, lis
 def _encode_partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
     key, fields = state_request.key, {}
     if key.group != group:
-        fields[_GROUP] = text(key.group)
+        fields[_GROUP] = encode_string(key.group)
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
         start = _INIT.pack(key.partition, state_request.state_epoch, state_request.start_offset)
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
@@ -151,7 +159,7 @@ def _encode_partition(api_key: int, group: str, state_request: StateRequest) -> 
         start = _INDEX.pack(key.partition)
     else:
         start = _ASK.pack(key.partition, state_request.leader_epoch)
-    return start + tags(fields)
+    return start + encode_tagged_fields(fields)
 
 
 def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]:
@@ -180,27 +188,27 @@ def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) ->
     write_token = update = None
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
         index, state_epoch, start_offset = _INIT.unpack(reader.take(_INIT.size))
-        fields = reader.tags()
+        fields = reader.read_tagged_fields()
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
         index, state_epoch, leader_epoch, start_offset, done = _WRITE.unpack(reader.take(_WRITE.size))
         changes = read_changes(reader)
-        fields = reader.tags()
+        fields = reader.read_tagged_fields()
         update = decode_update(
             reader, start_offset, changes, fields, snapshot=_SNAPSHOT in fields, durable=_DURABLE in fields
         )._replace(done_count=done)
         if _WRITE_TOKEN not in fields:
-            reader.fail("a write in no reading")
+            reader.raise_corrupt_log("a write in no reading")
         write_token = WriteToken(*_unpack(reader, _WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN]))
     elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
         (index,) = _INDEX.unpack(reader.take(_INDEX.size))
-        fields = reader.tags()
+        fields = reader.read_tagged_fields()
     else:
         index, leader_epoch = _ASK.unpack(reader.take(_ASK.size))
-        fields = reader.tags()
+        fields = reader.read_tagged_fields()
     if _GROUP in fields:
-        inside = reader.inside(fields[_GROUP])
-        group = inside.text()
-        inside.end()
+        inside = reader.nested_reader(fields[_GROUP])
+        group = inside.read_string()
+        inside.check_end()
     return StateRequest(
         ShareKey(group, topic_id, index), state_epoch, leader_epoch, start_offset, write_token, update
     )
@@ -214,10 +222,14 @@ def encode_response(
 ) -> bytes:
     """The framed response."""
     topics = (
-        state_request.key.topic_id + array((_result(api_key, state_request, answer),)) + NO_TAGS
+        state_request.key.topic_id
+        + encode_array((_result(api_key, state_request, answer),))
+        + NO_TAGGED_FIELDS
         for state_request, answer in zip(state_requests, answers, strict=True)
     )
-    return framed_response(api_key, VERSIONS[ApiKey(api_key)], correlation_id, array(topics) + NO_TAGS)
+    return framed_response(
+        api_key, VERSIONS[ApiKey(api_key)], correlation_id, encode_array(topics) + NO_TAGGED_FIELDS
+    )
 
 
 def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
@@ -225,29 +237,37 @@ def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
     _, position = read_response_header(api_key, VERSIONS[ApiKey(api_key)], frame)
     with _wire_errors():
         reader = Reader(bytes(frame[position:]), "share state answer")
-        found = reader.array(lambda: _read_topic(reader, lambda _: _read_answer(api_key, reader)))
-        reader.tags()
-        reader.end()
+        found = reader.read_array(lambda: _read_topic(reader, lambda _: _read_answer(api_key, reader)))
+        reader.read_tagged_fields()
+        reader.check_end()
         return [answer for answers in found for answer in answers]
 
 
 def _result(api_key: int, state_request: StateRequest, answer: StateResult) -> bytes:
-    start = _RESULT.pack(state_request.key.partition, answer.error_code) + text(answer.message)
+    start = _RESULT.pack(state_request.key.partition, answer.error_code) + encode_string(answer.message)
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
         return start + _encode_state(answer)
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
         summary = answer.summary
         if summary is None:
-            return start + _SUMMARY.pack(0, UNCHANGED, UNCHANGED, UNCHANGED) + tags({_ABSENT: _YES})
-        return start + _SUMMARY.pack(*summary[:4]) + tags({_ARCHIVING: _YES} if summary.is_archiving else {})
-    return start + NO_TAGS
+            return (
+                start
+                + _SUMMARY.pack(0, UNCHANGED, UNCHANGED, UNCHANGED)
+                + encode_tagged_fields({_ABSENT: _YES})
+            )
+        return (
+            start
+            + _SUMMARY.pack(*summary[:4])
+            + encode_tagged_fields({_ARCHIVING: _YES} if summary.is_archiving else {})
+        )
+    return start + NO_TAGGED_FIELDS
 
 
 def _encode_state(answer: StateResult) -> bytes:
     state = answer.state
     if state is None:
         fields = {_WRITE_TOKEN: _LONG.pack(answer.session), _ABSENT: _YES}
-        return _STATE.pack(0, UNCHANGED) + array(()) + tags(fields)
+        return _STATE.pack(0, UNCHANGED) + encode_array(()) + encode_tagged_fields(fields)
     whole = Update(
         0,
         durable=False,
@@ -265,35 +285,39 @@ def _encode_state(answer: StateResult) -> bytes:
     fields[_WITHHELD] = _LONG.pack(state.withheld_ms)
     if state.is_complete:
         fields[_CERTAIN] = _YES
-    return _STATE.pack(state.state_epoch, state.start_offset) + encode_changes(state.changes) + tags(fields)
+    return (
+        _STATE.pack(state.state_epoch, state.start_offset)
+        + encode_changes(state.changes)
+        + encode_tagged_fields(fields)
+    )
 
 
 def _read_answer(api_key: int, reader: Reader) -> StateResult:
     _, error_code = _RESULT.unpack(reader.take(_RESULT.size))
-    message = reader.nullable_text()
+    message = reader.read_nullable_string()
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
         return _read_state(reader, StateResult(error_code, message))
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
         found = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
-        tags_found = reader.tags()
+        tags_found = reader.read_tagged_fields()
         summary = None if _ABSENT in tags_found else found._replace(is_archiving=_ARCHIVING in tags_found)
         return StateResult(error_code, message, summary=summary)
-    reader.tags()
+    reader.read_tagged_fields()
     return StateResult(error_code, message)
 
 
 def _read_state(reader: Reader, answer: StateResult) -> StateResult:
     state_epoch, start_offset = _STATE.unpack(reader.take(_STATE.size))
-    changes, fields = read_changes(reader), reader.tags()
+    changes, fields = read_changes(reader), reader.read_tagged_fields()
     if answer.error_code:
         return answer
     if not {_WRITE_TOKEN} <= fields.keys():
-        reader.fail("a state without its reading")
+        reader.raise_corrupt_log("a state without its reading")
     (session,) = _unpack(reader, _LONG, fields[_WRITE_TOKEN])
     if _ABSENT in fields:
         return answer._replace(session=session)
     if not {_EPOCHS, _WITHHELD, _DONE} <= fields.keys():
-        reader.fail("a state that is not whole")
+        reader.raise_corrupt_log("a state that is not whole")
     leader_epoch, snapshot_epoch = _unpack(reader, _TWO, fields[_EPOCHS])
     (withheld_ms,) = _unpack(reader, _LONG, fields[_WITHHELD])
     fields[_DONE_IN_RECORDS] = fields[_DONE]
@@ -320,14 +344,14 @@ def _read_state(reader: Reader, answer: StateResult) -> StateResult:
 
 def _read_topic(reader: Reader, item: Callable[[bytes], T]) -> tuple[T, ...]:
     topic_id = reader.take(16)
-    items = reader.array(lambda: item(topic_id))
-    reader.tags()
+    items = reader.read_array(lambda: item(topic_id))
+    reader.read_tagged_fields()
     return items
 
 
 def _unpack(reader: Reader, shape: Struct, raw: bytes) -> tuple[int, ...]:
     if len(raw) != shape.size:
-        reader.fail("a tagged field of a wrong length")
+        reader.raise_corrupt_log("a tagged field of a wrong length")
     return shape.unpack(raw)
 
 
