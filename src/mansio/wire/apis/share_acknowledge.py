@@ -80,8 +80,7 @@ class Endpoint(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """Result of one partition. Leader and epoch are -1 unless the error says that another broker leads the
-    partition."""
+    """Result of one partition. Leader and epoch are -1 unless the error names another leader."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed
     error_code: int = 0

@@ -84,7 +84,7 @@ class SharePartitionData(NamedTuple):
     """Result of one partition. `acquired` are (first offset, last offset, delivery count), both offsets included.
 
     `records`: to encode, objects that the caller can send, `records_bytes` long in total; decoded, one view of the
-    response, or none. Leader and epoch are -1 unless the error says that another broker leads the partition.
+    response, or none. Leader and epoch are -1 unless the error names another leader.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed

@@ -25,7 +25,7 @@ class Compression(NamedTuple):
 
 
 def recompress(batch: Buffer, target: Compression, *, output_bytes_max: int) -> bytes:
-    """The batch with its records compressed as `target` says, even if they have that codec already.
+    """The batch with its records compressed with the codec and level of `target`, even if they have that codec already.
 
     Raises the errors of `check_batch`, `InvalidRecord` if the records take more than `output_bytes_max` when
     decompressed, and `CorruptMessage` if they cannot be decompressed.
