@@ -56,14 +56,14 @@ class SparkThread:
     def start(self) -> str:
         """Start the session; returns its description."""
         from mansio.spark.iceberg.errors import IcebergNotInstalled
-        from mansio.spark.session import SparkNotInstalled, is_started, session
+        from mansio.spark.session import SparkNotInstalled, is_jvm_running, session
         from mansio.spark.session.java import find_java
 
         for package, missing in (("pyspark", SparkNotInstalled), ("pyiceberg", IcebergNotInstalled)):
             if importlib.util.find_spec(package) is None:
                 raise missing
         java = find_java()
-        self._is_ours = not is_started()
+        self._is_ours = not is_jvm_running()
         self._session = session(name="mansio-demo")
         if not self._is_ours:
             # Any DataFrame makes it the active session of this thread.

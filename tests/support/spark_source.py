@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnsupportedMessageFormat
-from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
+from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
 from mansio.spark.source.readers import BatchReader, StreamReader
 from mansio.wire.batch.record_batch import HEADER_BYTES, encode_batch, iterate_batches
 
@@ -97,13 +97,13 @@ class Topic:
 
     def rows(self, **more: str) -> list[Row]:
         """What a batch read gives."""
-        reader = BatchReader(self.options(**more), columns_of(more))
+        reader = BatchReader(self.options(**more), selected_columns(more))
         return read_all(reader, reader.partitions())
 
     def stream(self, **more: str) -> StreamReader:
         """A reader of a stream; from the beginning, if nothing else is said."""
         more.setdefault("startingOffsets", "earliest")
-        return StreamReader(self.options(streaming=True, **more), columns_of(more))
+        return StreamReader(self.options(streaming=True, **more), selected_columns(more))
 
 
 def read_all(reader: BatchReader | StreamReader, tasks: Sequence[Any]) -> list[Row]:

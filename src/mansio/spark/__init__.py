@@ -1,12 +1,12 @@
-"""Spark integration: the data source `format("mansio")` (batch and stream, read and write), archive and jobs.
+"""Spark integration: the data source `format("mansio")` for batch and streaming reads and writes, and Spark jobs.
 
 >>> from mansio.spark import session
->>> spark = session()                                  # finds Java; local[*], or any master
+>>> spark = session()  # a local session; other masters: session("spark://host:7077")
 >>> options = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 >>> flights = spark.readStream.format("mansio").options(**options).load()
 
 Invariants:
-* Importing this module needs neither pyspark nor Java; jobs are imported at their first use.
+* Importing this module needs neither pyspark nor Java. The module of a job is imported when the job is first used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["archive", "read_topic_as_table", "replay", "session"]
 
 _JOBS = {"archive": "archive", "read_topic_as_table": "topic_table", "replay": "replay"}
-"""Name: its module in `jobs`, imported at the first use."""
+"""The module in `mansio.spark.jobs` that defines each exported function."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,11 @@
 """Spark data source `format("mansio")`: schema, readers and writers.
 
-Spark instantiates it in many processes and imports this module wherever the format is looked up. Importing it is
-therefore cheap; readers and writers are imported when they are requested.
+Spark imports this module in every process that looks up the format. Importing it is therefore cheap: the readers and
+writers are imported when Spark requests one.
 
 Invariants:
 * Options are checked before anything is read or written.
-* A schema given by the user selects and orders columns; it does not change types.
+* A schema given by the user selects and orders columns; it does not change their types.
 """
 
 from __future__ import annotations
@@ -29,76 +29,81 @@ if TYPE_CHECKING:
 
 
 class MansioSource(DataSource):
-    """Topics as Spark's source and sink."""
+    """Spark data source that reads and writes topics."""
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(...)`."""
+        """The name of the data source in `format(...)`."""
         return "mansio"
 
     def schema(self) -> str:
-        """The columns selected by the options."""
+        """The Spark schema of the columns that the options select."""
         from mansio.spark.arrow.schema import spark_schema
-        from mansio.spark.options import ERROR_COLUMN, columns_of
+        from mansio.spark.options import ERROR_COLUMN, selected_columns
 
-        names = columns_of(self.options)
+        names = selected_columns(self.options)
         known = spark_schema([name for name in names if name != ERROR_COLUMN])
         return f"{known}, {ERROR_COLUMN} string" if ERROR_COLUMN in names else known
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For `spark.read`."""
+        """The reader of a batch query (`spark.read`)."""
         from mansio.spark.source.readers import BatchReader
 
-        options = self._parsed()
+        options = self._source_options()
         return BatchReader(options, checked_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For `spark.readStream`."""
+        """The reader of a streaming query (`spark.readStream`)."""
         from mansio.spark.source.readers import StreamReader
 
-        options = self._parsed(streaming=True)
+        options = self._source_options(streaming=True)
         return StreamReader(options, checked_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `DataFrame.write`."""
+        """The writer of a batch query (`DataFrame.write`)."""
         from mansio.spark.sink.writers import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """For `DataFrame.writeStream`."""
+        """The writer of a streaming query (`DataFrame.writeStream`)."""
         from mansio.spark.sink.writers import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite)
 
-    def _parsed(self, *, streaming: bool = False) -> SourceOptions:
+    def _source_options(self, *, streaming: bool = False) -> SourceOptions:
         from mansio.spark.options import SourceOptions
 
         return SourceOptions.parse(self.options, streaming=streaming)
 
 
 def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-    """The column names of a schema, the default one or the user's.
+    """Check the schema of a reader and return its column names.
 
-    Raises `ConfigError` for an unknown column or a different type.
+    Spark passes the schema of the options or the user's own schema. Raises `ConfigError` for a column that a topic does
+    not have, or whose type is not the topic's.
     """
     from pyspark.sql.types import StringType
 
     from mansio.spark.arrow.schema import RECORD_SCHEMA, spark_schema
-    from mansio.spark.options import DEAD_LETTER, ERROR_COLUMN
+    from mansio.spark.options import ERROR_COLUMN, ON_UNREADABLE_DEAD_LETTER
 
-    known = {ERROR_COLUMN: StringType().simpleString()} if options.on_unreadable == DEAD_LETTER else {}
+    known = (
+        {ERROR_COLUMN: StringType().simpleString()}
+        if options.on_unreadable == ON_UNREADABLE_DEAD_LETTER
+        else {}
+    )
     for name in RECORD_SCHEMA.names:
         known[name] = spark_schema((name,)).removeprefix(f"{name} ").replace(": ", ":").replace(", ", ",")
     for field in schema.fields:
-        wanted = known.get(field.name)
-        if wanted is None:
+        expected_type = known.get(field.name)
+        if expected_type is None:
             raise ConfigError(
                 f"a topic has no column {field.name}: correct the schema; there are {', '.join(known)}"
             )
-        if field.dataType.simpleString() != wanted:
+        if field.dataType.simpleString() != expected_type:
             raise ConfigError(
-                f"column {field.name} is {wanted}, not {field.dataType.simpleString()}: correct the schema, and cast in"
-                " the query"
+                f"column {field.name} is {expected_type}, not {field.dataType.simpleString()}: correct the schema, and"
+                " cast in the query"
             )
     return tuple(schema.fieldNames())

@@ -1,11 +1,12 @@
 """Options of readers and writers of `format("mansio")`: names, defaults and validation.
 
-Names are those of Spark's Kafka source, so a query written for one source works with the other. `kafka.*` options are
-used where they apply, and rejected where ignoring them would change the query. Spark passes option names in any case.
+The names are those of Spark's Kafka source, so a query written for one source works with the other. An option
+`kafka.*` is used if Mansio has the same setting, rejected if ignoring it would change the query, and otherwise ignored.
+Option names are not case-sensitive, because Spark passes them in any case.
 
 Invariants:
 * Exactly one of `subscribe`, `subscribePattern` and `assign` is given.
-* An unknown option is rejected: a misspelled name would otherwise be ignored silently.
+* An unknown option is rejected, unless its name begins with `kafka.`: a misspelled name would otherwise be ignored.
 * Parsed options are frozen and can be pickled.
 """
 
@@ -27,12 +28,12 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-BOOTSTRAP_SERVERS: Final = "kafka.bootstrap.servers"
-SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
+BOOTSTRAP_SERVERS_OPTION: Final = "kafka.bootstrap.servers"
+SUBSCRIPTION_OPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
-SOURCE_NAMES: Final = (
-    BOOTSTRAP_SERVERS,
-    *SUBSCRIPTIONS,
+SOURCE_OPTION_NAMES: Final = (
+    BOOTSTRAP_SERVERS_OPTION,
+    *SUBSCRIPTION_OPTIONS,
     "startingOffsets",
     "startingTimestamp",
     "startingOffsetsByTimestamp",
@@ -59,13 +60,19 @@ SOURCE_NAMES: Final = (
 )
 """All options of a reader."""
 
-SINK_NAMES: Final = (BOOTSTRAP_SERVERS, "topic", "acks", "compression", "batchBytes", "includeHeaders")
-"""All options of a writer. `includeHeaders` is accepted for programs that set it for Spark's Kafka sink and has no
-effect:
-a column `headers` is always written.
+SINK_OPTION_NAMES: Final = (
+    BOOTSTRAP_SERVERS_OPTION,
+    "topic",
+    "acks",
+    "compression",
+    "batchBytes",
+    "includeHeaders",
+)
+"""All options of a writer. `includeHeaders` has no effect, because a column `headers` is always written; the option is
+accepted for programs that were written for Spark's Kafka sink.
 """
 
-IGNORED_NAMES: Final = (
+IGNORED_OPTION_NAMES: Final = (
     "path",
     "checkpointLocation",
     "kafkaConsumer.pollTimeoutMs",
@@ -73,13 +80,14 @@ IGNORED_NAMES: Final = (
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
 )
-"""Spark's own options, and tuning of the Kafka source that does not apply here."""
+"""Options without effect: those that Spark itself uses, and those that tune Spark's Kafka source."""
 
-KAFKA_ALIASES: Final = {
+KAFKA_OPTION_ALIASES: Final = {
     "kafka.isolation.level": "isolation.level",
     "kafka.acks": "acks",
     "kafka.compression.type": "compression",
 }
+"""The option of Mansio for an option of Kafka's clients."""
 
 UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.group.id": "a query's offsets live in its checkpoint; option pipeline names a group that shows them",
@@ -89,77 +97,81 @@ UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.key.serializer": "keys are written as they are; use DataFrame operations to encode them",
     "kafka.value.serializer": "values are written as they are; use DataFrame operations to encode them",
     "kafka.enable.auto.commit": "a query's offsets live in its checkpoint",
-    "kafka.interceptor.classes": "there are no interceptors here",
+    "kafka.interceptor.classes": "the data source has no interceptors",
     "kafka.transactional.id": "the sink writes without transactions",
-    "kafka.security.protocol": "connections are plain TCP here",
+    "kafka.security.protocol": "the data source connects over plain TCP only",
 }
+"""Rejected options, with the reason or the alternative."""
 UNSUPPORTED_KAFKA_PREFIXES: Final = ("kafka.ssl.", "kafka.sasl.")
 
-SUSPEND: Final = "suspend"
-SKIP: Final = "skip"
-DEAD_LETTER: Final = "dead-letter"
-UNREADABLE_MODES: Final = (SUSPEND, SKIP, DEAD_LETTER)
+ON_UNREADABLE_SUSPEND: Final = "suspend"
+ON_UNREADABLE_SKIP: Final = "skip"
+ON_UNREADABLE_DEAD_LETTER: Final = "dead-letter"
+ON_UNREADABLE_MODES: Final = (ON_UNREADABLE_SUSPEND, ON_UNREADABLE_SKIP, ON_UNREADABLE_DEAD_LETTER)
 ERROR_COLUMN: Final = "error"
-"""With `onUnreadable=dead-letter` this column follows the others: null, or why a row is not a record."""
+"""Last column of a reader with `onUnreadable=dead-letter`: null for a record, the reason for an unreadable record."""
 
-FETCH_BYTES: Final = 4 << 20
-ROWS_PER_BATCH: Final = 65_536
-BATCH_BYTES: Final = 64 << 20
-TRIGGER_DELAY_MS_MAX: Final = 15 * 60_000
-SINK_BATCH_BYTES: Final = 1_000_000
+DEFAULT_FETCH_BYTES: Final = 4 << 20
+DEFAULT_ROWS_PER_BATCH: Final = 65_536
+DEFAULT_BATCH_BYTES: Final = 64 << 20
+DEFAULT_TRIGGER_DELAY_MS_MAX: Final = 15 * 60_000
+DEFAULT_SINK_BATCH_BYTES: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Partitions to read: exactly one of the three is set."""
+    """What a reader reads: named topics, topics that match a pattern, or partitions. Exactly one attribute is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
-    assigned: tuple[TopicPartition, ...] = ()
+    partitions: tuple[TopicPartition, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Start or end of reading. The first attribute that is set applies, in this order."""
+class OffsetSpec:
+    """Where a read starts or ends in each partition.
+
+    `timestamp_ms` has precedence over `timestamps_ms`, and `timestamps_ms` over `offsets`.
+    """
 
     timestamp_ms: int | None = None
-    """The first record of every partition with at least this timestamp."""
+    """The first record with at least this timestamp, in every partition."""
     timestamps_ms: dict[TopicPartition, int] | None = None
-    """Timestamps by partition."""
+    """The first record with at least the timestamp of its partition."""
     offsets: int | dict[TopicPartition, int] = EARLIEST
-    """`EARLIEST` or `LATEST` for all, or an offset for each partition (or one of the two)."""
-    is_latest_without_match: bool = False
-    """Without a record of that timestamp: the end of the partition instead of an error."""
+    """`EARLIEST` or `LATEST` for all partitions, or for each partition an offset, `EARLIEST` or `LATEST`."""
+    uses_latest_without_match: bool = False
+    """Whether a partition without a record of that timestamp resolves to its end offset; if false, this is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options of a reader. Units as in the names (bytes, rows, milliseconds); None: no limit."""
+    """Options of a reader. A limit that is None does not apply."""
 
     bootstrap_servers: str
     subscription: Subscription
-    starting: Position
-    ending: Position
+    starting_offsets: OffsetSpec
+    ending_offsets: OffsetSpec
     columns: tuple[str, ...]
     fail_on_data_loss: bool = True
     partitions_min: int | None = None
     records_per_partition_max: int | None = None
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
-    trigger_delay_ms_max: int = TRIGGER_DELAY_MS_MAX
+    trigger_delay_ms_max: int = DEFAULT_TRIGGER_DELAY_MS_MAX
     isolation_level: int = READ_COMMITTED
-    fetch_bytes: int = FETCH_BYTES
-    rows_per_batch: int = ROWS_PER_BATCH
-    batch_bytes: int = BATCH_BYTES
+    fetch_bytes: int = DEFAULT_FETCH_BYTES
+    rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
+    batch_bytes: int = DEFAULT_BATCH_BYTES
     pipeline: str = ""
-    on_unreadable: str = SUSPEND
+    on_unreadable: str = ON_UNREADABLE_SUSPEND
     topic_ids: dict[str, str] = field(default_factory=dict)
-    """Required topic id (hex) by topic: a query that resumes must read the same topic."""
+    """Required topic id (hexadecimal) of each topic: a query that resumes must not read a recreated topic."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
-        """Parse and check the options of a reader. `ConfigError` names the option and the remedy."""
-        raw = _RawOptions(options, SOURCE_NAMES)
+        """Parse the options of a reader. Raises `ConfigError` with the invalid option and the remedy."""
+        raw = _RawOptions(options, SOURCE_OPTION_NAMES)
         if streaming:
             for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
                 if raw.text(name) is not None:
@@ -167,22 +179,22 @@ class SourceOptions:
         parsed = cls(
             bootstrap_servers=raw.bootstrap_servers(),
             subscription=_subscription(raw),
-            starting=_starting(raw, streaming=streaming),
-            ending=_ending(raw),
+            starting_offsets=_starting_offsets(raw, streaming=streaming),
+            ending_offsets=_ending_offsets(raw),
             columns=_columns(raw),
             fail_on_data_loss=raw.flag("failOnDataLoss", default=True),
             partitions_min=raw.count("minPartitions"),
             records_per_partition_max=raw.count("maxRecordsPerPartition"),
             offsets_per_trigger_max=raw.count("maxOffsetsPerTrigger"),
             offsets_per_trigger_min=raw.count("minOffsetsPerTrigger"),
-            trigger_delay_ms_max=raw.milliseconds("maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
-            isolation_level=_isolation(raw),
-            fetch_bytes=raw.bytes("fetchBytes", FETCH_BYTES, 1 << 10, 256 << 20),
-            rows_per_batch=raw.count("rowsPerBatch") or ROWS_PER_BATCH,
-            batch_bytes=raw.bytes("batchBytes", BATCH_BYTES, 1 << 16, 1 << 30),
+            trigger_delay_ms_max=raw.milliseconds("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS_MAX),
+            isolation_level=_isolation_level(raw),
+            fetch_bytes=raw.bytes("fetchBytes", DEFAULT_FETCH_BYTES, 1 << 10, 256 << 20),
+            rows_per_batch=raw.count("rowsPerBatch") or DEFAULT_ROWS_PER_BATCH,
+            batch_bytes=raw.bytes("batchBytes", DEFAULT_BATCH_BYTES, 1 << 16, 1 << 30),
             pipeline=(raw.text("pipeline") or "").strip(),
-            on_unreadable=raw.choice("onUnreadable", UNREADABLE_MODES),
-            topic_ids=to_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
+            on_unreadable=raw.choice("onUnreadable", ON_UNREADABLE_MODES),
+            topic_ids=parse_topic_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
         )
         if raw.flag("pushdown"):
             raise ConfigError(
@@ -203,15 +215,15 @@ class SinkOptions:
 
     bootstrap_servers: str
     topic: str | None = None
-    """Topic of all rows; None: the column `topic` of each row."""
+    """Topic of all rows. None: each row goes to the topic in its column `topic`."""
     acks: int = -1
     compression: str = "none"
-    batch_bytes: int = SINK_BATCH_BYTES
+    batch_bytes: int = DEFAULT_SINK_BATCH_BYTES
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Parse and check the options of a writer. `ConfigError` names the option and the remedy."""
-        raw = _RawOptions(options, SINK_NAMES)
+        """Parse the options of a writer. Raises `ConfigError` with the invalid option and the remedy."""
+        raw = _RawOptions(options, SINK_OPTION_NAMES)
         topic = (raw.text("topic") or "").strip()
         acks = raw.choice("acks", ("all", "-1", "1", "0"))
         return cls(
@@ -219,20 +231,20 @@ class SinkOptions:
             topic=topic or None,
             acks=-1 if acks == "all" else int(acks),
             compression=raw.choice("compression", ("none", "gzip", "snappy", "lz4", "zstd")),
-            batch_bytes=raw.bytes("batchBytes", SINK_BATCH_BYTES, 1 << 10, 64 << 20),
+            batch_bytes=raw.bytes("batchBytes", DEFAULT_SINK_BATCH_BYTES, 1 << 10, 64 << 20),
         )
 
 
 class _RawOptions:
-    """Options by lower-case name, as given; rejects unknown names."""
+    """Texts of options by lower-case name. The constructor rejects unknown names; the methods parse a value."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
-        known = {name.lower(): name for name in (*names, *IGNORED_NAMES)}
+        known = {name.lower(): name for name in (*names, *IGNORED_OPTION_NAMES)}
         self._texts: dict[str, str] = {}
         for name, text in options.items():
             lower = name.lower()
-            if lower in KAFKA_ALIASES:
-                self._texts.setdefault(KAFKA_ALIASES[lower].lower(), text)
+            if lower in KAFKA_OPTION_ALIASES:
+                self._texts.setdefault(KAFKA_OPTION_ALIASES[lower].lower(), text)
             elif lower in UNSUPPORTED_KAFKA_OPTIONS or lower.startswith(UNSUPPORTED_KAFKA_PREFIXES):
                 _raise_unsupported(lower, text)
             elif lower in known:
@@ -240,13 +252,13 @@ class _RawOptions:
             elif not lower.startswith("kafka."):
                 closest = difflib.get_close_matches(lower, known, n=1)
                 hint = f"did you mean {known[closest[0]]}?" if closest else f"there are {', '.join(names)}"
-                raise ConfigError(f"there is no option {name!r} here: {hint}")
+                raise ConfigError(f"there is no option {name!r}: {hint}")
 
     def text(self, name: str) -> str | None:
         return self._texts.get(name.lower())
 
     def bootstrap_servers(self) -> str:
-        text = self.text(BOOTSTRAP_SERVERS)
+        text = self.text(BOOTSTRAP_SERVERS_OPTION)
         if text is None:
             raise ConfigError(
                 "option kafka.bootstrap.servers is missing: give the address of a broker as host:port"
@@ -256,100 +268,102 @@ class _RawOptions:
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         text = self.text(name)
-        return default if text is None else to_flag(name, text)
+        return default if text is None else parse_flag(name, text)
 
     def count(self, name: str) -> int | None:
         text = self.text(name)
-        return None if text is None else to_count(name, text)
+        return None if text is None else parse_count(name, text)
 
     def milliseconds(self, name: str, default: int) -> int:
         text = self.text(name)
-        return default if text is None else to_milliseconds(name, text)
+        return default if text is None else parse_duration_ms(name, text)
 
     def bytes(self, name: str, default: int, lowest: int, highest: int) -> int:
         text = self.text(name)
-        return default if text is None else to_bytes(name, text, lowest, highest)
+        return default if text is None else parse_byte_size(name, text, lowest, highest)
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """The first of the choices is the default."""
+        """The value of an option that must be one of `choices`; the first of them is the default."""
         text = self.text(name)
-        return choices[0] if text is None else to_choice(name, text, choices)
+        return choices[0] if text is None else parse_choice(name, text, choices)
 
 
 def _raise_unsupported(name: str, text: str) -> None:
     if name == "kafka.security.protocol" and text.strip().upper() == "PLAINTEXT":
         return
-    reason = UNSUPPORTED_KAFKA_OPTIONS.get(name, "connections are plain TCP here")
+    reason = UNSUPPORTED_KAFKA_OPTIONS.get(name, UNSUPPORTED_KAFKA_OPTIONS["kafka.security.protocol"])
     raise ConfigError(f"option {name} is not supported: {reason}")
 
 
 def _subscription(raw: _RawOptions) -> Subscription:
-    named = [name for name in SUBSCRIPTIONS if raw.text(name) is not None]
+    named = [name for name in SUBSCRIPTION_OPTIONS if raw.text(name) is not None]
     if len(named) != 1:
         found = f"there are {' and '.join(named)}" if named else "there is none"
         raise ConfigError(f"give exactly one of subscribe, subscribePattern and assign: {found}")
     name = named[0]
     text = raw.text(name) or ""
     if name == "subscribe":
-        return Subscription(topics=tuple(sorted(to_names(name, text))))
+        return Subscription(topics=tuple(sorted(parse_names(name, text))))
     if name == "subscribePattern":
-        return Subscription(pattern=to_pattern(name, text))
-    return Subscription(assigned=to_assignment(name, text))
+        return Subscription(pattern=parse_pattern(name, text))
+    return Subscription(partitions=parse_assignment(name, text))
 
 
-def _starting(raw: _RawOptions, *, streaming: bool) -> Position:
+def _starting_offsets(raw: _RawOptions, *, streaming: bool) -> OffsetSpec:
     offsets = _offsets(raw, "startingOffsets", LATEST if streaming else EARLIEST)
     if not streaming and (offsets == LATEST or (isinstance(offsets, dict) and LATEST in offsets.values())):
         raise ConfigError(
             "option startingOffsets is latest (or -1): a batch read that begins there has no records"
         )
     strategy = raw.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
-    return _position(raw, "starting", offsets, is_latest_without_match=strategy == "latest")
+    return _offset_spec(raw, "starting", offsets, uses_latest_without_match=strategy == "latest")
 
 
-def _ending(raw: _RawOptions) -> Position:
+def _ending_offsets(raw: _RawOptions) -> OffsetSpec:
     offsets = _offsets(raw, "endingOffsets", LATEST)
     if offsets == EARLIEST or (isinstance(offsets, dict) and EARLIEST in offsets.values()):
         raise ConfigError(
             "option endingOffsets is earliest (or -2): a batch read that ends there has no records"
         )
-    return _position(raw, "ending", offsets, is_latest_without_match=True)
+    return _offset_spec(raw, "ending", offsets, uses_latest_without_match=True)
 
 
-def _position(
-    raw: _RawOptions, side: str, offsets: int | dict[TopicPartition, int], *, is_latest_without_match: bool
-) -> Position:
+def _offset_spec(
+    raw: _RawOptions, side: str, offsets: int | dict[TopicPartition, int], *, uses_latest_without_match: bool
+) -> OffsetSpec:
     timestamp = raw.text(f"{side}Timestamp")
     by_partition = raw.text(f"{side}OffsetsByTimestamp")
-    return Position(
-        timestamp_ms=None if timestamp is None else to_count(f"{side}Timestamp", timestamp, lowest=0),
+    return OffsetSpec(
+        timestamp_ms=None if timestamp is None else parse_count(f"{side}Timestamp", timestamp, lowest=0),
         timestamps_ms=(
-            None if by_partition is None else to_timestamps(f"{side}OffsetsByTimestamp", by_partition)
+            None
+            if by_partition is None
+            else parse_partition_timestamps(f"{side}OffsetsByTimestamp", by_partition)
         ),
         offsets=offsets,
-        is_latest_without_match=is_latest_without_match,
+        uses_latest_without_match=uses_latest_without_match,
     )
 
 
 def _offsets(raw: _RawOptions, name: str, default: int) -> int | dict[TopicPartition, int]:
     text = raw.text(name)
-    return default if text is None else to_offsets(name, text)
+    return default if text is None else parse_partition_offsets(name, text)
 
 
-def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns selected by the options of a reader, including `error`; other options are not checked."""
-    raw = _RawOptions(options, SOURCE_NAMES)
-    is_dead_letter = raw.choice("onUnreadable", UNREADABLE_MODES) == DEAD_LETTER
+def selected_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns that the options of a reader select, including `error`. Other options are not checked."""
+    raw = _RawOptions(options, SOURCE_OPTION_NAMES)
+    is_dead_letter = raw.choice("onUnreadable", ON_UNREADABLE_MODES) == ON_UNREADABLE_DEAD_LETTER
     return (*_columns(raw), ERROR_COLUMN) if is_dead_letter else _columns(raw)
 
 
 def _columns(raw: _RawOptions) -> tuple[str, ...]:
     text = raw.text("columns")
-    names = None if text is None else to_names("columns", text)
+    names = None if text is None else parse_names("columns", text)
     return select_columns(names, raw.flag("includeHeaders"))
 
 
-def _isolation(raw: _RawOptions) -> int:
+def _isolation_level(raw: _RawOptions) -> int:
     word = raw.choice("isolation.level", ("read_committed", "read_uncommitted"))
     return READ_COMMITTED if word == "read_committed" else READ_UNCOMMITTED
 
@@ -357,18 +371,18 @@ def _isolation(raw: _RawOptions) -> int:
 # -- option values --------
 
 
-SHOWN_CHARACTERS_MAX: Final = 120
-"""Maximum length of an invalid value in the error."""
+SHOWN_VALUE_CHARACTERS_MAX: Final = 120
+"""Maximum number of characters of an invalid value that the error shows."""
 
-NUMBER_MAX: Final = (1 << 63) - 1
-"""Offsets and timestamps have 64 bits on the wire."""
+INT64_MAX: Final = (1 << 63) - 1
+"""Maximum of an offset and of a timestamp: both have 64 bits in Kafka's protocol."""
 
-OFFSET_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+NAMED_OFFSETS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
-_SIZE: Final = re.compile(r"(\d{1,15})\s*(?:(k|m|g)i?b?|b)?", re.IGNORECASE)
-_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_TIME: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
-_TIME_UNITS_MS: Final = {
+_BYTE_SIZE_PATTERN: Final = re.compile(r"(\d{1,15})\s*(?:(k|m|g)i?b?|b)?", re.IGNORECASE)
+_BYTE_SIZE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DURATION_PATTERN: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|min|h|d)?", re.IGNORECASE)
+_DURATION_UNITS_MS: Final = {
     "ms": 1,
     "s": 1_000,
     "m": 60_000,
@@ -378,102 +392,106 @@ _TIME_UNITS_MS: Final = {
 }
 
 
-def invalid_option(name: str, text: str, wanted: str) -> ConfigError:
-    """The error for an invalid value of an option."""
-    shown = text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "..."
-    return ConfigError(f"option {name} is {shown!r}: {wanted}")
+def invalid_option_error(name: str, text: str, expected: str) -> ConfigError:
+    """The error for an invalid value `text` of the option `name`; `expected` tells the user which values are valid."""
+    shown = text if len(text) <= SHOWN_VALUE_CHARACTERS_MAX else text[:SHOWN_VALUE_CHARACTERS_MAX] + "..."
+    return ConfigError(f"option {name} is {shown!r}: {expected}")
 
 
-def to_flag(name: str, text: str) -> bool:
-    """`true` or `false`, in any case."""
+def parse_flag(name: str, text: str) -> bool:
+    """Parse `true` or `false`, in any case."""
     if text.strip().lower() not in ("true", "false"):
-        raise invalid_option(name, text, "give true or false")
+        raise invalid_option_error(name, text, "give true or false")
     return text.strip().lower() == "true"
 
 
-def to_choice(name: str, text: str, choices: Sequence[str]) -> str:
-    """One of `choices`, in any case."""
+def parse_choice(name: str, text: str, choices: Sequence[str]) -> str:
+    """Parse one of `choices`, in any case."""
     word = text.strip().lower()
     if word not in choices:
-        raise invalid_option(name, text, f"give {' or '.join(choices)}")
+        raise invalid_option_error(name, text, f"give {' or '.join(choices)}")
     return word
 
 
-def to_count(name: str, text: str, lowest: int = 1) -> int:
-    """An integer of at least `lowest`."""
+def parse_count(name: str, text: str, lowest: int = 1) -> int:
+    """Parse an integer of at least `lowest`."""
     try:
         number = int(text.strip())
     except ValueError:
-        raise invalid_option(name, text, f"give a whole number of at least {lowest}") from None
-    if not lowest <= number <= NUMBER_MAX:
-        raise invalid_option(name, text, f"give a whole number of at least {lowest}")
+        raise invalid_option_error(name, text, f"give a whole number of at least {lowest}") from None
+    if not lowest <= number <= INT64_MAX:
+        raise invalid_option_error(name, text, f"give a whole number of at least {lowest}")
     return number
 
 
-def to_bytes(name: str, text: str, lowest: int, highest: int) -> int:
-    """A size in bytes: `4194304`, `4096k`, `4MB`. Units are powers of 1,024."""
-    found = _SIZE.fullmatch(text.strip())
-    size = int(found[1]) * _SIZE_UNITS[(found[2] or "").lower()] if found else -1
+def parse_byte_size(name: str, text: str, lowest: int, highest: int) -> int:
+    """Parse a size such as `4194304`, `4096k` or `4MB` to bytes. Units are powers of 1,024."""
+    found = _BYTE_SIZE_PATTERN.fullmatch(text.strip())
+    size = int(found[1]) * _BYTE_SIZE_UNITS[(found[2] or "").lower()] if found else -1
     if not lowest <= size <= highest:
-        raise invalid_option(name, text, f"give a size such as 4MB, from {lowest} to {highest} bytes")
+        raise invalid_option_error(name, text, f"give a size such as 4MB, from {lowest} to {highest} bytes")
     return size
 
 
-def to_milliseconds(name: str, text: str) -> int:
-    """A time such as `500ms`, `30s`, `15m`, `2h`; without a unit, milliseconds as in Spark."""
-    found = _TIME.fullmatch(text.strip())
+def parse_duration_ms(name: str, text: str) -> int:
+    """Parse a duration such as `500ms`, `30s`, `15m` or `2h`; a number without a unit is milliseconds, as in Spark."""
+    found = _DURATION_PATTERN.fullmatch(text.strip())
     if found is None:
-        raise invalid_option(name, text, "give a time such as 500ms, 30s, 15m or 2h")
-    return int(found[1]) * _TIME_UNITS_MS[(found[2] or "ms").lower()]
+        raise invalid_option_error(name, text, "give a time such as 500ms, 30s, 15m or 2h")
+    return int(found[1]) * _DURATION_UNITS_MS[(found[2] or "ms").lower()]
 
 
-def to_offsets(name: str, text: str) -> int | dict[TopicPartition, int]:
-    """`earliest`, `latest` (as -2 and -1), or JSON such as `{"flights": {"0": 23, "1": -2}}`."""
-    word = OFFSET_WORDS.get(text.strip().lower())
+def parse_partition_offsets(name: str, text: str) -> int | dict[TopicPartition, int]:
+    """Parse `earliest` (-2), `latest` (-1), or JSON by topic and partition: `{"flights": {"0": 23, "1": -2}}`."""
+    word = NAMED_OFFSETS.get(text.strip().lower())
     if word is not None:
         return word
-    wanted = 'give earliest, latest, or JSON such as {"topic": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
-    return _per_partition(name, text, EARLIEST, wanted)
+    expected = (
+        'give earliest, latest, or JSON such as {"topic": {"0": 23, "1": -2}} (-2: earliest, -1: latest)'
+    )
+    return _parse_per_partition(name, text, EARLIEST, expected)
 
 
-def to_timestamps(name: str, text: str) -> dict[TopicPartition, int]:
-    """JSON such as `{"flights": {"0": 1700000000000}}`: milliseconds since the epoch."""
-    wanted = 'give JSON such as {"topic": {"0": 1700000000000}}, in milliseconds since the epoch'
-    return _per_partition(name, text, 0, wanted)
+def parse_partition_timestamps(name: str, text: str) -> dict[TopicPartition, int]:
+    """Parse JSON such as `{"flights": {"0": 1700000000000}}`, in milliseconds since the epoch."""
+    expected = 'give JSON such as {"topic": {"0": 1700000000000}}, in milliseconds since the epoch'
+    return _parse_per_partition(name, text, 0, expected)
 
 
-def to_assignment(name: str, text: str) -> tuple[TopicPartition, ...]:
-    """JSON such as `{"flights": [0, 1]}`."""
-    wanted = 'give JSON such as {"topic": [0, 1]}'
+def parse_assignment(name: str, text: str) -> tuple[TopicPartition, ...]:
+    """Parse the partitions to read from JSON such as `{"flights": [0, 1]}`."""
+    expected = 'give JSON such as {"topic": [0, 1]}'
     found: set[TopicPartition] = set()
-    for topic, partitions in _object(name, text, wanted).items():
-        if not isinstance(partitions, list) or not all(_is_index(partition) for partition in partitions):
-            raise invalid_option(name, text, wanted)
+    for topic, partitions in _parse_json_object(name, text, expected).items():
+        if not isinstance(partitions, list) or not all(
+            _is_partition_index(partition) for partition in partitions
+        ):
+            raise invalid_option_error(name, text, expected)
         found.update(TopicPartition(topic, partition) for partition in partitions)
     if not found:
-        raise invalid_option(name, text, wanted)
+        raise invalid_option_error(name, text, expected)
     return tuple(sorted(found))
 
 
-def to_texts(name: str, text: str) -> dict[str, str]:
-    """JSON of texts by topic, such as `{"flights": "5f0c..."}`."""
-    wanted = 'give JSON such as {"topic": "text"}'
-    found = _object(name, text, wanted)
+def parse_topic_texts(name: str, text: str) -> dict[str, str]:
+    """Parse JSON with one text for each topic, such as `{"flights": "5f0c..."}`."""
+    expected = 'give JSON such as {"topic": "text"}'
+    found = _parse_json_object(name, text, expected)
     if not all(isinstance(value, str) for value in found.values()):
-        raise invalid_option(name, text, wanted)
+        raise invalid_option_error(name, text, expected)
     return found
 
 
-def to_names(name: str, text: str) -> tuple[str, ...]:
-    """Names separated by commas; at least one, no duplicates."""
+def parse_names(name: str, text: str) -> tuple[str, ...]:
+    """Parse names separated by commas: at least one, without duplicates."""
     names = [part.strip() for part in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise invalid_option(name, text, "give names with commas between them, each once")
+        raise invalid_option_error(name, text, "give names with commas between them, each once")
     return tuple(names)
 
 
-def to_pattern(name: str, text: str) -> str:
-    """A regular expression that Python's `re` accepts."""
+def parse_pattern(name: str, text: str) -> str:
+    """Check that Python's `re` accepts the regular expression, and return it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter(
@@ -481,36 +499,36 @@ def to_pattern(name: str, text: str) -> str:
             )  # `[[`, `--` and the like are set operations in Java, but not in Python
             re.compile(text)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
-        raise invalid_option(name, text, f"not a regular expression: {error}") from None
+        raise invalid_option_error(name, text, f"not a regular expression: {error}") from None
     return text
 
 
-def _per_partition(name: str, text: str, lowest: int, wanted: str) -> dict[TopicPartition, int]:
+def _parse_per_partition(name: str, text: str, lowest: int, expected: str) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
-    for topic, partitions in _object(name, text, wanted).items():
+    for topic, partitions in _parse_json_object(name, text, expected).items():
         if not isinstance(partitions, dict):
-            raise invalid_option(name, text, wanted)
+            raise invalid_option_error(name, text, expected)
         for index, value in partitions.items():
             if (
                 not index.isascii()
                 or not index.isdigit()
                 or type(value) is not int
-                or not lowest <= value <= NUMBER_MAX
+                or not lowest <= value <= INT64_MAX
             ):
-                raise invalid_option(name, text, wanted)
+                raise invalid_option_error(name, text, expected)
             found[TopicPartition(topic, int(index))] = value
     return found
 
 
-def _object(name: str, text: str, wanted: str) -> dict[str, Any]:
+def _parse_json_object(name: str, text: str, expected: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise invalid_option(name, text, wanted) from None
+        raise invalid_option_error(name, text, expected) from None
     if not isinstance(found, dict):
-        raise invalid_option(name, text, wanted)
+        raise invalid_option_error(name, text, expected)
     return found
 
 
-def _is_index(value: object) -> bool:
+def _is_partition_index(value: object) -> bool:
     return type(value) is int and value >= 0

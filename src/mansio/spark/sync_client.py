@@ -1,8 +1,8 @@
-"""Blocking access to a cluster for processes without an event loop: a private loop without a thread.
+"""Blocking client of a cluster, for Spark's readers and writers, which run without an event loop.
 
-Spark's readers and writers are blocking code in processes that Spark reuses. A client lives as long as its process, so
-the next task finds its connections open. Its loop runs only while a caller waits; a request that was sent before stays
-in flight, and its response waits in the socket buffer.
+Each client has an event loop of its own, without a thread: the loop runs only while a caller waits. Between two calls a
+request stays in flight, and its response waits in the socket's receive buffer. A client lives as long as its process.
+Spark reuses its processes, so the next task finds open connections.
 
 Invariants:
 * A client is used only by the thread that opened it.
@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 CLIENT_ID = "mansio-spark"
 CONNECT_TIMEOUT_MS = 10_000
-"""Time after which an unreachable cluster is an error."""
+"""Time after which connecting to an unreachable cluster fails."""
 REQUEST_TIMEOUT_MS = 30_000
 
 
 class SyncClient:
-    """Client of one cluster for blocking code."""
+    """Blocking client of one cluster."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         """Connect. Raises `ConnectionLost` if no broker answers, `ConfigError` for an invalid address."""
@@ -46,7 +46,7 @@ class SyncClient:
         self.cluster: Cluster = self.run(_open(bootstrap_servers))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to completion."""
+        """Run a coroutine to completion and return its result."""
         return self._loop.run_until_complete(work)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -87,11 +87,11 @@ class _ThreadClients(threading.local):
 
 _thread_clients = _ThreadClients()
 _inherited_clients: list[dict[str, SyncClient]] = []
-"""Clients of the parent of a forked process. Kept, because releasing them would close the parent's sockets."""
+"""Clients that a forked process has inherited. They are kept, because deleting one would close its parent's sockets."""
 
 
 def sync_client(bootstrap_servers: str) -> SyncClient:
-    """The client of this thread for these addresses, opened at the first use."""
+    """The client of this thread for the cluster at these addresses; the first call connects it."""
     if _thread_clients.process != os.getpid():
         _inherited_clients.append(_thread_clients.opened)
         _thread_clients.process, _thread_clients.opened = os.getpid(), {}
@@ -102,7 +102,7 @@ def sync_client(bootstrap_servers: str) -> SyncClient:
 
 
 def close_sync_clients() -> None:
-    """Close all clients of this thread; the next use opens new ones."""
+    """Close all clients of this thread. A later call of `sync_client` opens a new one."""
     opened, _thread_clients.opened = _thread_clients.opened, {}
     for one in opened.values():
         one.close()
@@ -123,7 +123,7 @@ async def _open(bootstrap_servers: str) -> Cluster:
 
 
 async def _run_ready_callbacks() -> None:
-    """Two iterations of the loop: enough for a task to send its request over an open connection."""
+    """Run the loop for two iterations, in which a task sends its request over an open connection."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -140,13 +140,13 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 # -- topics --------
 
 
-CREATE_TIMEOUT_MS: Final = 30_000
-KEEP_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""Topic settings for records with old timestamps, which an ordinary retention time would delete within minutes."""
+CREATE_TOPIC_TIMEOUT_MS: Final = 30_000
+UNLIMITED_RETENTION_CONFIG: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+"""Topic settings that disable retention, for records with old timestamps, which retention would delete soon."""
 
 
 def find_topic(client: SyncClient, topic: str) -> TopicView:
-    """Refreshed metadata of a topic. Raises `UnknownTopicOrPartition` if it is unknown."""
+    """Current metadata of a topic. Raises `UnknownTopicOrPartition` if the topic does not exist."""
     client.cluster.mark_stale((topic,))
     return client.run(client.cluster.topic(topic))
 
@@ -154,7 +154,7 @@ def find_topic(client: SyncClient, topic: str) -> TopicView:
 def ensure_topic(
     client: SyncClient, topic: str, partitions: int, settings: Mapping[str, str] | None = None
 ) -> TopicView:
-    """Metadata of a topic, which is created with these partitions and settings if it does not exist. Raises the
+    """Metadata of a topic. A missing topic is created with `partitions` partitions and these settings. Raises the
     broker's error.
     """
     client.cluster.mark_stale((topic,))
@@ -163,7 +163,7 @@ def ensure_topic(
     except UnknownTopicOrPartition:
         configs = [{"name": name, "value": value} for name, value in (settings or {}).items()]
         wanted = {"name": topic, "num_partitions": partitions, "replication_factor": -1, "configs": configs}
-        request = {"topics": [wanted], "timeout_ms": CREATE_TIMEOUT_MS, "validate_only": False}
+        request = {"topics": [wanted], "timeout_ms": CREATE_TOPIC_TIMEOUT_MS, "validate_only": False}
         with suppress(TopicAlreadyExists):  # created concurrently; used like any existing topic
             client.run(
                 client.cluster.request_controller(ApiKey.CREATE_TOPICS, request, check=_raise_create_error)

@@ -109,4 +109,4 @@ def test_no_java_is_one_line_that_names_what_was_found_and_what_to_do(
     ("said", "version"), [("17.0.15", 17), ("1.8.0_402", 8), ("26-ea", 26), ("21", 21), ("what", None)]
 )
 def test_versions_are_read_in_javas_own_words(said: str, version: int | None) -> None:
-    assert java.major(said) == version
+    assert java.major_version(said) == version

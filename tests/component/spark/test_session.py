@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from mansio.spark import session as make_session
-from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings, use_linked_home
+from mansio.spark.session import COMMON_SETTINGS, SparkNotInstalled, chosen_settings, set_linked_spark_home
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def test_cluster_decides_about_its_machines_and_we_only_about_what_source_and_sink_rely_on() -> None:
     told = chosen_settings("spark://head:7077", "x")
-    assert told == {"spark.master": "spark://head:7077", "spark.app.name": "x", **EVERYWHERE}
+    assert told == {"spark.master": "spark://head:7077", "spark.app.name": "x", **COMMON_SETTINGS}
 
 
 def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
@@ -60,7 +60,7 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     """Spark would put a zip of sources before it, which every worker compiles anew."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    use_linked_home(str(tmp_path))
+    set_linked_spark_home(str(tmp_path))
     home = os.environ["SPARK_HOME"]
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.path.samefile(
@@ -69,6 +69,6 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     assert not os.path.exists(f"{home}/python")
     for name, value in (("SPARK_HOME", "/opt/spark"), ("PYSPARK_PYTHON", "/usr/bin/python9")):
         monkeypatch.setenv(name, value)
-        use_linked_home(str(tmp_path / "unused"))
+        set_linked_spark_home(str(tmp_path / "unused"))
         assert os.environ[name] == value
     assert not (tmp_path / "unused").exists()

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from mansio.spark.session.temp_dirs import make_directory, remove_abandoned, remove_directory
+from mansio.spark.session.temp_dirs import make_directory, remove_abandoned_directories, remove_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,12 +39,12 @@ def test_directory_of_a_killed_process_is_removed_by_the_next_and_that_of_a_livi
         theirs = owner.stdout.readline().strip()
         foreign = tmp_path / "mansio-test-without-owner"
         foreign.mkdir()
-        assert remove_abandoned("mansio-test-") == []
+        assert remove_abandoned_directories("mansio-test-") == []
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     mine = make_directory("mansio-test-")
     assert sorted(os.listdir(tmp_path)) == sorted([foreign.name, os.path.basename(mine)])
     assert not os.path.exists(theirs)
-    assert remove_abandoned("mansio-test-") == []
+    assert remove_abandoned_directories("mansio-test-") == []
     remove_directory(mine)
     assert os.listdir(tmp_path) == [foreign.name]

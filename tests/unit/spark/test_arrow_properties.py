@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
 from mansio.spark.arrow.decode import OFFSET_MAX, decode_batches
-from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches, partition_for_keys
+from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches, partitions_for_keys
 from mansio.spark.arrow.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (
@@ -394,7 +394,7 @@ def test_rows_of_a_partition_keep_their_order_in_batches_of_bounded_size(
 )
 def test_keys_go_where_every_client_puts_them(keys: list[bytes], count: int) -> None:
     column = pa.array([b"before", *keys], pa.binary()).slice(1)
-    assert partition_for_keys(column, count).tolist() == [partition_for_key(key, count) for key in keys]
+    assert partitions_for_keys(column, count).tolist() == [partition_for_key(key, count) for key in keys]
 
 
 def test_named_partition_beats_the_key_and_must_be_there() -> None:

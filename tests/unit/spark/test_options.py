@@ -12,7 +12,7 @@ from mansio.errors import ConfigError, RequestError
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.spark.arrow.schema import record_schema
 from mansio.spark.data_source import checked_columns
-from mansio.spark.options import SinkOptions, SourceOptions, columns_of
+from mansio.spark.options import SinkOptions, SourceOptions, selected_columns
 from mansio.wire.topic_partition import TopicPartition
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
@@ -44,7 +44,7 @@ def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
     )
     assert parsed.bootstrap_servers == "a:1,b:2"
     assert parsed.subscription.topics == ("a", "z")
-    assert parsed.starting.offsets == {
+    assert parsed.starting_offsets.offsets == {
         TopicPartition("a", 0): 7,
         TopicPartition("a", 1): EARLIEST,
         TopicPartition("z", 0): LATEST,
@@ -63,7 +63,11 @@ def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
 
 def test_defaults_are_those_of_sparks_kafka_source() -> None:
     batch, stream = parse(), parse(streaming=True)
-    assert (batch.starting.offsets, batch.ending.offsets, stream.starting.offsets) == (
+    assert (
+        batch.starting_offsets.offsets,
+        batch.ending_offsets.offsets,
+        stream.starting_offsets.offsets,
+    ) == (
         EARLIEST,
         LATEST,
         LATEST,
@@ -80,12 +84,12 @@ def test_sizes_and_times_have_units() -> None:
 
 
 def test_dead_letters_add_a_column() -> None:
-    assert columns_of({"columns": "value,offset", "onUnreadable": "dead-letter"}) == (
+    assert selected_columns({"columns": "value,offset", "onUnreadable": "dead-letter"}) == (
         "value",
         "offset",
         "error",
     )
-    assert columns_of({"columns": "value, offset", "includeHeaders": "true"}) == (
+    assert selected_columns({"columns": "value, offset", "includeHeaders": "true"}) == (
         "value",
         "offset",
         "headers",

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import ConfigError, InvalidRequest
-from mansio.spark.options import SINK_NAMES, SOURCE_NAMES, SinkOptions, SourceOptions
+from mansio.spark.options import SINK_OPTION_NAMES, SOURCE_OPTION_NAMES, SinkOptions, SourceOptions
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -21,7 +21,9 @@ numbers = st.integers().map(str) | st.sampled_from(
     ["9" * 5_000, "1e5", "4MB", "15m", "-1", "9223372036854775808"]
 )
 texts = st.text(max_size=30) | json_values.map(json.dumps) | numbers
-givens = st.dictionaries(st.sampled_from(sorted({*SOURCE_NAMES, *SINK_NAMES})), texts, max_size=4)
+givens = st.dictionaries(
+    st.sampled_from(sorted({*SOURCE_OPTION_NAMES, *SINK_OPTION_NAMES})), texts, max_size=4
+)
 
 
 def check_line(refusal: Exception) -> None:
@@ -40,7 +42,7 @@ def test_a_reader_takes_options_or_refuses_them_in_one_line(given_: dict[str, st
     except (ConfigError, InvalidRequest) as refused:
         check_line(refused)
         return
-    for position in (parsed.starting, parsed.ending):
+    for position in (parsed.starting_offsets, parsed.ending_offsets):
         moments = [position.timestamp_ms, *(position.timestamps_ms or {}).values()]
         assert all(moment is None or 0 <= moment < 1 << 63 for moment in moments)
         offsets = position.offsets.values() if isinstance(position.offsets, dict) else [position.offsets]

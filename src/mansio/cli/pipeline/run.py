@@ -140,7 +140,7 @@ def run(
             table=None if to_table is None else absolute_location(to_table),
             is_once=once,
             trigger_s=trigger,
-            starting=start.value,
+            starting_offsets=start.value,
             records_max=records_max,
             output_mode=mode.value,
             options=options,

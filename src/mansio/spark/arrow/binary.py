@@ -1,7 +1,7 @@
-"""Buffers of binary Arrow columns: offsets and lengths of values, and columns built from positions in bytes.
+"""Access to the buffers of binary Arrow columns, and a builder of such columns.
 
 Invariants:
-* `BinaryColumnBuilder` receives only positions that were checked to be inside their buffer; Arrow does not check them.
+* Callers of `BinaryColumnBuilder` check that all positions are inside their buffer: Arrow does not check them.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-Number = TypeVar("Number", bound=np.generic)
+Element = TypeVar("Element", bound=np.generic)
 
 INLINE_BYTES_MAX: Final = 12
-"""A value of a binary view of at most this length is stored in the view itself (Arrow's columnar format)."""
+"""Maximum length of a value that is stored in the binary view itself (Arrow's columnar format)."""
 
-_WORD: Final = np.uint64(32)
+_WORD_BITS: Final = np.uint64(32)
 _FIRST_MASKS: Final = np.array([(1 << 8 * min(size, 4)) - 1 for size in range(13)], np.uint32)
 _SECOND_MASKS: Final = np.array([(1 << 8 * max(size - 4, 0)) - 1 for size in range(13)], np.uint64)
-"""Masks by value length: the bits of the first four bytes, and of the next eight, that belong to an inline value."""
+"""By length of an inline value: masks of the bits that it uses in the first four bytes and in the next eight."""
 
 
-def offsets_of(column: pa.Array) -> NDArray[np.int32]:
-    """Start of each value of a binary or list column in the column's data, and the end of the last one."""
+def binary_offsets(column: pa.Array) -> NDArray[np.int32]:
+    """Start of each value of a binary or list column in its data buffer; the last element is the last value's end."""
     if not len(column):
         return np.zeros(1, np.int32)
     return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
 
 
-def lengths_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """(length of each value, null mask or None) of a binary column. A null has length 0."""
-    lengths = np.diff(offsets_of(column)).astype(np.int64)
+def binary_lengths(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """(length of each value, null mask) of a binary column. A null has length 0; the mask is None without nulls."""
+    lengths = np.diff(binary_offsets(column)).astype(np.int64)
     if not column.null_count:
         return lengths, None
     null = column.is_null().to_numpy(zero_copy_only=False)
@@ -45,14 +45,16 @@ def lengths_of(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool_] |
 
 
 def unaligned_words(buffer: bytes | memoryview) -> NDArray[np.uint32]:
-    """`buffer` as little-endian words, one starting at every byte: any four bytes are one array access."""
+    """An array of little-endian 32-bit words. Element n starts at byte n of `buffer`, so one array access reads any
+    four bytes. The words share the memory of the buffer.
+    """
     return np.ndarray((max(len(buffer) - 3, 0),), "<u4", buffer=buffer, strides=(1,))
 
 
 class BinaryColumnBuilder:
     """Builder of a binary column from positions in several buffers.
 
-    The rows are views (Arrow's `binary_view`) into the original bytes; the only copy is the cast at the end.
+    Values are added as views (Arrow's `binary_view`) of the original bytes; `column` copies them once.
     """
 
     def __init__(self) -> None:
@@ -67,14 +69,14 @@ class BinaryColumnBuilder:
         start: NDArray[np.int64],
         length: NDArray[np.int64],
     ) -> None:
-        """Add values at `start` of `raw`, of `length` bytes, -1 for null. `words` is `unaligned_words` of the same
-        bytes, which continue for 12 bytes after the last value.
+        """Add one value for each element of `start` and `length`: its position in `raw` and its size in bytes, -1 for
+        null. `words` is `unaligned_words(raw)`. `raw` must have at least 12 bytes after the start of the last value.
         """
         shortest, longest = int(length.min(initial=0)), int(length.max(initial=0))
         null = length < 0 if shortest < 0 else None
         size = length if null is None else np.maximum(length, 0)
         views = np.empty((len(start), 2), np.uint64)
-        first, second_half = words[start], start.view(np.uint64) << _WORD
+        first, second_half = words[start], start.view(np.uint64) << _WORD_BITS
         second_half |= np.uint64(len(self._buffers))
         if longest <= INLINE_BYTES_MAX or (size <= INLINE_BYTES_MAX).any():
             row = (
@@ -83,21 +85,23 @@ class BinaryColumnBuilder:
             first &= _FIRST_MASKS[row]
             inline = words[start + 4].astype(np.uint64)
             if longest > 8:
-                inline |= words[start + 8].astype(np.uint64) << _WORD
+                inline |= words[start + 8].astype(np.uint64) << _WORD_BITS
             inline &= _SECOND_MASKS[row]
             second_half = (
                 inline
                 if longest <= INLINE_BYTES_MAX
                 else np.where(size <= INLINE_BYTES_MAX, inline, second_half)
             )
-        views[:, 0] = size.view(np.uint64) | first.astype(np.uint64) << _WORD
+        views[:, 0] = size.view(np.uint64) | first.astype(np.uint64) << _WORD_BITS
         views[:, 1] = second_half
         self._views.append(views)
         self._nulls.append(null)
         self._buffers.append(raw)
 
     def column(self, kind: pa.DataType) -> pa.Array:
-        """All rows as `binary`, or as `string`: raises `pa.ArrowInvalid` for a value that is not UTF-8."""
+        """All added values as a column of type `binary` or `string` (`kind`). Raises `pa.ArrowInvalid` for a string
+        that is not UTF-8.
+        """
         views, validity = concatenate(self._views), None
         if any(null is not None for null in self._nulls):
             valid = [
@@ -112,6 +116,6 @@ class BinaryColumnBuilder:
         return column if kind == pa.binary() else column.cast(kind)
 
 
-def concatenate(parts: Sequence[NDArray[Number]]) -> NDArray[Number]:
-    """The concatenated arrays; copies only if there are several."""
+def concatenate(parts: Sequence[NDArray[Element]]) -> NDArray[Element]:
+    """Concatenate the arrays; a single array is returned without a copy."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,13 +1,13 @@
-"""Decoder of fetch responses to Arrow columns, without an object per record.
+"""Decoder of Fetch responses to Arrow columns, without a Python object per record.
 
-Batches are filtered (`wire.batch.isolation_filter`), decompressed, and grouped into buffers of many batches. The
-records of a buffer are located at once (`record_index`), and only the selected columns are built. Uncompressed batches
-are read in the response; keys and values are copied once, into their columns. Headers are decoded only if they are
-selected, because they cost more than all other columns together.
+Batches are filtered by isolation level (`wire.batch.isolation_filter`), decompressed, and grouped into buffers of many
+batches. The records of a buffer are located together (`record_index`), and only the selected columns are built.
+Uncompressed batches are decoded in the response's own buffer; keys and values are copied once, into their columns.
+Headers are decoded only if they are selected, because decoding them costs more than all other columns together.
 
 Invariants:
-* A result holds exactly the visible records with offsets in [start, end), in order, in the selected columns.
-* It does not refer to the response.
+* A result holds exactly the visible records with offsets in [start, end), in offset order, in the selected columns.
+* A result does not refer to the memory of the response.
 * The last header of a record ends where the record ends, else `InvalidRecord`.
 """
 
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 OFFSET_MAX: Final = (1 << 63) - 1
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-"""Default limit of the decompressed size of a batch."""
+"""Default of the decompressed size at which a result is complete."""
 
-_RECORD_BYTES: Final = 64
-"""Memory per record in addition to its bytes."""
+_RECORD_OVERHEAD_BYTES: Final = 64
+"""Memory that decoding needs for a record in addition to its encoded size."""
 _TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
 
 
@@ -62,12 +62,13 @@ def decode_batches(
     read_committed: bool = True,
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of one fetch response with offsets in [start, end), as record batches of `columns`.
+    """The records of one Fetch response with offsets in [start, end), as Arrow record batches of `columns`.
 
-    Not much more than `decompressed_bytes_max` bytes are decompressed for each result: a small response may decompress
-    to a large one. Yields nothing if there are no rows. `aborted`: (producer id, first offset) from the response. An
-    incomplete batch at the end of `buffer` is ignored. Raises `CorruptMessage`, `InvalidRecord`,
-    `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
+    A small response may decompress to a large one: a result is yielded as soon as its batches have
+    `decompressed_bytes_max` bytes, decompressed. Yields nothing if there are no rows. `aborted`: (producer id, first
+    offset) of the aborted transactions in the response. An incomplete batch at the end of `buffer` is ignored. Raises
+    `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition
+    and offset where they are known.
     """
     view = memoryview(buffer)
     layout = _BatchLayout(view)
@@ -83,27 +84,27 @@ def decode_batches(
         except (InvalidRecord, CorruptMessage) as error:
             raise type(error)(f"{topic}-{partition} at offset {header.base_offset}: {error}") from error
         if layout.bytes >= decompressed_bytes_max:
-            yield from _record_batch(layout, topic, partition, start, end, columns)
+            yield from _build_record_batch(layout, topic, partition, start, end, columns)
             layout = _BatchLayout(view)
-    yield from _record_batch(layout, topic, partition, start, end, columns)
+    yield from _build_record_batch(layout, topic, partition, start, end, columns)
 
 
 class _BatchLayout:
-    """Grouping of batches into buffers: uncompressed batches stay in the response, the others are concatenated."""
+    """Groups batches into buffers: uncompressed batches stay in the response, decompressed ones are concatenated."""
 
     def __init__(self, view: memoryview) -> None:
         self.bytes = 0
-        """Size of the added batches, including the memory per record."""
+        """Memory of the added batches: their decompressed size, and `_RECORD_OVERHEAD_BYTES` per record."""
         self._view = view
         self._size = len(view)
         self._batch_buffers: list[BatchBuffer] = []
         self._spans: list[tuple[int, int]] = []
         self._headers: list[BatchHeader] = []
         self._bodies: list[bytes | memoryview] | None = None
-        """Bodies that are not read in the response; None while batches are."""
+        """Batch bodies for the next concatenated buffer; None while batches are decoded in the response."""
 
     def add(self, position: int, header: BatchHeader, decompressed_bytes_max: int) -> None:
-        """Add one visible batch. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
+        """Add one visible batch, decompressed. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
         begin, stop, count = position + HEADER_BYTES, position + header.size, header.record_count
         length, codec = stop - begin, header.codec
         body: bytes | memoryview | None = None
@@ -111,7 +112,7 @@ class _BatchLayout:
         if not is_in_place:
             body = self._view[begin:stop]
             if codec:
-                if count * _RECORD_BYTES > decompressed_bytes_max:
+                if count * _RECORD_OVERHEAD_BYTES > decompressed_bytes_max:
                     raise InvalidRecord(
                         f"{count} records in one batch are more than {decompressed_bytes_max} bytes of memory allow"
                     )
@@ -124,7 +125,7 @@ class _BatchLayout:
                 raise InvalidRecord(f"{count} records in {length} bytes")
             return
         if is_in_place != (self._bodies is None):
-            self._close()
+            self._finish_buffer()
             self._bodies = None if is_in_place else []
         if self._bodies is not None and body is not None:
             begin = self._spans[-1][1] if self._spans else 0
@@ -132,48 +133,48 @@ class _BatchLayout:
             self._bodies.append(body)
         self._spans.append((begin, stop))
         self._headers.append(header)
-        self.bytes += length + count * _RECORD_BYTES
+        self.bytes += length + count * _RECORD_OVERHEAD_BYTES
 
     def batch_buffers(self) -> list[BatchBuffer]:
-        """All added batches, in order."""
-        self._close()
+        """The buffers of all added batches, in order."""
+        self._finish_buffer()
         return self._batch_buffers
 
-    def _close(self) -> None:
+    def _finish_buffer(self) -> None:
         if self._spans:
             data = self._view if self._bodies is None else b"".join((*self._bodies, bytes(PADDING_BYTES)))
             self._batch_buffers.append(BatchBuffer(data, self._spans, self._headers))
             self._spans, self._headers = [], []
 
 
-def _record_batch(
+def _build_record_batch(
     layout: _BatchLayout, topic: str, partition: int, start: int, end: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """One Arrow record batch of the grouped batches; nothing if there are no rows."""
+    """Build one Arrow record batch from the grouped batches; yields nothing if there are no rows."""
     parts: list[tuple[BatchBuffer, RecordIndex]] = []
     for batches in layout.batch_buffers():
         try:
             index = build_record_index(batches)
         except InvalidRecord as error:
-            raise InvalidRecord(_location(topic, partition, batches, error)) from error
+            raise InvalidRecord(_error_message(topic, partition, batches, error)) from error
         first, last = np.searchsorted(index.offset, [start, end]).tolist()
         if last > first:
             parts.append((batches, index.rows(first, last)))
     if not parts:
         return
     try:
-        arrays = [_column(name, parts, topic, partition) for name in columns]
+        arrays = [_build_column(name, parts, topic, partition) for name in columns]
     except InvalidRecord as error:
-        raise InvalidRecord(_location(topic, partition, parts[0][0], error)) from error
+        raise InvalidRecord(_error_message(topic, partition, parts[0][0], error)) from error
     yield pa.RecordBatch.from_arrays(arrays, schema=record_schema(columns))
 
 
-def _location(topic: str, partition: int, batches: BatchBuffer, error: InvalidRecord) -> str:
+def _error_message(topic: str, partition: int, batches: BatchBuffer, error: InvalidRecord) -> str:
     first, last = batches.headers[0].base_offset, batches.headers[-1].last_offset
     return f"{topic}-{partition} from offset {first} to {last}: {error}"
 
 
-def _column(
+def _build_column(
     name: str, parts: Sequence[tuple[BatchBuffer, RecordIndex]], topic: str, partition: int
 ) -> pa.Array:
     count = sum(len(index.offset) for _, index in parts)
@@ -195,7 +196,8 @@ def _column(
         return pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(micros)])
     if name == "timestampType":
         kinds = [
-            _per_batch(batches, "timestamp_type")[index.batch].astype(np.int32) for batches, index in parts
+            _header_fields(batches, "timestamp_type")[index.batch].astype(np.int32)
+            for batches, index in parts
         ]
         return pa.array(concatenate(kinds))
     if name == "headers":
@@ -205,20 +207,20 @@ def _column(
     return pa.repeat(pa.scalar(topic if name == "topic" else partition, kind), count)
 
 
-def _per_batch(batches: BatchBuffer, field: str) -> NDArray[np.int64]:
+def _header_fields(batches: BatchBuffer, field: str) -> NDArray[np.int64]:
     return np.array([getattr(header, field) for header in batches.headers], np.int64)
 
 
 def _timestamps_us(batches: BatchBuffer, index: RecordIndex) -> NDArray[np.int64]:
-    """Timestamp of each record in microseconds: the batch's (LogAppendTime) or the record's own."""
-    base, delta = _per_batch(batches, "base_timestamp_ms"), index.stamp_delta
-    by_broker = _per_batch(batches, "timestamp_type") == TimestampType.LOG_APPEND
+    """Timestamp of each record in microseconds: that of its batch (LogAppendTime) or its own (CreateTime)."""
+    base, delta = _header_fields(batches, "base_timestamp_ms"), index.timestamp_delta_ms
+    by_broker = _header_fields(batches, "timestamp_type") == TimestampType.LOG_APPEND
     if by_broker.any():
-        base = np.where(by_broker, _per_batch(batches, "max_timestamp_ms"), base)
+        base = np.where(by_broker, _header_fields(batches, "max_timestamp_ms"), base)
         delta = np.where(by_broker[index.batch], 0, delta)
     latest, earliest = max(int(delta.max()), 0), min(int(delta.min()), 0)
     if int(base.max()) + latest > _TIMESTAMP_MS_MAX or int(base.min()) + earliest < -_TIMESTAMP_MS_MAX:
-        raise InvalidRecord("a timestamp that no table can hold")
+        raise InvalidRecord("a timestamp that does not fit in 64 bits of microseconds")
     micros = (base * 1000)[index.batch]
     micros += delta * 1000
     return micros
@@ -227,17 +229,17 @@ def _timestamps_us(batches: BatchBuffer, index: RecordIndex) -> NDArray[np.int64
 # -- headers --------
 
 
-def headers_column(batch_buffers: Sequence[RecordIndex]) -> pa.Array:
-    """The headers column of all records: a list of (key, value), null for a record without headers. Raises
+def headers_column(indexes: Sequence[RecordIndex]) -> pa.Array:
+    """Build the column `headers` of all records: lists of (key, value), null for a record without headers. Raises
     `InvalidRecord`.
 
-    Headers are read in rounds: the first header of every record that has one, then the second, and so on.
+    Headers are read in rounds: first the first header of every record, then the second one, and so on.
     """
     names, values = BinaryColumnBuilder(), BinaryColumnBuilder()
     counts: list[NDArray[np.int64]] = []
-    for index in batch_buffers:
+    for index in indexes:
         try:
-            counts.append(_add(index, names, values))
+            counts.append(_add_headers(index, names, values))
         except IndexError as error:
             raise InvalidRecord("a key, value or header is longer than its batch") from error
     count = concatenate(counts)
@@ -253,8 +255,10 @@ def headers_column(batch_buffers: Sequence[RecordIndex]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(ends), each, type=HEADERS_TYPE, mask=pa.array(count == 0))
 
 
-def _add(index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBuilder) -> NDArray[np.int64]:
-    """Number of headers of each record; appends their names and values."""
+def _add_headers(
+    index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBuilder
+) -> NDArray[np.int64]:
+    """Add the names and values of all headers to the builders; returns the number of headers of each record."""
     words, end = index.words, index.end
     count, position = read_varints(words, index.headers_start)
     if (count < 0).any() or (count > (end - position) >> 1).any():  # a header takes at least two bytes
@@ -271,11 +275,11 @@ def _add(index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBui
             name_length[at], name_start[at] = length, start = read_varints(words, position[rows])
             if (length < 0).any():
                 raise InvalidRecord("a record header without a name")
-            _check(start, length, end[rows])
+            _check_bounds(start, length, end[rows])
             value_length[at], value_start[at] = length, start = read_varints(words, start + length)
             if (length < -1).any():
                 raise InvalidRecord(f"a length of {length.min()} in a record")
-            _check(start, length, end[rows])
+            _check_bounds(start, length, end[rows])
             position[rows] = start + np.maximum(length, 0)
             rank += 1
             rows = rows[count[rows] > rank]
@@ -286,6 +290,6 @@ def _add(index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBui
     return count
 
 
-def _check(start: NDArray[np.int64], length: NDArray[np.int64], end: NDArray[np.int64]) -> None:
+def _check_bounds(start: NDArray[np.int64], length: NDArray[np.int64], end: NDArray[np.int64]) -> None:
     if (start > end).any() or (length > end - start).any():
         raise InvalidRecord("a key, value or header is longer than its batch")

@@ -1,13 +1,17 @@
-"""Positions of records and their fields in decompressed batches, computed for all records at once.
+"""Positions of records and their fields in decompressed batches, computed for all records together with numpy.
 
-The position of a record depends on the length of the record before it, which requires a loop over records. Most batches
-of a topic have the same shape (size and record count) as an earlier one, or are similar. The first batch of each shape
-is walked, and its positions are candidates for the others. With many shapes, candidates are found by the typical start
-of a record (`find_record_boundaries`). Candidates are verified where every record's length is read anyway: each record
-must end where the next begins, up to the end of the batch. Verified candidates are exact; a batch that fails is walked.
+The position of a record depends on the length of the record before it. To find the records exactly, a batch is walked:
+a loop reads one length after the other. To avoid this loop for most batches, positions are first guessed and then
+verified:
+* Many batches of a topic have the same shape (size and record count). The first batch of each shape is walked, and its
+  positions are the candidates for the other batches of this shape.
+* If there are many shapes, the candidates are the positions at which the bytes look like the start of a record
+  (`find_record_boundaries`).
+* The lengths at all candidates are read together. The candidates of a batch are correct if each record ends where the
+  next one begins, and the last one at the end of the batch. Any other batch is walked.
 
 Invariants:
-* Every position returned is inside its batch; otherwise `InvalidRecord`.
+* Every returned position is inside its batch; otherwise `InvalidRecord` is raised.
 * Nothing is read beyond the buffer.
 """
 
@@ -32,21 +36,24 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 PADDING_BYTES: Final = 16
-"""Padding of the buffer after the last record, so that words at its end can be read."""
+"""Padding after the last record of a buffer, so that four-byte words can be read up to its end."""
 
-_EQUAL_RUN_MIN: Final = 24
-"""Minimum run of records of equal length; shorter runs are walked one by one."""
-_WALK_RECORDS: Final = 512
-"""Number of records that are walked before the next search for a run."""
+_EQUAL_RUN_RECORDS_MIN: Final = 24
+"""Minimum number of consecutive records of equal length that are located without a loop."""
+_WALK_RECORDS_MAX: Final = 512
+"""Number of records that are walked before the next search for records of equal length."""
 _LARGE_RECORD_BYTES: Final = 400
-_SCANNED_BYTES_PER_WALK: Final = 250
+"""Mean record size above which a batch is not copied to `bytes` before it is walked."""
+_SCANNED_BYTES_PER_WALKED_RECORD: Final = 250
 """Number of bytes that can be scanned for boundaries in the time of walking one record."""
 _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchBuffer:
-    """Decompressed batches in one buffer: headers and positions of their records. None is empty."""
+    """Decompressed batches in one buffer: for each batch, (begin, end) of its records and its header. Every batch has
+    at least one record.
+    """
 
     data: bytes | memoryview
     spans: Sequence[tuple[int, int]]
@@ -54,16 +61,18 @@ class BatchBuffer:
 
 
 class RecordIndex(NamedTuple):
-    """One row per record: offset and positions of its fields in `words`, which are the bytes of `raw`. A length of -1
-    is null. The headers are `data[headers_start:end]`, with their count before them.
+    """Arrays with one element per record: its offset, and the positions of its fields in the buffer.
+
+    `raw` is the buffer, `words` is `unaligned_words` of it. A length of -1 is null. The encoded headers, including
+    their count, are in [`headers_start`, `end`).
     """
 
     raw: pa.Buffer
     words: NDArray[np.uint32]
     offset: NDArray[np.int64]
-    stamp_delta: NDArray[np.int64]
+    timestamp_delta_ms: NDArray[np.int64]
     batch: NDArray[np.int64]
-    """Number of the batch that contains the record."""
+    """Index of the batch that contains the record."""
     key_start: NDArray[np.int64]
     key_length: NDArray[np.int64]
     value_start: NDArray[np.int64]
@@ -72,12 +81,12 @@ class RecordIndex(NamedTuple):
     end: NDArray[np.int64]
 
     def rows(self, begin: int, end: int) -> RecordIndex:
-        """A range of rows."""
+        """The index of the records [begin, end)."""
         return RecordIndex(self.raw, self.words, *(column[begin:end] for column in self[2:]))
 
 
 def build_record_index(batches: BatchBuffer) -> RecordIndex:
-    """The index of all records of the batches. Raises `InvalidRecord`."""
+    """Locate all records of the batches. Raises `InvalidRecord` for invalid lengths, positions or offsets."""
     words = unaligned_words(batches.data)
     try:
         return _build_record_index(batches, words)
@@ -90,7 +99,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
     counts = np.array([header.record_count for header in batches.headers], np.int64)
     last = np.cumsum(counts) - 1
     body, end = _find_records(batches, words, counts, last)
-    stamp_delta, position = read_varints(words, body + 1)  # one byte of attributes, unused
+    timestamp_delta_ms, position = read_varints(words, body + 1)  # one byte of attributes, unused
     offset_delta, position = read_varints(words, position)
     key_length, key_start = read_varints(words, position)
     value_length, value_start = read_varints(words, key_start + np.maximum(key_length, 0))
@@ -119,7 +128,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
         raw,
         words,
         offset,
-        stamp_delta,
+        timestamp_delta_ms,
         batch,
         key_start,
         key_length,
@@ -133,7 +142,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
 def _find_records(
     batches: BatchBuffer, words: NDArray[np.uint32], counts: NDArray[np.int64], last: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(position after each record's length, end of each record)."""
+    """(position after the length field of each record, end of each record)."""
     spans = batches.spans
     parts = _candidate_starts(batches, words)
     starts = np.concatenate(parts)
@@ -155,7 +164,7 @@ def _find_records(
 
 
 def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[NDArray[np.int64]]:
-    """For each batch, exact or candidate positions of its records, one per record."""
+    """The positions of the records of each batch relative to its begin. They are candidates, which must be verified."""
     view = memoryview(batches.data)
     shapes = [
         (stop - begin, header.record_count)
@@ -164,7 +173,7 @@ def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[N
     known: dict[tuple[int, int], NDArray[np.int64]] = {}
     to_walk = sum(count for _, count in set(shapes))
     boundaries = None
-    if to_walk * _SCANNED_BYTES_PER_WALK > len(view) and not _begins_with_equal_lengths(
+    if to_walk * _SCANNED_BYTES_PER_WALKED_RECORD > len(view) and not _begins_with_equal_lengths(
         view, batches.spans[0], shapes[0][1]
     ):
         boundaries = find_record_boundaries(view, words)
@@ -184,7 +193,7 @@ def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[N
 
 
 def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: int) -> bool:
-    """Whether a batch starts with many records of equal length, which are located without a loop."""
+    """Whether a batch begins with records of equal length, which `walk_records` locates without a loop."""
     data = view[span[0] : span[1]]
     try:
         return _equal_length_run(data, np.frombuffer(data, np.uint8), 0, count)[1] > 0
@@ -195,7 +204,9 @@ def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: i
 def _select_starts(
     words: NDArray[np.uint32], boundaries: NDArray[np.int64], span: tuple[int, int], count: int
 ) -> NDArray[np.int64] | None:
-    """Positions of `count` records from the boundaries found after the first; None if they are ambiguous."""
+    """Select the positions of `count` records among the boundaries that were found in a batch; None if there are not
+    exactly so many.
+    """
     begin, stop = span
     positions = np.concatenate((np.array([begin]), boundaries))
     if len(positions) > count:  # a false boundary does not lead to another one
@@ -215,7 +226,7 @@ def _record_ends(
     last: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(position after each record's length, expected end, rows whose record does not end there)."""
+    """(position after the length field of each record, its expected end, indexes of records that do not end there)."""
     length, body = read_varints(words, starts)
     end = np.empty_like(starts)
     end[:-1] = starts[1:]
@@ -224,10 +235,11 @@ def _record_ends(
 
 
 def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
-    """Start of each record of one decompressed batch. Raises `InvalidRecord`.
+    """Start of each record of one decompressed batch, by reading one record length after the other. Raises
+    `InvalidRecord`.
 
-    Consecutive records of equal length are found at once: if the length at every expected position is the same, the
-    first position is correct and, by induction, all others.
+    A run of records of equal length is located without a loop: if the same length is found at every expected position,
+    the positions are correct, because each record ends where the next one is expected.
     """
     if count < 0 or count * RECORD_BYTES_MIN > len(body):
         raise InvalidRecord(f"{count} records do not fit in {len(body)} bytes")
@@ -244,7 +256,7 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
                 position += equal_count * size
                 done += equal_count
                 continue
-            walked, position = _walk_chunk(data, position, min(_WALK_RECORDS, count - done))
+            walked, position = _walk_chunk(data, position, min(_WALK_RECORDS_MAX, count - done))
             starts[done : done + len(walked)] = walked
             done += len(walked)
     except IndexError as error:
@@ -257,7 +269,9 @@ def walk_records(body: memoryview, count: int) -> NDArray[np.int64]:
 def _equal_length_run(
     data: bytes | memoryview, array: NDArray[np.uint8], position: int, remaining: int
 ) -> tuple[int, int]:
-    """(length of a record, number of records) of a run of equal lengths from `position`; 0 if the run is short."""
+    """(size of a record, number of consecutive records of this size from `position`). The number is 0 if there are
+    fewer than `_EQUAL_RUN_RECORDS_MIN`.
+    """
     byte, width = data[position], 1
     number = byte & 0x7F
     while byte >= 0x80:
@@ -267,8 +281,8 @@ def _equal_length_run(
     size = width + (number >> 1)
     fits = min(remaining, (len(data) - position) // size)
     if (
-        fits < _EQUAL_RUN_MIN
-        or (array[position : position + _EQUAL_RUN_MIN * size : size] != array[position]).any()
+        fits < _EQUAL_RUN_RECORDS_MIN
+        or (array[position : position + _EQUAL_RUN_RECORDS_MIN * size : size] != array[position]).any()
     ):
         return size, 0
     stop = position + size * fits
@@ -276,11 +290,11 @@ def _equal_length_run(
     for byte_index in range(1, width):
         equal &= array[position + byte_index : stop : size] == array[position + byte_index]
     equal_count = fits if equal.all() else int(equal.argmin())
-    return size, equal_count if equal_count >= _EQUAL_RUN_MIN else 0
+    return size, equal_count if equal_count >= _EQUAL_RUN_RECORDS_MIN else 0
 
 
 def _walk_chunk(data: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
-    """(start of each of `count` records, end of the last). The only loop over records."""
+    """(start of each of `count` records from `position`, end of the last one), in a loop over the records."""
     boundaries: list[int] = []
     append = boundaries.append
     for _ in range(count):
@@ -303,27 +317,28 @@ def _walk_chunk(data: bytes | memoryview, position: int, count: int) -> tuple[li
 # -- candidate record boundaries --------
 
 
-_CHUNK_BYTES: Final = 1 << 18
-"""Number of bytes scanned at once, to stay in the processor's cache."""
-_LENGTH_MIN: Final = np.uint32(12)
-"""A record without key, value and headers has six bytes; the zigzag sign bit is not set."""
-_BYTES_PER_CANDIDATE: Final = 8
-"""If more than one position in so many bytes is a candidate, the data contains too many false boundaries."""
+_SCAN_CHUNK_BYTES: Final = 1 << 18
+"""Number of bytes scanned at a time: they fit in the processor's cache."""
+_ENCODED_LENGTH_MIN: Final = np.uint32(12)
+"""Minimum of a record's length field: six bytes (a record without key, value and headers), zigzag-encoded."""
+_BYTES_PER_CANDIDATE_MIN: Final = 8
+"""Minimum mean distance of candidates; data with more candidates contains too many false boundaries."""
 
 
 def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) -> NDArray[np.int64] | None:
-    """Positions in `data` where a record of less than 8 KiB without headers seems to begin after another one.
+    """Positions in `data` at which a record of less than 8 KiB seems to begin after a record without headers. The
+    result must be verified. None if there are too many candidates.
 
-    A record begins with its length, followed by the attributes (always zero); before it is the last byte of the
-    previous record, the header count, zero if it has none. Two zeros with one or two bytes between them that can be a
-    length are rare elsewhere, and do not occur in text. `words` is `unaligned_words` of the same bytes. None if there
-    are too many candidates. The result must be verified.
+    A record begins with its length in one or two bytes, followed by the attributes, which are zero. The byte before a
+    record is the last one of the previous record: its header count, which is zero without headers. Two zero bytes with
+    one or two bytes between them that can be a length are rare elsewhere, and do not occur in text. `words` is
+    `unaligned_words(data)`.
     """
     array = np.frombuffer(data, np.uint8)[: len(words)]
     found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    remaining = len(array) // _BYTES_PER_CANDIDATE
-    for begin in range(0, len(array), _CHUNK_BYTES):
-        positions = np.flatnonzero(_zeros(array[begin : begin + _CHUNK_BYTES + 3]))
+    remaining = len(array) // _BYTES_PER_CANDIDATE_MIN
+    for begin in range(0, len(array), _SCAN_CHUNK_BYTES):
+        positions = np.flatnonzero(_zero_pair_positions(array[begin : begin + _SCAN_CHUNK_BYTES + 3]))
         remaining -= len(positions)
         if remaining < 0:
             return None
@@ -332,7 +347,7 @@ def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) 
     positions = np.concatenate(found)
     word = words[positions]  # the last byte of the word is the zero of the attributes
     length = word >> np.uint32(16) & np.uint32(0xFF)
-    is_of_one = (word & np.uint32(0x0081FF00) == 0) & (length >= _LENGTH_MIN)
+    is_of_one = (word & np.uint32(0x0081FF00) == 0) & (length >= _ENCODED_LENGTH_MIN)
     is_of_two = (word & np.uint32(0x000081FF) == np.uint32(0x00008000)) & (length < 0x80) & (length > 0)
     positions += is_of_one
     positions += 1
@@ -340,8 +355,8 @@ def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) 
     return starts
 
 
-def _zeros(array: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Positions of zeros (of the byte or the next one) that are followed by a zero in the third byte."""
+def _zero_pair_positions(array: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """For each position n: whether byte n + 3 is zero, and byte n or byte n + 1 as well."""
     zero: NDArray[np.bool_] = array == 0
     found = zero[:-3] | zero[1:-2]
     found &= zero[3:]

@@ -1,10 +1,10 @@
-"""Columns of a topic as a table: names, Arrow types and Spark types.
+"""Columns of the records of a topic: names, Arrow types and Spark types.
 
-Spark compares types exactly, so they are defined here only. Names and order are those of Spark's Kafka source, followed
-by `lane`: a query written for one source works with the other.
+Spark compares types exactly, so they are defined only in this module. Names and order are those of Spark's Kafka
+source, so a query written for one source works with the other. The last column, `lane`, is reserved.
 
 Invariants:
-* Every column is nullable, as Spark requires; `lane` is always null.
+* Every column is nullable, as Spark requires. The reserved column `lane` is always null.
 """
 
 from __future__ import annotations
@@ -52,20 +52,24 @@ _SPARK_TYPES: Final = {
 }
 
 
-NAME_CHARACTERS_MAX = 100  # of an unknown name in an error
+SHOWN_NAME_CHARACTERS_MAX = 100
+"""Maximum number of characters of an unknown column name that the error shows."""
 
 
 def select_columns(columns: Sequence[str] | None = None, include_headers: bool = False) -> tuple[str, ...]:
-    """The columns of a reader, in order: the named ones, else the default; plus `headers` if `include_headers`.
+    """The columns of a reader, in order: `columns`, or the default columns if it is None. `include_headers` adds
+    `headers` at the end.
 
-    Raises `InvalidRequest` for an unknown, duplicate or missing name.
+    Raises `InvalidRequest` for an unknown or duplicate name, and for an empty selection.
     """
     names = DEFAULT_COLUMNS if columns is None else tuple(columns)
     if not names:
         raise InvalidRequest(f"no columns are chosen; there are {', '.join(_SPARK_TYPES)}")
     for name in names:
         if name not in _SPARK_TYPES:
-            shown = name if len(name) <= NAME_CHARACTERS_MAX else name[:NAME_CHARACTERS_MAX] + "..."
+            shown = (
+                name if len(name) <= SHOWN_NAME_CHARACTERS_MAX else name[:SHOWN_NAME_CHARACTERS_MAX] + "..."
+            )
             raise InvalidRequest(f"a topic has no column {shown!r}; there are {', '.join(_SPARK_TYPES)}")
         if names.count(name) > 1:
             raise InvalidRequest(f"the column {name!r} is chosen twice")
@@ -73,10 +77,10 @@ def select_columns(columns: Sequence[str] | None = None, include_headers: bool =
 
 
 def record_schema(columns: Sequence[str] | None = None, include_headers: bool = False) -> pa.Schema:
-    """The Arrow schema of these columns (see `select_columns`)."""
+    """The Arrow schema of the columns that `select_columns` returns for the same arguments."""
     return pa.schema([RECORD_SCHEMA.field(name) for name in select_columns(columns, include_headers)])
 
 
 def spark_schema(columns: Sequence[str] | None = None, include_headers: bool = False) -> str:
-    """The same columns as a Spark schema: `key binary, value binary, ...`."""
+    """The Spark schema (`key binary, value binary, ...`) of the columns that `select_columns` returns."""
     return ", ".join(f"{name} {_SPARK_TYPES[name]}" for name in select_columns(columns, include_headers))

@@ -1,8 +1,8 @@
-"""Vectorized zigzag varints of record batches (as in Protocol Buffers).
+"""Zigzag varints of record batches (as in Protocol Buffers), read and written as numpy arrays.
 
 Invariants:
-* `read_varints` and `varint_rows` agree with `mansio.wire.batch.record_batch`.
-* A number of more than 64 bits is `InvalidRecord`.
+* `read_varints` and `encode_varint_rows` use the same encoding as `mansio.wire.batch.record_batch`.
+* A number of more than 64 bits raises `InvalidRecord`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Varints = tuple[NDArray[np.uint64], NDArray[np.int64]]
-    """Zigzag-encoded numbers and their widths in bytes."""
+    ZigzagNumbers = tuple[NDArray[np.uint64], NDArray[np.int64]]
+    """(zigzag-encoded numbers, width of each one as a varint in bytes)."""
 
 _CONTINUATION_BIT: Final = np.uint32(0x80)
 """Set in every byte of a varint but the last."""
@@ -30,22 +30,23 @@ _SEVEN_BITS: Final = np.uint32(0x7F)
 def read_varints(
     words: NDArray[np.uint32], position: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(number at each position, position after it). `words` are the bytes as `unaligned_words`.
+    """(number at each position, position after it). `words` is `unaligned_words` of the buffer.
 
-    Raises `IndexError` for a position outside. Numbers of up to four bytes, which nearly all are, need no loop.
+    Raises `IndexError` for a position outside the buffer. Only numbers of more than four bytes, which are rare, need a
+    loop.
     """
     word = words[position]
     more = word & _CONTINUATION_BIT
     if not more.any():
         word &= np.uint32(0x7F)
-        return _zigzag_decoded(word), position + 1
+        return _zigzag_decode(word), position + 1
     value = word & np.uint32(0x7F)
     value |= word >> np.uint32(1) & more * _SEVEN_BITS  # of the second byte, if there is one
     width = more >> np.uint32(7)
     width += np.uint32(1)
     third = word & more << np.uint32(8)
     if not third.any():
-        return _zigzag_decoded(value), position + width
+        return _zigzag_decode(value), position + width
     fourth = word & third << np.uint32(8)
     value |= word >> np.uint32(2) & (third >> np.uint32(1)) * _SEVEN_BITS
     value |= word >> np.uint32(3) & (fourth >> np.uint32(2)) * _SEVEN_BITS
@@ -53,28 +54,28 @@ def read_varints(
     width += fourth >> np.uint32(23)
     longer = np.flatnonzero(word & fourth << np.uint32(8))
     if not longer.size:
-        return _zigzag_decoded(value), position + width
+        return _zigzag_decode(value), position + width
     numbers, widths = value.astype(np.uint64), width.astype(np.int64)
-    _read_long(words, position, numbers, widths, longer)
+    _read_remaining_bytes(words, position, numbers, widths, longer)
     sign = -(numbers & np.uint64(1)).astype(np.int64)
     return (numbers >> np.uint64(1)).astype(np.int64) ^ sign, position + widths
 
 
-def _zigzag_decoded(value: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Signed numbers of at most 28 bits."""
+def _zigzag_decode(value: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Decode zigzag-encoded numbers of at most 28 bits."""
     signed = value.view(np.int32)
     sign = -(signed & np.int32(1))
     return ((signed >> np.int32(1)) ^ sign).astype(np.int64)
 
 
-def _read_long(
+def _read_remaining_bytes(
     words: NDArray[np.uint32],
     position: NDArray[np.int64],
     value: NDArray[np.uint64],
     width: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> None:
-    """Add the fifth and later bytes of the numbers of `rows` to `value` and `width`."""
+    """Read the fifth and later bytes of the numbers at the indexes `rows`, and update `value` and `width`."""
     shift = 28
     while rows.size:
         byte = (words[position[rows] + width[rows]] & np.uint32(0xFF)).astype(np.uint64)
@@ -86,8 +87,8 @@ def _read_long(
         shift += 7
 
 
-def varints_of(values: NDArray[np.int64]) -> Varints:
-    """The encoding that `varint_rows` writes for these numbers."""
+def zigzag_encode(values: NDArray[np.int64]) -> ZigzagNumbers:
+    """Zigzag-encode the numbers and compute their widths, as `encode_varint_rows` expects them."""
     folded = ((values << 1) ^ (values >> 63)).view(np.uint64)
     width = np.ones(len(folded), np.int64)
     largest, limit = int(folded.max(initial=0)), 0x80
@@ -97,8 +98,8 @@ def varints_of(values: NDArray[np.int64]) -> Varints:
     return folded, width
 
 
-def varint_rows(columns: Sequence[Varints]) -> pa.Array:
-    """A binary array whose rows are the concatenated varints of each column."""
+def encode_varint_rows(columns: Sequence[ZigzagNumbers]) -> pa.Array:
+    """A binary array: row n is the concatenation of the varints of number n of each column."""
     count = len(columns[0][0])
     widest = [int(width.max(initial=1)) for _, width in columns]
     matrix = np.empty((count, sum(widest)), np.uint8)

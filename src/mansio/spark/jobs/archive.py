@@ -33,7 +33,7 @@ from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import offsets_text
 from mansio.spark.jobs.run import WORKERS_LATE, WorkersLate, end_between_batches
-from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
+from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 from mansio.spark.sink.iceberg_sink import IcebergSink, sink_options
 from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets
@@ -92,7 +92,7 @@ class ArchiveJob:
     records_max: int = RECORDS_MAX
     accept_loss: bool = False
     """If the log has deleted unarchived records, continue at the log start; the table lists the missing ranges."""
-    on_unreadable: str = SUSPEND
+    on_unreadable: str = ON_UNREADABLE_SUSPEND
     """Unreadable records: `suspend` ends with an error; `skip` continues without them, and the table lists their
     offsets;
     `dead-letter` also stores them in the table of dead letters.
@@ -261,7 +261,7 @@ class _ArchiveRun:
         self._spark.dataSource.register(RangeSource)
         self._spark.dataSource.register(IcebergSink)
         dead_letter_table = None
-        if job.on_unreadable == DEAD_LETTER:
+        if job.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
             dead_letter_table = open_dead_letters(self._table, create=True)
         source = {
             "kafka.bootstrap.servers": job.bootstrap_servers,
@@ -271,7 +271,9 @@ class _ArchiveRun:
             "columns": COLUMNS,
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(job.records_max),
-            "onUnreadable": SUSPEND if job.on_unreadable == SUSPEND else DEAD_LETTER,
+            "onUnreadable": ON_UNREADABLE_SUSPEND
+            if job.on_unreadable == ON_UNREADABLE_SUSPEND
+            else ON_UNREADABLE_DEAD_LETTER,
         }
         ranges = self._spark.readStream.format(RangeSource.name()).options(**source).load()
         writer = (

@@ -40,7 +40,7 @@ from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
-from mansio.spark.sync_client import KEEP_FOR_EVER, ensure_topic, sync_client
+from mansio.spark.sync_client import UNLIMITED_RETENTION_CONFIG, ensure_topic, sync_client
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -139,7 +139,7 @@ def replay(
     if partitions:
         committed = table.committed()
         count = max([*partitions, *(committed.offsets if committed else ())]) + 1
-        view = ensure_topic(client, target, count, KEEP_FOR_EVER)
+        view = ensure_topic(client, target, count, UNLIMITED_RETENTION_CONFIG)
         check_target(client, view, partitions, oldest_us=_oldest(files))
         for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
             chunk = partitions[at : at + PARTITIONS_AT_ONCE]

@@ -73,7 +73,7 @@ class PipelineJob:
     is_once: bool = False
     """Process what exists now, then end; otherwise run until it is stopped."""
     trigger_s: float = TRIGGER_S
-    starting: str = "earliest"
+    starting_offsets: str = "earliest"
     records_max: int | None = None
     """Per batch."""
     output_mode: str = "append"
@@ -173,7 +173,7 @@ class _PipelineInputs:
         chosen = {
             "kafka.bootstrap.servers": job.bootstrap_servers,
             "subscribe": topic,
-            "startingOffsets": job.starting,
+            "startingOffsets": job.starting_offsets,
             "pipeline": job.name,
         }
         if job.records_max is not None:

@@ -26,7 +26,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation, functions
 
 from mansio.errors import ConfigError
-from mansio.spark.sync_client import KEEP_FOR_EVER, ensure_topic, find_topic, sync_client
+from mansio.spark.sync_client import UNLIMITED_RETENTION_CONFIG, ensure_topic, find_topic, sync_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +85,9 @@ def check_topic(
     check_schema(schema)
     if quarantine is not None:
         client = sync_client(bootstrap_servers)
-        ensure_topic(client, quarantine, len(find_topic(client, topic).partitions), KEEP_FOR_EVER)
+        ensure_topic(
+            client, quarantine, len(find_topic(client, topic).partitions), UNLIMITED_RETENTION_CONFIG
+        )
     reader = (
         spark.read.format("mansio")
         .option("kafka.bootstrap.servers", bootstrap_servers)

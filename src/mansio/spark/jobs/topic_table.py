@@ -30,7 +30,7 @@ from mansio.spark.arrow.schema import select_columns, spark_schema
 from mansio.spark.iceberg.table_format import LANE, OFFSET, PARTITION, TIMESTAMP, TIMESTAMP_TYPE
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, files_of
 from mansio.spark.iceberg.time_travel import is_archive_of
-from mansio.spark.options import DEAD_LETTER, SourceOptions
+from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, SourceOptions
 from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets, offsets_at
 from mansio.spark.source.read_plan import OffsetRange
 from mansio.spark.sync_client import sync_client
@@ -82,7 +82,7 @@ def read_topic_as_table(
     _check_options(options)
     table.refresh()
     parsed = SourceOptions.parse({**options, "subscribe": topic})
-    if parsed.on_unreadable == DEAD_LETTER:
+    if parsed.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
         raise ConfigError(
             "option onUnreadable cannot be dead-letter here: what is archived was readable; use skip"
         )

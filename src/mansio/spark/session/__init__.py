@@ -1,11 +1,10 @@
 """Spark session configured for Mansio, on one machine or on a cluster.
 
-Owns the choice of settings. Some are required by source, sink and jobs wherever Spark runs (UTC, Arrow batch size,
-RocksDB state store). The others reduce Spark's resources and output on the user's machine; they are omitted if `master`
-names a cluster.
+`COMMON_SETTINGS` are required by source, sink and jobs wherever Spark runs. `LOCAL_SETTINGS` reduce Spark's resources
+and output on the user's machine; a session on a cluster does not get them.
 
 Invariants:
-* A setting given by the caller has precedence.
+* A setting given by the caller has precedence over the settings of this module.
 * pyspark is not imported before a session is created.
 * The files of a local session are in one temporary directory, which is removed when the process ends, or by the next
   process if it was killed.
@@ -27,9 +26,9 @@ from mansio.spark.session.temp_dirs import make_directory, remove_directory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL = "local[*]"
+LOCAL_MASTER = "local[*]"
 
-EVERYWHERE = {
+COMMON_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "4096",
@@ -40,11 +39,11 @@ EVERYWHERE = {
 }
 """Settings required by source, sink and jobs.
 
-Arrow batches for Python are small, because Spark 4.3 iterates over all rows of a batch again for each row whose list
-column is null: with 65,536 rows a batch, a write with null headers takes minutes.
+`maxRecordsPerBatch` is small because of a cost of Spark 4.3: for each row with a null list it iterates over all rows of
+the Arrow batch. With 65,536 rows per batch, writing rows with null headers takes minutes.
 """
 
-LOCALLY = {
+LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
@@ -56,9 +55,9 @@ LOCALLY = {
     "spark.python.daemon.module": "mansio.spark.session.worker_daemon",
     "spark.log.level": "ERROR",
 }
-"""Settings for a small local Spark: no web UI, loopback address only."""
+"""Settings of a local session: little memory, no web UI, loopback address only."""
 
-LOG4J = """rootLogger.level = error
+LOG4J_PROPERTIES = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -73,10 +72,11 @@ class SparkNotInstalled(MansioError):
 
 
 def session(master: str | None = None, name: str = "mansio", **settings: str) -> SparkSession:
-    """The Spark session of this process, created if there is none.
+    """The Spark session of this process. If none is active, a session is created with these arguments.
 
-    `master`: default `local[*]`, or any that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`: Spark's
-    own, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `SparkNotInstalled` and `JavaNotFound`.
+    `master`: `local[*]` by default, or any master that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`:
+    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `SparkNotInstalled` and
+    `JavaNotFound`.
     """
     try:
         from pyspark.sql import SparkSession
@@ -85,50 +85,54 @@ def session(master: str | None = None, name: str = "mansio", **settings: str) ->
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
-    if not is_started():
+    if not is_jvm_running():
         os.environ["JAVA_HOME"] = find_java().home
     builder = SparkSession.Builder()
-    for key, value in {**chosen_settings(master, name), **settings}.items():
+    for key, value in {**session_settings(master, name), **settings}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
-def chosen_settings(master: str | None, name: str) -> dict[str, str]:
-    """The settings of a session. A local one also gets its directory and environment variables."""
-    chosen = {"spark.master": master or LOCAL, "spark.app.name": name, **EVERYWHERE}
+def session_settings(master: str | None, name: str) -> dict[str, str]:
+    """Spark's settings for a new session. For a local session this also creates its directory and sets environment
+    variables.
+    """
+    chosen = {"spark.master": master or LOCAL_MASTER, "spark.app.name": name, **COMMON_SETTINGS}
     if not chosen["spark.master"].startswith("local"):
         return chosen
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return {**chosen, **LOCALLY, **_local_files()}
+    return {**chosen, **LOCAL_SETTINGS, **_local_file_settings()}
 
 
-def is_started() -> bool:
+def is_jvm_running() -> bool:
     """Whether this process already runs a JVM for Spark."""
     from pyspark import SparkContext
 
     return SparkContext._gateway is not None
 
 
-def _local_files() -> dict[str, str]:
-    """Settings that put all files of a local session in one directory, which is removed at the end of the process."""
+def _local_file_settings() -> dict[str, str]:
+    """Create the directory of a local session and return the settings that put all its files there. The directory is
+    removed when the process ends.
+    """
     directory = make_directory("mansio-spark-")
-    atexit.register(_clean_up, directory)
-    use_linked_home(directory)
+    atexit.register(_stop_spark_and_remove, directory)
+    set_linked_spark_home(directory)
     log4j = os.path.join(directory, "log4j2.properties")
     with open(log4j, "w", encoding="utf-8") as file:
-        file.write(LOG4J)
+        file.write(LOG4J_PROPERTIES)
     return {
         "spark.local.dir": directory,
         "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
         "spark.driver.extraJavaOptions": (
-            f"{LOCALLY['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log4j}"
+            f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log4j}"
         ),
     }
 
 
-def _clean_up(directory: str) -> None:
-    """Stop the JVM first, which writes to the directory. It may have ended already: service managers end all processes
-    at once.
+def _stop_spark_and_remove(directory: str) -> None:
+    """Stop the session and remove its directory. The session is stopped first, because its JVM writes to the directory.
+    An ended JVM is not an error: service managers send SIGTERM to all processes at once.
     """
     if "pyspark.sql" in sys.modules:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
@@ -146,46 +150,45 @@ def _clean_up(directory: str) -> None:
 
 SPARK_HOME_VARIABLE: Final = "SPARK_HOME"
 PYSPARK_PYTHON_VARIABLE: Final = "PYSPARK_PYTHON"
-EXCLUDED_ENTRY: Final = "python"
-LINKED_HOME_NAME: Final = "mansio-spark-home"
+EXCLUDED_DIRECTORY: Final = "python"
+LINKED_HOME_DIRECTORY: Final = "mansio-spark-home"
 
 
-def use_linked_home(directory: str) -> None:
-    """Set SPARK_HOME to a directory of links in `directory`, and PYSPARK_PYTHON to this Python.
+def set_linked_spark_home(directory: str) -> None:
+    """Set SPARK_HOME to a new directory in `directory` with links to Spark's files except `python`.
 
     Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of its Python workers. The zip holds sources only,
-    so each worker compiles what it imports, which takes more than a second; the installed package is the same and takes
-    a third of that. SPARK_HOME therefore gets links to all entries of the installation but `python`. Applies only to
-    PySpark installed by pip and to workers of the same Python; a SPARK_HOME or PYSPARK_PYTHON of the user is not
-    changed.
+    so each worker compiles what it imports, which takes more than a second. Without the zip a worker imports the
+    installed package, which takes a third of that time. Applies only to PySpark installed by pip and to workers of the
+    same Python. PYSPARK_PYTHON is set to this Python if it is unset; the user's SPARK_HOME is not changed.
     """
     python = os.environ.setdefault(PYSPARK_PYTHON_VARIABLE, sys.executable)
-    installed = _installed()
+    installed = _installed_spark_home()
     if (
         python == sys.executable
         and installed is not None
-        and _is_set_by_mansio(os.environ.get(SPARK_HOME_VARIABLE))
+        and _is_unset_or_linked(os.environ.get(SPARK_HOME_VARIABLE))
     ):
-        os.environ[SPARK_HOME_VARIABLE] = create_linked_home(installed, directory)
+        os.environ[SPARK_HOME_VARIABLE] = create_linked_spark_home(installed, directory)
 
 
-def create_linked_home(installed: str, directory: str) -> str:
-    """A new directory in `directory` with links to all entries of Spark but `python`; returns its path."""
-    home = os.path.join(directory, LINKED_HOME_NAME)
+def create_linked_spark_home(installed: str, directory: str) -> str:
+    """Create a directory in `directory` with links to all entries of `installed` except `python`; returns its path."""
+    home = os.path.join(directory, LINKED_HOME_DIRECTORY)
     os.mkdir(home)
     for name in os.listdir(installed):
-        if name != EXCLUDED_ENTRY:
+        if name != EXCLUDED_DIRECTORY:
             os.symlink(os.path.join(installed, name), os.path.join(home, name))
     return home
 
 
-def _is_set_by_mansio(home: str | None) -> bool:
-    """Whether SPARK_HOME is unset or was set by a session, perhaps of the parent process."""
-    return home is None or os.path.basename(home) == LINKED_HOME_NAME
+def _is_unset_or_linked(home: str | None) -> bool:
+    """Whether SPARK_HOME is unset, or was set by `set_linked_spark_home` in this process or its parent."""
+    return home is None or os.path.basename(home) == LINKED_HOME_DIRECTORY
 
 
-def _installed() -> str | None:
-    """PySpark's directory, if it contains Spark."""
+def _installed_spark_home() -> str | None:
+    """The directory of the installed PySpark package, or None if it does not contain Spark."""
     package = importlib.util.find_spec("pyspark")
     for directory_with_jars in (package.submodule_search_locations or ()) if package else ():
         if os.path.isdir(os.path.join(directory_with_jars, "jars")) and os.path.isdir(

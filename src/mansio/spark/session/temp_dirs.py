@@ -1,11 +1,11 @@
 """Temporary directories of Spark jobs, with cleanup after killed processes.
 
-A killed process leaves its directory. Each directory holds a file that its process keeps locked; the kernel releases
-the lock however the process ended, also across containers, where a process id would not be meaningful. The next process
-that creates a directory removes those of its user whose lock is free.
+A killed process leaves its directory. Therefore each directory holds a lock file that its process keeps locked. The
+kernel releases the lock however the process ends. Unlike a process id, a lock is also valid between containers. A
+process that creates a directory first removes the abandoned ones: directories of the same user whose lock is free.
 
 Invariants:
-* A directory of a living process is never removed.
+* A directory of a running process is never removed.
 * A directory that cannot be removed is not an error.
 """
 
@@ -18,35 +18,35 @@ import tempfile
 from contextlib import suppress
 from typing import Final
 
-OWNER_FILE: Final = ".mansio-owner"
-_locks: dict[str, int] = {}
-"""Directory to the descriptor of its lock, in this process."""
+LOCK_FILE: Final = ".mansio-owner"
+_lock_descriptors: dict[str, int] = {}
+"""Descriptor of the locked file of each directory that this process has created."""
 
 
 def make_directory(prefix: str) -> str:
-    """Create a directory whose name begins with `prefix`, such as `mansio-spark-`, and remove abandoned ones of that
-    prefix. `remove_directory` removes it.
+    """Create a directory whose name begins with `prefix`, such as `mansio-spark-`, and return its path. Abandoned
+    directories with this prefix are removed first. `remove_directory` removes the new one.
     """
-    remove_abandoned(prefix)
+    remove_abandoned_directories(prefix)
     place = tempfile.mkdtemp(prefix=f".{prefix}")
-    descriptor = os.open(os.path.join(place, OWNER_FILE), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(os.path.join(place, LOCK_FILE), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     directory = os.path.join(os.path.dirname(place), os.path.basename(place)[1:])
     os.rename(place, directory)  # renamed after it is locked, so no process considers it abandoned
-    _locks[directory] = descriptor
+    _lock_descriptors[directory] = descriptor
     return directory
 
 
 def remove_directory(directory: str) -> None:
-    """Remove a directory of `make_directory`. Concurrent writes, as by a stopping Spark, are not an error."""
+    """Remove a directory that `make_directory` created. Errors are ignored: a stopping Spark may still write to it."""
     shutil.rmtree(directory, ignore_errors=True)
-    descriptor = _locks.pop(directory, None)
+    descriptor = _lock_descriptors.pop(directory, None)
     if descriptor is not None:
         os.close(descriptor)
 
 
-def remove_abandoned(prefix: str) -> list[str]:
-    """Remove this user's directories whose owner has ended; returns their paths."""
+def remove_abandoned_directories(prefix: str) -> list[str]:
+    """Remove this user's directories with this prefix whose process has ended; returns their paths."""
     removed = []
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
@@ -57,11 +57,11 @@ def remove_abandoned(prefix: str) -> list[str]:
 
 
 def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether its lock is free. False for a directory of another user or without the file."""
+    """Whether the lock of a directory is free. False for another user's directory, or without a lock file."""
     try:
         if not entry.is_dir(follow_symlinks=False) or entry.stat(follow_symlinks=False).st_uid != os.getuid():
             return False
-        descriptor = os.open(os.path.join(entry.path, OWNER_FILE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(os.path.join(entry.path, LOCK_FILE), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -1,17 +1,17 @@
-"""Spark's Python daemon for local sessions, with the workers' imports done before the first fork.
+"""Spark's Python daemon for local sessions, which imports the workers' modules before the first fork.
 
-Spark starts a daemon for each kind of worker, and the daemon forks the workers: for tasks, and for each step of
-planning. With Spark's own daemon every worker imports pyarrow, numpy and the source, and the garbage collector
-traverses them after each task. Workers forked from this daemon share the imported, frozen modules.
+Spark starts a daemon for each kind of worker. The daemon forks the workers, which run tasks and the steps of planning.
+With Spark's own daemon (`pyspark.daemon`) every worker imports pyarrow, numpy and the data source, and its garbage
+collector traverses these modules after each task. Workers forked from this daemon share the imported, frozen modules.
 
-Spark imports nothing before the fork because a library may start threads, and threads are not forked. Here the
-libraries are configured to start none, and this is verified: a daemon with a second thread restarts without the
-imports. No event loop, connection or file is opened.
+`pyspark.daemon` imports nothing before the fork, because a library may start threads, and a fork does not copy threads.
+This daemon configures the libraries to start no threads, and counts its threads after the imports: if there are
+several, it restarts without the imports. It opens no event loop, connection or file.
 
 Invariants:
-* A process that forks has one thread; otherwise this is `pyspark.daemon`.
-* Numerical libraries compute with one thread in each worker, as there is a worker for each processor.
-* Only local sessions use it: on a cluster this module may be missing.
+* A process that forks after the imports has one thread. A daemon without the imports behaves as `pyspark.daemon`.
+* numpy and pyarrow compute with one thread in each worker, because there is a worker for each processor.
+* Only local sessions use this daemon: on a cluster this module may be missing.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ from typing import Final
 
 from pyspark import daemon
 
-WITHOUT_THREADS: Final = {
+SINGLE_THREAD_VARIABLES: Final = {
     "OPENBLAS_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "ARROW_DEFAULT_MEMORY_POOL": "mimalloc",
 }
-"""Variables that keep numpy and pyarrow single-threaded during import."""
-BARE: Final = "PYSPARK_DAEMON_WITHOUT_MANSIO"
-"""Set in the environment of a daemon that restarts without the imports."""
+"""Environment variables with which numpy and pyarrow start no threads when they are imported."""
+WITHOUT_IMPORTS_VARIABLE: Final = "PYSPARK_DAEMON_WITHOUT_MANSIO"
+"""Environment variable of a daemon that restarts without the imports."""
 TASK_MODULES: Final = (
     "pyarrow.compute",
     "mansio.spark.source.task_reader",
     "mansio.spark.sink.writers",
     "mansio.spark.sink.iceberg_sink",
 )
-"""Modules of reading and writing tasks, in addition to the worker's own. Planning needs them too, for pickling."""
+"""Modules that tasks import in addition to PySpark's. Planning imports them too, to pickle readers and writers."""
 
 
-def preload(worker: str) -> None:
-    """Import the modules of this kind of worker. A missing module is not needed, or is reported where it is used."""
-    added = {name: value for name, value in WITHOUT_THREADS.items() if name not in os.environ}
+def import_worker_modules(worker: str) -> None:
+    """Import PySpark's module `worker` and `TASK_MODULES`, then freeze all objects (`gc.freeze`). A missing module is
+    skipped: the task that needs it reports the error.
+    """
+    added = {name: value for name, value in SINGLE_THREAD_VARIABLES.items() if name not in os.environ}
     os.environ.update(added)
     for name in (worker, *TASK_MODULES):
         with suppress(ImportError):
@@ -56,7 +58,7 @@ def preload(worker: str) -> None:
 
 
 def thread_count() -> int:
-    """Number of threads of this process, libraries included; 1 if it is unknown."""
+    """Number of threads of this process, including those of libraries; 1 if it is unknown."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -64,12 +66,12 @@ def thread_count() -> int:
 
 
 def main() -> None:
-    """Import, then run as Spark's daemon."""
+    """Import the workers' modules, then run Spark's daemon."""
     worker = sys.argv[1] if len(sys.argv) > 1 and sys.argv[1].startswith("pyspark") else "pyspark.worker"
-    if BARE not in os.environ:
-        preload(worker)
+    if WITHOUT_IMPORTS_VARIABLE not in os.environ:
+        import_worker_modules(worker)
         if thread_count() > 1:
-            os.environ[BARE] = "1"
+            os.environ[WITHOUT_IMPORTS_VARIABLE] = "1"
             os.execv(sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]])  # noqa: S606 - our own program
     daemon.manager()
 

@@ -37,7 +37,7 @@ from mansio.spark.iceberg.table_format import (
     offsets_text,
     parse_offsets,
 )
-from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
+from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
 from mansio.spark.source.readers import from_rows
 from mansio.spark.source.task_reader import parse_error_offsets, parse_error_reason, read_range
 from mansio.wire.batch.record_batch import iterate_batches
@@ -106,7 +106,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError(f"option {missing[0]} is missing: `mansio pipeline archive` sets it")
         self._options = given
         source = json.loads(given[SOURCE.lower()])
-        self._source, self._columns = SourceOptions.parse(source, streaming=True), columns_of(source)
+        self._source, self._columns = SourceOptions.parse(source, streaming=True), selected_columns(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """In a task: write the records of all ranges to files. A task that fails deletes its files."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from mansio.net.metadata import TopicView
-    from mansio.spark.options import Position, SourceOptions
+    from mansio.spark.options import OffsetSpec, SourceOptions
     from mansio.spark.sync_client import SyncClient
 
 Offsets = dict[TopicPartition, int]
@@ -88,12 +88,12 @@ def find_partitions(
     """
     views = sync_client.run(_views(sync_client, options))
     wanted = options.subscription
-    named = {partition.topic for partition in wanted.assigned} | set(wanted.topics)
+    named = {partition.topic for partition in wanted.partitions} | set(wanted.topics)
     missing = frozenset(named - set(views))
     if missing and not may_be_missing:
         raise ConfigError(f"there is no topic {', '.join(sorted(missing))}: create it, or correct the option")
-    if wanted.assigned:
-        found = tuple(one for one in wanted.assigned if one.topic in views)
+    if wanted.partitions:
+        found = tuple(one for one in wanted.partitions if one.topic in views)
         absent = [one for one in found if one.partition >= len(views[one.topic].partitions)]
         if absent and not may_be_missing:
             topic, partition = absent[0]
@@ -129,7 +129,7 @@ async def _views(sync_client: SyncClient, options: SourceOptions) -> dict[str, T
         matches = re.compile(wanted.pattern).fullmatch
         found = await cluster.topics()
         return {name: view for name, view in found.items() if matches(name) and not view.is_internal}
-    names = sorted({*wanted.topics, *(partition.topic for partition in wanted.assigned)})
+    names = sorted({*wanted.topics, *(partition.topic for partition in wanted.partitions)})
     await cluster.retry(lambda: cluster.refresh(names))
     views = {}
     for name in names:
@@ -198,8 +198,8 @@ def resolve(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartit
     for partition in partitions:
         if (
             start[partition] > end[partition]
-            and _is_explicit(options.starting)
-            and _is_explicit(options.ending)
+            and _is_explicit(options.starting_offsets)
+            and _is_explicit(options.ending_offsets)
         ):
             raise ConfigError(
                 f"partition {partition.partition} of topic {partition.topic} is to be read from offset"
@@ -222,7 +222,7 @@ def resolve_position(
     Raises `ConfigError` if they omit a partition, name one that is not read, or match no timestamp; `DataLoss` if an
     offset is outside its log.
     """
-    position: Position = options.starting if side == "starting" else options.ending
+    position: OffsetSpec = options.starting_offsets if side == "starting" else options.ending_offsets
     if position.timestamp_ms is not None:
         timestamps_ms = dict.fromkeys(latest, position.timestamp_ms)
         return _by_time(sync_client, options, position, f"{side}Timestamp", timestamps_ms, latest)
@@ -243,7 +243,7 @@ def resolve_position(
 def _by_time(
     sync_client: SyncClient,
     options: SourceOptions,
-    position: Position,
+    position: OffsetSpec,
     name: str,
     timestamps_ms: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
@@ -251,7 +251,7 @@ def _by_time(
     found = offsets_at(sync_client, timestamps_ms, options.isolation_level)
     for partition, offset in found.items():
         if offset < 0:
-            if not position.is_latest_without_match:
+            if not position.uses_latest_without_match:
                 raise ConfigError(
                     f"partition {partition.partition} of topic {partition.topic} has no record at or after"
                     f" {timestamps_ms[partition]}, which {name} names: choose an earlier time, or set"
@@ -296,13 +296,13 @@ def _clamped(
     return min(max(wanted, earliest[partition]), latest[partition])
 
 
-def is_fixed(position: Position) -> bool:
+def is_fixed(position: OffsetSpec) -> bool:
     """Whether a position always resolves to the same offsets."""
     offsets = position.offsets
     return _is_explicit(position) and isinstance(offsets, dict) and all(one >= 0 for one in offsets.values())
 
 
-def _is_explicit(position: Position) -> bool:
+def _is_explicit(position: OffsetSpec) -> bool:
     return (
         position.timestamp_ms is None
         and position.timestamps_ms is None

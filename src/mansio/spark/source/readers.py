@@ -149,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {**end, **restarted}
         if end == done:
             return start
-        is_first = start == self._initial and not is_fixed(self._options.starting)
+        is_first = start == self._initial and not is_fixed(self._options.starting_offsets)
         return {**to_json(end), FIRST_BATCH_START: start} if is_first else to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from mansio.errors import (
 from mansio.net.offsets import READ_COMMITTED
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import record_schema
-from mansio.spark.options import DEAD_LETTER, ERROR_COLUMN, SUSPEND
+from mansio.spark.options import ERROR_COLUMN, ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND
 from mansio.spark.source import data_loss
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
@@ -190,7 +190,7 @@ class _TaskReader:
                 yield self._with_error(piece)
                 continue
             self._report_damage(piece)
-            if self._options.on_unreadable == DEAD_LETTER:
+            if self._options.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
                 kept = [] if piece.is_frame else decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
                 for row in (row for rows in kept for row in rows.to_pylist()):
                     yield self._dead_letter(row, row["offset"], piece.error)
@@ -206,7 +206,7 @@ class _TaskReader:
             f"offsets {damaged.first} to {damaged.last} "
             f"of partition {task_range.partition} of topic {task_range.topic}"
         )
-        if mode == SUSPEND:
+        if mode == ON_UNREADABLE_SUSPEND:
             raise UnreadableRecords(
                 f"{where} cannot be read: {damaged.error.message}. "
                 f"Set onUnreadable to skip to continue without them, or to"
