@@ -34,7 +34,7 @@ from mansio.client import blocking
 from mansio.client.types import OutgoingRecord
 from mansio.spark import session
 from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.iceberg.table_scan import ALL_RECORDS, files_of
+from mansio.spark.iceberg.table_scan import ALL_RECORDS, selected_files
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.jobs.compact import compact
 from mansio.spark.jobs.topic_table import ARCHIVED_AS, read_topic_as_table
@@ -140,12 +140,14 @@ class Cases:
 
     def archived_half(self) -> None:
         """The files of the union, read by Spark's own reader."""
-        rows = self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), ALL_RECORDS)))
+        rows = self.spark.read.parquet(
+            *(file.path for file in selected_files(self._half_table(), ALL_RECORDS))
+        )
         consume(rows.select(*(ARCHIVED_AS.get(name, name) for name in COLUMNS)))
 
     def live_half(self) -> None:
         """The log of the union, from the end of the archive."""
-        done = self._half_table().committed()
+        done = self._half_table().last_commit()
         assert done is not None, "the half was archived"
         starts = {HALF: {str(index): offset for index, offset in done.offsets.items()}}
         rows = (

@@ -201,9 +201,7 @@ def test_configuration_file_that_is_missing_or_has_an_unknown_setting(tmp_path: 
 def test_spark_options_without_address_or_with_a_wrong_name() -> None:
     with pytest.raises(ConfigError, match=r"option kafka\.bootstrap\.servers is missing: give the address"):
         options.SourceOptions.parse({"subscribe": "orders"})
-    with pytest.raises(
-        ConfigError, match=r"no option 'broker' here: did you mean|no option 'broker' here: there are"
-    ):
+    with pytest.raises(ConfigError, match=r"no option 'broker': did you mean|no option 'broker': there are"):
         options.SourceOptions.parse({"broker": "127.0.0.1:9092", "subscribe": "orders"})
 
 

@@ -67,7 +67,7 @@ def archive(warehouse: str, count: int, steps: Steps) -> None:
     table.iceberg.catalog.commit_table = commit  # type: ignore[method-assign,assignment]
     query, batch = uuid.uuid4().hex, 0
     while True:
-        committed = table.committed()
+        committed = table.last_commit()
         start = dict.fromkeys(range(PARTITIONS), 0) if committed is None else committed.offsets
         end = {partition: min(count, offset + BATCH_OFFSETS) for partition, offset in start.items()}
         if start == end:

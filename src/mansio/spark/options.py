@@ -393,7 +393,7 @@ _DURATION_UNITS_MS: Final = {
 
 
 def invalid_option_error(name: str, text: str, expected: str) -> ConfigError:
-    """The error for an invalid value `text` of the option `name`; `expected` tells the user which values are valid."""
+    """The error for an invalid value `text` of the option `name`; `expected` describes the valid values."""
     shown = text if len(text) <= SHOWN_VALUE_CHARACTERS_MAX else text[:SHOWN_VALUE_CHARACTERS_MAX] + "..."
     return ConfigError(f"option {name} is {shown!r}: {expected}")
 

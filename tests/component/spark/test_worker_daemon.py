@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from mansio.spark.session import worker_daemon
 
 LOOK = (
-    "import sys; from mansio.spark.session import worker_daemon as d; d.preload('pyspark.worker'); "
+    "import sys; from mansio.spark.session import worker_daemon as d; d.import_worker_modules('pyspark.worker'); "
     "print(d.thread_count(), *(name in sys.modules for name in ('pyspark.worker', *d.TASK_MODULES)))"
 )
 
@@ -34,7 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    monkeypatch.setattr(worker_daemon, "preload", lambda _: came_to.append("preload"))
+    monkeypatch.setattr(worker_daemon, "import_worker_modules", lambda _: came_to.append("preload"))
     monkeypatch.setattr(worker_daemon.daemon, "manager", stop("manager"))
     monkeypatch.setattr(os, "execv", stop("execv"))
     monkeypatch.setattr(

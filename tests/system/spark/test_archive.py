@@ -79,4 +79,4 @@ def test_records_deleted_before_they_were_archived_are_an_error(
         topic, str(tmp_path), broker_process.bootstrap_servers, "p", is_once=True, accept_loss=True
     )
     assert archive(spark, job).records == 2
-    assert open_table(None, str(tmp_path), topic).lost() == (LostRange(0, 5, 8),)
+    assert open_table(None, str(tmp_path), topic).lost_ranges() == (LostRange(0, 5, 8),)

@@ -44,7 +44,7 @@ def test_first_records_of_an_added_partition_that_are_gone_are_an_error(
     with pytest.raises(DataLoss, match="records 0 to 3 of partition 1"):
         start()
     assert start(accept_loss=True) == {0: 0, 1: 4}
-    assert table.open().lost() == (LostRange(1, 0, 4),)
+    assert table.open().lost_ranges() == (LostRange(1, 0, 4),)
 
 
 def test_archive_into_another_table_is_refused_the_name_until_it_is_released(

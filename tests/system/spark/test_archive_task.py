@@ -12,7 +12,7 @@ from mansio.errors import TopicRecreated
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.sink import iceberg_sink
 from mansio.spark.sink.iceberg_sink import IcebergStreamWriter, sink_options
-from mansio.spark.source.readers import RangeSource, as_row, from_rows
+from mansio.spark.source.readers import RangeSource, range_to_row, ranges_from_rows
 from system.spark.archives import assert_archived
 from system.spark.topics import create, publish
 
@@ -33,7 +33,7 @@ class Context:
     """In place of Spark's."""
 
     def getLocalProperty(self, name: str) -> str:  # noqa: N802  # as Spark calls it
-        return {iceberg_sink.BATCH_PROPERTY: "0", iceberg_sink.QUERY_PROPERTY: "q"}[name]
+        return {iceberg_sink.BATCH_ID_PROPERTY: "0", iceberg_sink.QUERY_ID_PROPERTY: "q"}[name]
 
 
 class Task:
@@ -97,18 +97,18 @@ def test_records_of_the_stretches_that_are_planned_are_in_the_table_once(
     stretches = task.planned()
     assert [(one.partition, one.start, one.end) for one in stretches] == [(0, 0, RECORDS), (1, 0, RECORDS)]
     rows = task.rows(stretches)
-    assert [one for row in rows for one in from_rows(row)] == stretches
+    assert [one for row in rows for one in ranges_from_rows(row)] == stretches
     for _ in range(2):  # Spark runs a task or a batch again after a crash
         messages = [task.writer.write(iter([row])) for row in rows]
         task.writer.commit(pickle.loads(pickle.dumps(messages)), 0)
     assert_archived(broker_process, task.warehouse, task.topic)
     table = open_table(None, str(task.warehouse), task.topic)
-    assert table.added("q") == {0: 2 * RECORDS}
+    assert table.added_records("q") == {0: 2 * RECORDS}
 
 
 def test_a_task_that_fails_leaves_no_file(task: Task) -> None:
     first, second = task.planned()
-    other = as_row(type(second)(task.topic, 1, 0, RECORDS, b"another topic id"))
+    other = range_to_row(type(second)(task.topic, 1, 0, RECORDS, b"another topic id"))
     with pytest.raises(TopicRecreated):
         task.writer.write(iter([*task.rows([first]), other]))
     assert task.files() == []

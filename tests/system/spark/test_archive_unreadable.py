@@ -46,7 +46,7 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     done = archive(spark, replace(job, on_unreadable="dead-letter"))
     assert done.offsets == {0: 25}
     table = open_table(None, str(tmp_path), here.name)
-    assert table.lost() == (LostRange(0, 12, 13), LostRange(0, 16, 17))
+    assert table.lost_ranges() == (LostRange(0, 12, 13), LostRange(0, 16, 17))
     offsets = [value for batch in scan(table) for value in batch.column("__offset").to_pylist()]
     assert offsets == [n for n in range(25) if n not in (12, 16)]
     apart = open_dead_letters(table, create=False)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mansio
-from mansio.spark.iceberg.table_format import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP
+from mansio.spark.iceberg.table_format import OFFSET_COLUMN, PARTITION_COLUMN, TABLE_SCHEMA, TIMESTAMP_COLUMN
 from mansio.spark.iceberg.table_scan import scan
 from mansio.spark.jobs.compact import compact
 from mansio.spark.jobs.hot_keys import assess_skew, count_topic
@@ -106,11 +106,11 @@ def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
 def folded(rows: Iterable[dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     """The latest record of each key, by going through them one by one."""
     in_partitions: dict[tuple[bytes, int], dict[str, Any]] = {}
-    for one in sorted(rows, key=lambda one: one[OFFSET]):
+    for one in sorted(rows, key=lambda one: one[OFFSET_COLUMN]):
         if one["key"] is not None:
-            in_partitions[one["key"], one[PARTITION]] = one
+            in_partitions[one["key"], one[PARTITION_COLUMN]] = one
     latest: dict[bytes, dict[str, Any]] = {}
-    for one in sorted(in_partitions.values(), key=lambda one: (one[TIMESTAMP], one[PARTITION])):
+    for one in sorted(in_partitions.values(), key=lambda one: (one[TIMESTAMP_COLUMN], one[PARTITION_COLUMN])):
         latest[one["key"]] = one
     return {key: one for key, one in latest.items() if one["value"] is not None}
 

@@ -100,7 +100,7 @@ class Archive(Job):
 
     def done(self) -> int:
         """How many records are in the table."""
-        committed = open_table(None, str(self.warehouse), self.source).committed()
+        committed = open_table(None, str(self.warehouse), self.source).last_commit()
         return 0 if committed is None else sum(committed.offsets.values())
 
     def finish(self, spark: SparkSession) -> None:

@@ -14,7 +14,7 @@ from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
 from mansio.net.offsets import commit_offsets, delete_records
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import readers
-from mansio.spark.source.offsets import from_json, resolve, to_json
+from mansio.spark.source.offsets import offsets_from_json, offsets_to_json, resolve_ranges
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
@@ -110,7 +110,7 @@ MEANINGS: list[tuple[dict[str, str], tuple[int, int], tuple[int, int]]] = [
 def test_options_mean_offsets(
     ten: Topic, options: dict[str, str], first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    found = resolve(sync_client(ten.bootstrap_servers), ten.options(**options))
+    found = resolve_ranges(sync_client(ten.bootstrap_servers), ten.options(**options))
     assert {partition.partition: (one.start, one.end) for partition, one in found.items()} == {
         0: first,
         1: second,
@@ -153,7 +153,7 @@ def test_offsets_that_cannot_be_meant_are_refused(
     ten: Topic, options: dict[str, str], kind: type[MansioError], said: str
 ) -> None:
     with pytest.raises(kind) as refused:
-        resolve(sync_client(ten.bootstrap_servers), ten.options(**options))
+        resolve_ranges(sync_client(ten.bootstrap_servers), ten.options(**options))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -164,7 +164,7 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
     def read(**options: str) -> list[TopicPartition]:
         client = sync_client(one.bootstrap_servers)
         return sorted(
-            resolve(
+            resolve_ranges(
                 client, SourceOptions.parse({"kafka.bootstrap.servers": one.bootstrap_servers, **options})
             )
         )
@@ -189,11 +189,11 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
 
 def test_offsets_have_one_text_whatever_order_they_came_in() -> None:
     given = {TopicPartition("b", 10): 1, TopicPartition("a", 0): 2, TopicPartition("b", 9): 3}
-    assert json.dumps(to_json(given)) == '{"a": {"0": 2}, "b": {"9": 3, "10": 1}}'
-    assert from_json(to_json(given)) == given
+    assert json.dumps(offsets_to_json(given)) == '{"a": {"0": 2}, "b": {"9": 3, "10": 1}}'
+    assert offsets_from_json(offsets_to_json(given)) == given
     for other in ({"seqNum": 5}, {"t": {"x": 1}}, {"t": {"0": None}}):
         with pytest.raises(ConfigError, match="belongs to another source"):
-            from_json(other)
+            offsets_from_json(other)
 
 
 # -- streams --------
@@ -257,7 +257,7 @@ def test_limits_are_obeyed_and_a_trigger_for_all_overrides_them(topic: Callable[
     assert len(reader.partitions(reader.initialOffset(), end)) == 3
     assert reader.reportLatestOffset() == {here.name: {"0": 100}}
     assert batch(reader, end, ALL)[1] == list(range(30, 100))
-    with pytest.raises(ConfigError, match="ReadMaxBytes cannot be obeyed"):
+    with pytest.raises(ConfigError, match="ReadMaxBytes is not supported"):
         reader.latestOffset(end, ReadMaxBytes(5))
 
 
@@ -350,7 +350,7 @@ def test_a_checkpoint_that_is_ahead_of_the_topic_is_a_loss(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the id is not known any more; the offsets still tell, if the new topic is shorter."""
-    monkeypatch.setattr(readers, "LOWER_LATEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "LATEST_OFFSETS_RETRY_DELAY_S", 0.01)
     here = topic()
     here.fill(8)
     ahead = {here.name: {"0": 500}}
@@ -366,7 +366,7 @@ def test_a_log_that_lost_its_end_is_not_read_from_its_beginning(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic is the same, so what was read was read."""
-    monkeypatch.setattr(readers, "LOWER_LATEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "LATEST_OFFSETS_RETRY_DELAY_S", 0.01)
     here = topic()
     here.fill(8)
     relaxed = here.stream(failOnDataLoss="false")

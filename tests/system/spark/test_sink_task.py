@@ -9,7 +9,7 @@ import pytest
 
 from mansio.errors import InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink.task_sender import NOTHING_WRITTEN, TaskSender
+from mansio.spark.sink.task_sender import EMPTY_TASK_REPORT, TaskSender
 from mansio.spark.sync_client import SyncClient
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.murmur2 import partition_for_key
@@ -109,4 +109,4 @@ def test_row_that_no_retry_can_store_fails_the_task_at_once(
         )
     with pytest.raises(UnknownTopicOrPartition, match="no such topic"):
         sender.send(topic_name("absent"), rows(1))
-    assert sender.finish() == NOTHING_WRITTEN
+    assert sender.finish() == EMPTY_TASK_REPORT

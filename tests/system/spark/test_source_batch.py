@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said_in_one_line(
     topic = Topic(broker_process, topic_name("in"))
     topic.fill(10, first=7_000_000, together=10)  # numbers that no other topic of this broker has
     with pytest.raises(
-        AnalysisException, match=r"no option 'startingofsets' here: did you mean startingOffsets\?"
+        AnalysisException, match=r"no option 'startingofsets': did you mean startingOffsets\?"
     ):
         read(topic, startingOfsets="earliest").count()
     with pytest.raises(AnalysisException, match="ends at offset 10, but offset 55 was requested"):

@@ -163,7 +163,7 @@ def test_records_that_were_deleted_are_a_loss_that_names_the_offset(topic: Calla
 def test_a_log_that_ends_before_the_stretch_is_a_loss(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "SHORT_LOG_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fetch, "TRUNCATION_CONFIRMATION_S", 0.1)
     here = topic()
     here.fill(10)
     with pytest.raises(DataLoss, match="ends at offset 10, but offset 20 was requested"):

@@ -11,7 +11,7 @@ from mansio.errors import DataLoss, MansioError
 from mansio.spark.iceberg.errors import CatalogLocked, ConcurrentArchive
 from mansio.spark.jobs import archive as archives
 from mansio.spark.jobs.archive import RESTARTS_MAX, ArchiveFailed, ArchiveJob, ArchiveResult, archive
-from mansio.spark.source.data_loss import log_start_passed
+from mansio.spark.source.data_loss import offset_deleted_error
 from mansio.wire.topic_partition import TopicPartition
 
 JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", is_once=True)
@@ -74,7 +74,7 @@ def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("mansio.errors.DataLoss: offset 5 is gone", DataLoss, "offset 5 is gone"),
         (
-            f"mansio.errors.DataLoss: {log_start_passed(TopicPartition('t', 0), 5, 9).message}",
+            f"mansio.errors.DataLoss: {offset_deleted_error(TopicPartition('t', 0), 5, 9).message}",
             DataLoss,
             f"offset 5 of partition 0 of topic t was deleted: the log begins at 9. {archives.ACCEPT_LOSS_HINT}",
         ),

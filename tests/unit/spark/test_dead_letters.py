@@ -17,7 +17,7 @@ from mansio.spark.iceberg.table_format import DEAD_LETTER_SCHEMA
 from mansio.spark.jobs.maintain import maintain
 from mansio.spark.options import ERROR_COLUMN
 from mansio.spark.sink.iceberg_sink import split_dead_letters
-from mansio.spark.source.task_reader import error_text
+from mansio.spark.source.task_reader import format_error
 from mansio.wire.batch.record_batch import build_batch
 from support.iceberg import plan
 
@@ -47,7 +47,7 @@ def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[Wri
                 "partition": partition,
                 "offset": first,
                 "value": value,
-                ERROR_COLUMN: error_text(first, last, CorruptMessage("bad")),
+                ERROR_COLUMN: format_error(first, last, CorruptMessage("bad")),
             }
             for partition, first, last, value in rows
         ],
@@ -145,7 +145,7 @@ def test_maintenance_keeps_dead_letters_and_a_table_of_another_topic_is_refused(
             table, plan(offset, {0: offset}, {0: offset + 1}), written(table, (0, offset, offset, b"v"))
         )
     for _ in range(2):
-        maintain(archive, keep=1, grace_s=0)
+        maintain(archive, snapshots_kept=1, grace_s=0)
     assert len(held(archive)) == 4
     with opened(archive).iceberg.transaction() as change:
         change.set_properties({"mansio.topic-id": "bb"})

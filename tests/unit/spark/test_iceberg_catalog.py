@@ -51,7 +51,7 @@ def test_copy_of_a_warehouse_is_refused_because_its_files_are_those_of_the_origi
     shutil.copytree(lake, copy)
     add(table, plan(1, {0: 5}, {0: 8}))
     with pytest.raises(NotAnArchiveTable, match=f"has its files in {lake}"):
-        remove_orphan_files(open_table(None, str(copy), "t"), keep=10, grace_s=0)
+        remove_orphan_files(open_table(None, str(copy), "t"), snapshots_kept=10, grace_s=0)
     assert held(open_table(None, str(lake), "t")) == expected({0: 8})
     (tmp_path / "link").symlink_to(lake)
     assert held(open_table(None, str(tmp_path / "link"), "t")) == expected({0: 8})
@@ -97,7 +97,7 @@ def test_table_that_would_commit_twice_is_refused(tmp_path: Path) -> None:
 def test_locked_catalog_is_named_and_the_batch_gets_in_once_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalogs, "LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr(catalogs, "CATALOG_LOCK_TIMEOUT_S", 0.1)
     table = open_table(None, str(tmp_path), "t", create=True)
     lock = sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)
     lock.execute("BEGIN EXCLUSIVE")

@@ -30,9 +30,9 @@ def other(table: ArchiveTable, tmp_path: Path) -> ArchiveTable:
 
 
 def test_offsets_query_and_batch_are_committed_with_the_rows(table: ArchiveTable, tmp_path: Path) -> None:
-    assert table.committed() is None
+    assert table.last_commit() is None
     assert add(table, plan(0, {0: 0, 1: 0}, {0: 5, 1: 3}))
-    assert other(table, tmp_path).committed() == Commit("q1", 0, {0: 5, 1: 3}, {0: 0, 1: 0})
+    assert other(table, tmp_path).last_commit() == Commit("q1", 0, {0: 5, 1: 3}, {0: 0, 1: 0})
     assert held(other(table, tmp_path)) == expected({0: 5, 1: 3})
 
 
@@ -94,7 +94,7 @@ def test_a_batch_without_records_cannot_be_overtaken_unseen(table: ArchiveTable,
     with pytest.raises(ConcurrentArchive):
         add(second, plan(0, {0: 0}, {0: 2}, query="two"))
     table.refresh()
-    committed = table.committed()
+    committed = table.last_commit()
     assert committed is not None
     assert committed.offsets == {0: 4}
 
@@ -122,7 +122,7 @@ def test_endless_conflicts_end_with_an_error(table: ArchiveTable, monkeypatch: p
     def refuse(*_: object) -> object:
         raise CommitFailedException("Requirement failed: branch main has changed")
 
-    monkeypatch.setattr(commit, "RETRY_BACKOFF_S", 0)
+    monkeypatch.setattr(commit, "COMMIT_RETRY_BACKOFF_S", 0)
     monkeypatch.setattr(table.iceberg.catalog, "commit_table", refuse)
     with pytest.raises(CommitConflict, match="6 attempts"):
         add(table, plan(0, {0: 0}, {0: 1}))
@@ -177,7 +177,7 @@ def test_judgement(
 def test_partitions_that_a_batch_is_not_about_keep_their_offsets(table: ArchiveTable) -> None:
     add(table, plan(0, {0: 0, 1: 0}, {0: 5, 1: 3}))
     add(table, plan(1, {1: 3}, {1: 4}))
-    assert table.committed() == Commit("q1", 1, {0: 5, 1: 4}, {0: 0, 1: 0})
+    assert table.last_commit() == Commit("q1", 1, {0: 5, 1: 4}, {0: 0, 1: 0})
 
 
 def test_repeat_from_before_the_archive_began_is_not_taken_for_archived() -> None:
@@ -206,7 +206,7 @@ def test_files_that_do_not_fit_the_plan_are_refused(
 ) -> None:
     with pytest.raises(InvalidDataFiles):
         table.commit(plan(0, {0: 4}, {0: 9}), parts)
-    assert table.committed() is None
+    assert table.last_commit() is None
 
 
 def test_file_that_changed_since_its_task_wrote_it_is_refused(table: ArchiveTable) -> None:
@@ -264,9 +264,11 @@ def test_what_the_log_deleted_before_it_was_archived_is_skipped_once_and_listed(
     for _ in range(2):
         other(table, tmp_path).skip_to_log_start({0: 8, 1: 3, 2: 4})
     add(table, plan(1, {0: 8, 1: 5, 2: 4}, {0: 9, 1: 5, 2: 6}))
-    assert table.added("q1") == {0: 10, 1: 3}
-    assert table.lost() == (LostRange(0, 5, 8), LostRange(2, 0, 4)), "2 came later: all of it was wanted"
-    committed = table.committed()
+    assert table.added_records("q1") == {0: 10, 1: 3}
+    assert table.lost_ranges() == (LostRange(0, 5, 8), LostRange(2, 0, 4)), (
+        "2 came later: all of it was wanted"
+    )
+    committed = table.last_commit()
     assert committed is not None
     assert committed.first_offsets == {0: 0, 1: 0, 2: 0}
     rows = [(partition, offset) for partition, offset, _ in held(table)]

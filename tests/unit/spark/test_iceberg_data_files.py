@@ -12,7 +12,7 @@ import pytest
 from mansio.spark.iceberg import parquet_writer
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.errors import InvalidDataFiles
-from mansio.spark.iceberg.parquet_writer import PartitionFileWriter, table_rows
+from mansio.spark.iceberg.parquet_writer import PartitionFileWriter, to_table_rows
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 from support.iceberg import HOUR_US, add, plan, source_rows
 
@@ -39,7 +39,7 @@ def test_live_files_are_pruned_by_partition_offset_and_time(tmp_path: Path) -> N
 
 
 def test_files_roll_over_at_their_size_and_name_what_they_hold(tmp_path: Path) -> None:
-    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", file_bytes=1)
     for low in (0, 5):
         writer.write(source_rows(0, range(low, low + 5)))
     parquet_writer = writer.close()
@@ -63,7 +63,7 @@ def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
     (part,) = writer.close()
     file = pq.ParquetFile(part.path.removeprefix("file://"))
     assert (file.num_row_groups, file.read().num_rows) == (1, 400)
-    monkeypatch.setattr(parquet_writer, "WAITING_BYTES_MAX", 1_000)
+    monkeypatch.setattr(parquet_writer, "BUFFERED_BYTES_MAX", 1_000)
     writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-1")
     for low in range(0, 400, 10):
         for partition in range(3):
@@ -103,7 +103,7 @@ def test_batch_that_starts_below_the_one_before_is_refused(tmp_path: Path) -> No
 
 
 def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
-    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", file_bytes=1)
     writer.write(source_rows(0, range(5)))
     writer.write(source_rows(1, range(5)))
     writer.abort()
@@ -134,7 +134,7 @@ def test_headers_lanes_and_nulls_are_kept() -> None:
     headers = pa.array([[("h", b"1"), ("h", None)], None], TABLE_SCHEMA.field("headers").type)
     batch = source_rows(0, [0, 1]).append_column("headers", headers)
     batch = batch.append_column("lane", pa.array(["urgent", None]))
-    rows = table_rows(batch)
+    rows = to_table_rows(batch)
     assert rows.schema.equals(TABLE_SCHEMA)
     assert rows.column("headers").to_pylist() == [
         [{"key": "h", "value": b"1"}, {"key": "h", "value": None}],

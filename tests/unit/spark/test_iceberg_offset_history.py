@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from mansio.spark.iceberg.table_format import (
     DAY_MS,
-    ENTRIES_MAX,
+    HISTORY_ENTRIES_MAX,
+    HISTORY_OFFSETS_MAX,
     HOUR_MS,
-    NUMBERS_MAX,
     HistoryEntry,
-    add_entry,
-    entry_at,
-    history_text,
+    add_history_entry,
+    format_history,
+    history_entry_at,
     parse_history,
 )
 
@@ -27,7 +27,7 @@ def marks_of(commits: list[tuple[int, dict[int, int]]]) -> tuple[HistoryEntry, .
     history: tuple[HistoryEntry, ...] = ()
     before: HistoryEntry | None = None
     for at_ms, offsets in commits:
-        history = add_entry(history, at_ms, offsets, before)
+        history = add_history_entry(history, at_ms, offsets, before)
         before = HistoryEntry(at_ms, offsets)
     return history
 
@@ -49,7 +49,7 @@ def test_a_date_is_the_table_as_it_was_at_midnight() -> None:
     commits = [(first_ms + minute * 60_000 + 30_000, {0: minute}) for minute in range(4 * 24 * 60)]
     history = marks_of(commits)
     for day in (1, 2, 3):
-        found = entry_at(history, first_ms + day * DAY_MS)
+        found = history_entry_at(history, first_ms + day * DAY_MS)
         assert found == HistoryEntry(first_ms + day * DAY_MS, {0: day * 24 * 60 - 1})
 
 
@@ -69,24 +69,24 @@ def test_marks_are_sorted_states_of_the_table_and_survive_as_text(steps: list[in
     for mark in history:
         then = [offsets for at_ms, offsets in commits if at_ms <= mark.at_ms]
         assert mark.offsets in then[-2:], "the last before it, or the one of that very millisecond"
-    assert parse_history(history_text(history)) == history
+    assert parse_history(format_history(history)) == history
 
 
 def test_number_of_marks_is_bounded_also_for_many_partitions() -> None:
-    commits = [(START_MS + day * DAY_MS, {0: day}) for day in range(ENTRIES_MAX + 50)]
-    assert len(marks_of(commits)) == ENTRIES_MAX
+    commits = [(START_MS + day * DAY_MS, {0: day}) for day in range(HISTORY_ENTRIES_MAX + 50)]
+    assert len(marks_of(commits)) == HISTORY_ENTRIES_MAX
     wide = dict.fromkeys(range(1_000), 5)
     commits += [(START_MS + (500 + day) * DAY_MS, wide) for day in range(50)]
-    assert len(marks_of(commits)) == NUMBERS_MAX // 1_000
+    assert len(marks_of(commits)) == HISTORY_OFFSETS_MAX // 1_000
 
 
 def test_date_finds_the_last_mark_before_it() -> None:
     history = (HistoryEntry(10 * HOUR_MS, {0: 1}), HistoryEntry(11 * HOUR_MS, {0: 5}))
-    assert entry_at(history, 10 * HOUR_MS - 1) is None
-    assert entry_at(history, 11 * HOUR_MS - 1) == history[0]
-    assert entry_at(history, 11 * HOUR_MS) == history[1]
+    assert history_entry_at(history, 10 * HOUR_MS - 1) is None
+    assert history_entry_at(history, 11 * HOUR_MS - 1) == history[0]
+    assert history_entry_at(history, 11 * HOUR_MS) == history[1]
 
 
 def test_clock_that_was_set_back_makes_no_mark_out_of_order() -> None:
-    history = add_entry((), START_MS, {0: 1})
-    assert add_entry(history, START_MS - DAY_MS, {0: 2}) == history
+    history = add_history_entry((), START_MS, {0: 1})
+    assert add_history_entry(history, START_MS - DAY_MS, {0: 2}) == history

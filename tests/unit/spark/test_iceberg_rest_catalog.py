@@ -55,7 +55,7 @@ def test_maintenance_and_compaction_work_as_with_a_file(rest: RestCatalog, tmp_p
     table = opened(rest, tmp_path)
     for batch in range(4):
         add(table, plan(batch, {0: batch * 2}, {0: batch * 2 + 2}))
-    assert maintain(table, keep=1, grace_s=0, tag="kept").files == 1
+    assert maintain(table, snapshots_kept=1, grace_s=0, tag="kept").files == 1
     assert held(opened(rest, tmp_path)) == expected({0: 8})
     target = open_target(table, "latest")
     latest = ArchiveTable(target, "t", target.location())

@@ -17,15 +17,15 @@ from mansio.spark.sink.iceberg_sink import (
     IcebergSink,
     IcebergStreamWriter,
     WrittenFiles,
-    check_ranges,
-    lost_ranges,
-    merge_ranges,
-    read_plan,
+    check_read_ranges,
+    dead_letter_ranges,
+    merge_lost_ranges,
+    read_batch_plan,
     sink_options,
     split_dead_letters,
 )
 from mansio.spark.source.read_plan import TaskRange
-from mansio.spark.source.task_reader import error_text
+from mansio.spark.source.task_reader import format_error
 from support.iceberg import expected, held, plan, write_parts
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
     for _ in range(2):
         writer(table, tmp_path).commit(messages(table, second), 1)
     table.refresh()
-    committed = table.committed()
+    committed = table.last_commit()
     assert committed is not None
     assert (committed.query, committed.batch, committed.offsets) == (QUERY, 1, {0: 8, 1: 2})
     assert held(table) == expected({0: 8, 1: 2})
@@ -95,10 +95,10 @@ def test_offsets_without_a_record_are_archived_too(table: ArchiveTable, tmp_path
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 5})))
     writer(table, tmp_path).commit([WrittenFiles(stretches(plan(0, {0: 0}, {0: 9})), parts)], 0)
     table.refresh()
-    committed = table.committed()
+    committed = table.last_commit()
     assert committed is not None
     assert committed.offsets == {0: 9}
-    assert table.added(QUERY) == {0: 5}
+    assert table.added_records(QUERY) == {0: 5}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_offsets_without_a_record_are_archived_too(table: ArchiveTable, tmp_path
 )
 def test_batch_that_was_read_in_part_or_twice_is_refused(read: list[tuple[int, int, int]]) -> None:
     wanted = plan(0, {0: 0, 1: 3, 3: 2}, {0: 9, 1: 7, 3: 2})
-    check_ranges(wanted, [TaskRange("t", 1, 3, 7), TaskRange("t", 0, 5, 9), TaskRange("t", 0, 0, 5)])
+    check_read_ranges(wanted, [TaskRange("t", 1, 3, 7), TaskRange("t", 0, 5, 9), TaskRange("t", 0, 0, 5)])
     with pytest.raises(InvalidDataFiles, match="each offset once"):
-        check_ranges(wanted, [TaskRange("t", *one) for one in read])
+        check_read_ranges(wanted, [TaskRange("t", *one) for one in read])
 
 
 def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: ArchiveTable, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: ArchiveT
     with pytest.raises(RuntimeError, match="has not reported"):
         writer(table, tmp_path).commit([*messages(table, plan(0, {0: 0}, {0: 5})), None], 0)
     table.refresh()
-    assert table.committed() is None
+    assert table.last_commit() is None
 
 
 def test_query_that_starts_above_the_table_commits_nothing(table: ArchiveTable, tmp_path: Path) -> None:
@@ -141,12 +141,12 @@ def test_checkpoint_of_another_topic_or_format_is_refused(tmp_path: Path) -> Non
     checkpoint = tmp_path / "checkpoint"
     note(checkpoint, 0, {0: 5}, topic="other")
     with pytest.raises(ConfigError, match="is of topic other, not of t"):
-        read_plan(str(checkpoint), 0, "t", {0: 0})
+        read_batch_plan(str(checkpoint), 0, "t", {0: 0})
     (checkpoint / "offsets" / "0").write_text("v9\n{}\n{}")
     with pytest.raises(ConfigError, match="format v9"):
-        read_plan(str(checkpoint), 0, "t", {0: 0})
+        read_batch_plan(str(checkpoint), 0, "t", {0: 0})
     with pytest.raises(ConfigError, match="has no offsets/7"):
-        read_plan(str(checkpoint), 7, "t", {0: 0})
+        read_batch_plan(str(checkpoint), 7, "t", {0: 0})
 
 
 def test_sink_refuses_what_it_cannot_do() -> None:
@@ -159,7 +159,7 @@ def test_sink_refuses_what_it_cannot_do() -> None:
 def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     table: ArchiveTable, tmp_path: Path
 ) -> None:
-    said = {3: error_text(3, 5, CorruptMessage("CRC")), 8: "any text"}
+    said = {3: format_error(3, 5, CorruptMessage("CRC")), 8: "any text"}
     rows = pa.RecordBatch.from_pylist(
         [
             {
@@ -182,7 +182,7 @@ def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     readable, dead = split_dead_letters(rows)
     assert readable.column("offset").to_pylist() == [1, 2, 6, 7]
     assert dead is not None
-    assert lost_ranges(dead) == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
+    assert dead_letter_ranges(dead) == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
     assert dead.column("reason").to_pylist() == ["CRC", "any text"]
     assert split_dead_letters(rows.slice(0, 2)) == (rows.slice(0, 2), None)
 
@@ -195,8 +195,8 @@ def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     for _ in range(2):
         writer(table, tmp_path).commit(of_two_tasks, 0)
     table.refresh()
-    assert table.lost() == (LostRange(0, 3, 9),)
-    committed = table.committed()
+    assert table.lost_ranges() == (LostRange(0, 3, 9),)
+    committed = table.last_commit()
     assert committed is not None
     assert committed.offsets == {0: 9}
 
@@ -209,4 +209,4 @@ def test_ranges_that_touch_or_overlap_become_one() -> None:
         LostRange(0, 9, 10),
         LostRange(0, 12, 13),
     ]
-    assert merge_ranges(given) == [LostRange(0, 5, 10), LostRange(0, 12, 13), LostRange(1, 0, 2)]
+    assert merge_lost_ranges(given) == [LostRange(0, 5, 10), LostRange(0, 12, 13), LostRange(1, 0, 2)]

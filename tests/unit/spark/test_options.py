@@ -173,7 +173,7 @@ def test_options_of_a_writer() -> None:
     parsed = SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topic": "out", "kafka.acks": "1"})
     assert parsed == SinkOptions("a:1", "out", acks=1)
     with pytest.raises(
-        ConfigError, match=r"no option 'subscribe' here: there are kafka\.bootstrap\.servers, topic, acks"
+        ConfigError, match=r"no option 'subscribe': there are kafka\.bootstrap\.servers, topic, acks"
     ):
         SinkOptions.parse(BASE)
     with pytest.raises(ConfigError, match="did you mean topic"):

@@ -10,7 +10,7 @@ from pyiceberg.table.update import SetLocationUpdate
 
 from mansio.spark.iceberg.commit import commit_files
 from mansio.spark.iceberg.errors import ArchiveError
-from mansio.spark.iceberg.orphan_cleanup import FIRST_SEEN_FILE, expire_snapshots, remove_orphan_files
+from mansio.spark.iceberg.orphan_cleanup import UNREFERENCED_SINCE_FILE, expire_snapshots, remove_orphan_files
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_scan import scan
 from support.archive_tables import Archive, row, rows_of
@@ -52,14 +52,14 @@ def test_replaced_files_are_deleted_when_they_were_unreferenced_for_the_grace_ti
 ) -> None:
     before = rows_of(scan(table))
     rewrite_data_files(table, 1 << 20)
-    first = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    first = remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=NOW_MS)
     assert first.snapshots_expired > 0
     assert first.files_deleted == 0
     assert first.files_waiting >= 12
     assert len(data_files(table)) == 14
-    early = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS - 1)
+    early = remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS - 1)
     assert early.files_deleted == 0
-    last = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    last = remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert last.files_deleted == first.files_waiting
     assert last.bytes_deleted == first.bytes_waiting > 0
     assert data_files(table) == {file.path.removeprefix("file://") for file in table.live_files()}
@@ -76,7 +76,7 @@ def test_what_a_kept_snapshot_or_a_tag_refers_to_stays_readable(
     table.iceberg.manage_snapshots().create_tag(old.snapshot_id, "kept").commit()
     rewrite_data_files(table, 1 << 20)
     for now_ms in (NOW_MS, LATER_MS):
-        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=now_ms)
+        remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=now_ms)
     assert rows_of(scan(archive.open(), snapshot_id=old.snapshot_id)) == before
     assert {one.snapshot_id for one in table.iceberg.metadata.snapshots} >= {old.snapshot_id}
     assert len(table.iceberg.metadata.snapshots) == 2
@@ -84,12 +84,12 @@ def test_what_a_kept_snapshot_or_a_tag_refers_to_stays_readable(
 
 def test_files_of_a_batch_under_way_are_not_deleted(archive: Archive, table: ArchiveTable) -> None:
     written = archive.write(table, [row(0, 42)])
-    remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=NOW_MS)
-    waited = remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS - 1)
+    remove_orphan_files(table, snapshots_kept=5, grace_s=GRACE_S, now_ms=NOW_MS)
+    waited = remove_orphan_files(table, snapshots_kept=5, grace_s=GRACE_S, now_ms=LATER_MS - 1)
     assert waited.files_deleted == 0
     with table.iceberg.transaction() as change:
         change.add_files([written.path], check_duplicate_files=False)
-    remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS * 2)
+    remove_orphan_files(table, snapshots_kept=5, grace_s=GRACE_S, now_ms=LATER_MS * 2)
     assert len(rows_of(scan(archive.open()))) == 61
 
 
@@ -98,13 +98,13 @@ def test_a_file_that_is_needed_again_starts_its_grace_time_anew(
 ) -> None:
     written = archive.write(table, [row(0, 42)])
     path = written.path.removeprefix("file://")
-    remove_orphan_files(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS)
+    remove_orphan_files(table, snapshots_kept=50, grace_s=GRACE_S, now_ms=NOW_MS)
     with table.iceberg.transaction() as change:
         change.add_files([written.path], check_duplicate_files=False)
-    remove_orphan_files(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS + 1)
+    remove_orphan_files(table, snapshots_kept=50, grace_s=GRACE_S, now_ms=NOW_MS + 1)
     with table.iceberg.transaction() as change:
         change.delete("__offset = 42 and __partition = 0")
-    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert os.path.exists(path)
 
 
@@ -114,7 +114,7 @@ def test_a_sweep_that_died_half_way_is_finished_by_the_next(
     from mansio.spark.iceberg import orphan_cleanup as sweeping
 
     rewrite_data_files(table, 1 << 20)
-    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=NOW_MS)
     delete, deleted = sweeping._delete, []
 
     def die(filesystem: object, path: str) -> None:
@@ -125,9 +125,9 @@ def test_a_sweep_that_died_half_way_is_finished_by_the_next(
 
     monkeypatch.setattr(sweeping, "_delete", die)
     with pytest.raises(OSError, match="killed"):
-        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+        remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS)
     monkeypatch.undo()
-    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert data_files(table) == {file.path.removeprefix("file://") for file in table.live_files()}
     assert len(rows_of(scan(table))) == 60
 
@@ -141,7 +141,7 @@ def test_a_table_that_names_its_files_by_another_path_loses_none(table: ArchiveT
         change._apply((SetLocationUpdate(location=moved),))
     before = files_on_disk(table)
     with pytest.raises(ArchiveError, match="nothing is deleted"):
-        remove_orphan_files(table, keep=50, grace_s=0)
+        remove_orphan_files(table, snapshots_kept=50, grace_s=0)
     assert files_on_disk(table) >= before
 
 
@@ -160,7 +160,7 @@ def test_files_that_are_not_of_the_table_stay(table: ArchiveTable) -> None:
     orphan = f"{root}/data/orphan.parquet"
     with open(orphan, "w") as file:
         file.write("left by a task that died")
-    remove_orphan_files(table, keep=1, grace_s=0)
+    remove_orphan_files(table, snapshots_kept=1, grace_s=0)
     left = files_on_disk(table)
     assert strangers <= left
     assert orphan not in left
@@ -168,16 +168,16 @@ def test_files_that_are_not_of_the_table_stay(table: ArchiveTable) -> None:
 
 def test_damaged_marks_only_delay_the_deletion(table: ArchiveTable) -> None:
     rewrite_data_files(table, 1 << 20)
-    first = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
-    marks = os.path.join(table.iceberg.location().removeprefix("file://"), FIRST_SEEN_FILE)
+    first = remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    marks = os.path.join(table.iceberg.location().removeprefix("file://"), UNREFERENCED_SINCE_FILE)
     with open(marks, "w") as file:
         file.write('{"half')
     assert (
-        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS).files_waiting
+        remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS).files_waiting
         == first.files_waiting
     )
     assert (
-        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS * 2).files_deleted
+        remove_orphan_files(table, snapshots_kept=1, grace_s=GRACE_S, now_ms=LATER_MS * 2).files_deleted
         == first.files_waiting
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.spark.source.read_plan import OffsetRange, admit, plan_ranges
+from mansio.spark.source.read_plan import OffsetRange, limit_offsets, plan_ranges
 from mansio.wire.topic_partition import TopicPartition
 
 partitions = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5))
@@ -62,7 +62,7 @@ def test_a_micro_batch_is_as_large_as_allowed_and_starves_nobody(
 ) -> None:
     start = {partition: first for partition, (first, _) in given_.items()}
     latest = {partition: first + size for partition, (first, size) in given_.items()}
-    end = admit(start, latest, offsets_max)
+    end = limit_offsets(start, latest, offsets_max)
     assert set(end) == set(latest)
     moved = {partition: end[partition] - start[partition] for partition in end}
     behind = {partition: max(0, latest[partition] - start[partition]) for partition in latest}
@@ -80,6 +80,6 @@ def test_shares_follow_the_backlog_until_all_is_read(
     start = dict.fromkeys(behind, 0)
     batches = 0
     while start != behind:
-        start = admit(start, behind, offsets_max)
+        start = limit_offsets(start, behind, offsets_max)
         batches += 1
     assert batches <= -(-sum(behind.values()) // offsets_max) + 1

@@ -43,11 +43,11 @@ def manifests(table: ArchiveTable) -> int:
 
 def test_small_files_become_one_per_partition_and_the_rows_stay(archive: Archive) -> None:
     table = filled(archive, 12)
-    before, committed, had = rows_of(scan(table)), table.committed(), manifests(table)
+    before, committed, had = rows_of(scan(table)), table.last_commit(), manifests(table)
     report = rewrite_data_files(table, TARGET)
     reopened = archive.open()
     assert rows_of(scan(reopened)) == before
-    assert reopened.committed() == committed
+    assert reopened.last_commit() == committed
     assert [(file.partition, file.rows) for file in reopened.live_files()] == [(0, 84), (1, 36)]
     assert (report.files_replaced, report.files_written, report.rows) == (24, 2, 120)
     assert had == 12
@@ -77,7 +77,7 @@ def test_the_archive_goes_on_while_files_are_rewritten(
         *((1, offset) for offset in range(6 * 3)),
     ]
     archive.add(other, {0: 1, 1: 1})
-    assert other.committed() == archive.open().committed()
+    assert other.last_commit() == archive.open().last_commit()
 
 
 def test_archive_and_rewriting_at_the_same_time_lose_and_double_nothing(archive: Archive) -> None:

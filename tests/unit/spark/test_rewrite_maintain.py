@@ -62,7 +62,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
 
     def read(mine: ArchiveTable) -> None:
         mine.refresh()
-        committed = mine.committed()
+        committed = mine.last_commit()
         assert committed is not None
         began = time.monotonic()
         try:
@@ -73,7 +73,9 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
         reads.append(1)
 
     def keep_in_order(mine: ArchiveTable) -> None:
-        runs.append(maintain(mine, target_bytes=1 << 20, keep=2, grace_s=GRACE_S).swept.files_deleted)
+        runs.append(
+            maintain(mine, target_bytes=1 << 20, snapshots_kept=2, grace_s=GRACE_S).swept.files_deleted
+        )
 
     threads = [repeat(read), repeat(keep_in_order), repeat(keep_in_order)]
     for thread in threads:
@@ -91,7 +93,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
             thread.join()
     if failures:
         raise failures[0]
-    report = maintain(archive.open(), target_bytes=1 << 20, keep=1, grace_s=0)
+    report = maintain(archive.open(), target_bytes=1 << 20, snapshots_kept=1, grace_s=0)
     last = archive.open()
     assert places(last) == whole({0: 9 * (BATCHES + 1), 1: 4 * (BATCHES + 1)})
     assert (report.files, report.rows) == (len(last.live_files()), 13 * (BATCHES + 1))
@@ -105,10 +107,10 @@ def test_a_tag_keeps_the_table_as_it_was_and_is_given_once(archive: Archive) -> 
     with pytest.raises(InvalidRequest, match="there is nothing to tag"):
         maintain(table, tag="early")
     archive.add(table, {0: 9})
-    maintain(table, tag="early", keep=1, grace_s=0)
+    maintain(table, tag="early", snapshots_kept=1, grace_s=0)
     for _ in range(3):
         archive.add(table, {0: 9})
-    maintain(table, keep=1, grace_s=0)
+    maintain(table, snapshots_kept=1, grace_s=0)
     tagged = archive.open()
     snapshot = tagged.iceberg.metadata.refs["early"].snapshot_id
     assert len(rows_of(scan(tagged, snapshot_id=snapshot))) == 9

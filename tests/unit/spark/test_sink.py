@@ -9,8 +9,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError, InvalidRecord
-from mansio.spark.sink.task_sender import NOTHING_WRITTEN, TaskReport, WrittenRange
-from mansio.spark.sink.writers import BatchWriter, SinkCommitMessage, StreamWriter, by_topic, check_columns
+from mansio.spark.sink.task_sender import EMPTY_TASK_REPORT, TaskReport, WrittenRange
+from mansio.spark.sink.writers import (
+    BatchWriter,
+    SinkCommitMessage,
+    StreamWriter,
+    check_columns,
+    split_by_topic,
+)
 
 VALUE = {"value": "binary"}
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": "t"}
@@ -62,7 +68,7 @@ def test_writers_and_messages_travel_between_processes() -> None:
     assert pickle.loads(pickle.dumps(BatchWriter(OPTIONS, SCHEMA, False))).options.topic == "t"
     message = SinkCommitMessage(TaskReport(7, 0, (WrittenRange("t", 1, 5, 9, 4),)), "query")
     assert pickle.loads(pickle.dumps(message)) == message
-    BatchWriter(OPTIONS, SCHEMA, False).abort([None, message, SinkCommitMessage(NOTHING_WRITTEN)])
+    BatchWriter(OPTIONS, SCHEMA, False).abort([None, message, SinkCommitMessage(EMPTY_TASK_REPORT)])
     StreamWriter(OPTIONS, SCHEMA, False).commit([message], 3)
 
 
@@ -78,13 +84,15 @@ def test_rows_of_several_topics_keep_their_order_within_each() -> None:
             "offset": [9, 9, 9, 9, 9],
         }
     )
-    divided = {topic: part.to_pydict() for topic, part in by_topic(rows, None)}
+    divided = {topic: part.to_pydict() for topic, part in split_by_topic(rows, None)}
     assert divided == {"a": {"value": [b"0", b"2", b"4"]}, "b": {"value": [b"1", b"3"]}}
-    assert [topic for topic, _ in by_topic(rows, "c")] == ["c"], "the option counts more than the column"
-    assert list(by_topic(rows.slice(0, 0), "c")) == []
+    assert [topic for topic, _ in split_by_topic(rows, "c")] == ["c"], (
+        "the option counts more than the column"
+    )
+    assert list(split_by_topic(rows.slice(0, 0), "c")) == []
 
 
 def test_row_without_a_topic_is_an_error() -> None:
     rows = pa.RecordBatch.from_pydict({"topic": ["a", None], "value": [b"0", b"1"]})
     with pytest.raises(InvalidRecord, match="1 rows have no topic"):
-        list(by_topic(rows, None))
+        list(split_by_topic(rows, None))

@@ -14,7 +14,7 @@ from mansio.spark.iceberg.errors import ArchiveError
 from mansio.spark.iceberg.orphan_cleanup import expire_snapshots
 from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA, LiveFile
-from mansio.spark.iceberg.table_scan import Selection, files_of, read_file, scan
+from mansio.spark.iceberg.table_scan import Selection, read_file, scan, selected_files
 from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version, version_at
 from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
 
@@ -79,7 +79,7 @@ def test_any_selection_equals_the_same_filter_over_all_rows(table: ArchiveTable)
 
 def test_a_time_range_reads_only_the_files_that_hold_it(table: ArchiveTable) -> None:
     hour = Selection(from_us=FIRST_US + 12 * STEP_US, to_us=FIRST_US + 18 * STEP_US)
-    assert [(file.partition, file.first_offset) for file in files_of(table, hour)] == [(0, 10), (1, 10)]
+    assert [(file.partition, file.first_offset) for file in selected_files(table, hour)] == [(0, 10), (1, 10)]
 
 
 def test_row_groups_outside_of_the_selection_are_not_read(table: ArchiveTable, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_moment_is_found_by_id_by_tag_and_by_time(table: ArchiveTable, archive
     expire_snapshots(table, 1)
     table.refresh()
     assert len(table.iceberg.metadata.snapshots) == 2
-    assert count(version_at(table, table.history()[0].at_ms)) == 20
+    assert count(version_at(table, table.offset_history()[0].at_ms)) == 20
     with pytest.raises(SnapshotNotFound, match="so early"):
         version_at(table, 1_000)
     with pytest.raises(SnapshotNotFound, match="keeps no snapshot 9999999999999999999"):

@@ -73,7 +73,7 @@ def maintain(
     table = open_archive(topic, warehouse, catalog)
     from mansio.spark.jobs.maintain import maintain as run_maintenance
 
-    report = run_maintenance(table, target_bytes=target_bytes, keep=keep, grace_s=grace_s, tag=tag)
+    report = run_maintenance(table, target_bytes=target_bytes, snapshots_kept=keep, grace_s=grace_s, tag=tag)
     if output is Output.JSON:
         show_json({"table": table.name, **asdict(report)})
     else:

@@ -2,5 +2,5 @@
 
 >>> from mansio.spark.iceberg.catalog import open_table
 >>> table = open_table(None, "/data/warehouse", "flights")
->>> table.committed().offsets
+>>> table.last_commit().offsets
 """

@@ -7,7 +7,7 @@ pyiceberg's configuration (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKE
 Invariants:
 * A table is rejected unless it has the properties of `create_table`, belongs to the topic, and has the library's blind
   retry disabled.
-* No wait for the catalog is longer than `LOCK_WAIT_S` times the tries.
+* No wait for the catalog is longer than `CATALOG_LOCK_TIMEOUT_S` times the tries.
 * `live_files` returns every file that may hold a matching row. Files are excluded by their bounds in the manifests; no
   data file is opened.
 """
@@ -47,7 +47,12 @@ from pyiceberg.types import (
 
 from mansio.errors import ConfigError
 from mansio.spark.iceberg import table_format
-from mansio.spark.iceberg.commit import FlatTransaction, added_records, commit_files, skip_to_log_start
+from mansio.spark.iceberg.commit import (
+    CachedMetadataTransaction,
+    added_records,
+    commit_files,
+    skip_to_log_start,
+)
 from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
 from mansio.spark.iceberg.table_format import LiveFile, parse_history
 
@@ -61,35 +66,35 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.table_format import (
         BatchPlan,
         Commit,
+        CommitOutcome,
         HistoryEntry,
         LostRange,
-        Outcome,
         WrittenDataFile,
     )
 
 CATALOG_NAME = "mansio"
 NAMESPACE = "mansio"
-CATALOG_FILE = "catalog.db"
-FILE_ACCESS = "mansio.spark.iceberg.fsync_io.DurableFileIO"
-RESERVED_IN_ADDRESSES = "#?%"
-LOCK_WAIT_S = 5
-LOCK_TRIES = 3
+CATALOG_FILE_NAME = "catalog.db"
+FILE_IO_CLASS = "mansio.spark.iceberg.fsync_io.DurableFileIO"
+RESERVED_URI_CHARACTERS = "#?%"
+CATALOG_LOCK_TIMEOUT_S = 5
+CATALOG_LOCK_ATTEMPTS_MAX = 3
 
-_HEADER = StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType()))
+_HEADER_TYPE = StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType()))
 ICEBERG_SCHEMA = Schema(
     NestedField(1, "key", BinaryType()),
     NestedField(2, "value", BinaryType()),
-    NestedField(3, "headers", ListType(9, _HEADER, element_required=False)),
-    NestedField(4, table_format.PARTITION, IntegerType()),
-    NestedField(5, table_format.OFFSET, LongType()),
-    NestedField(6, table_format.TIMESTAMP, TimestamptzType()),
-    NestedField(7, table_format.TIMESTAMP_TYPE, IntegerType()),
-    NestedField(8, table_format.LANE, StringType()),
+    NestedField(3, "headers", ListType(9, _HEADER_TYPE, element_required=False)),
+    NestedField(4, table_format.PARTITION_COLUMN, IntegerType()),
+    NestedField(5, table_format.OFFSET_COLUMN, LongType()),
+    NestedField(6, table_format.TIMESTAMP_COLUMN, TimestamptzType()),
+    NestedField(7, table_format.TIMESTAMP_TYPE_COLUMN, IntegerType()),
+    NestedField(8, table_format.LANE_COLUMN, StringType()),
 )
 """`table_format.TABLE_SCHEMA` as an Iceberg schema."""
 
 # Not by day: late timestamps would split a batch into many small files; reads prune time by the files' bounds.
-_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), table_format.PARTITION))
+_PARTITION_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), table_format.PARTITION_COLUMN))
 
 
 class ArchiveTable:
@@ -121,54 +126,54 @@ class ArchiveTable:
 
     def refresh(self) -> None:
         """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
-        with self.guard():
+        with self.catalog_errors():
             self.iceberg.refresh()
 
-    def committed(self) -> Commit | None:
+    def last_commit(self) -> Commit | None:
         """The committed offsets as of the last `refresh` or `commit`; None before the first batch."""
         return table_format.read_commit(self.iceberg.properties)
 
-    def added(self, query: str) -> dict[int, int]:
+    def added_records(self, query: str) -> dict[int, int]:
         """Number of records that each batch of a query added, by batch number, as of the last `refresh` or `commit`:
         for at least the last ten batches, unless maintenance keeps fewer snapshots.
         """
         return added_records(self.iceberg.metadata, query)
 
-    def history(self) -> tuple[HistoryEntry, ...]:
+    def offset_history(self) -> tuple[HistoryEntry, ...]:
         """Offsets by time, oldest first, as of the last `refresh` or `commit`."""
         return parse_history(self.iceberg.properties.get(table_format.HISTORY_PROPERTY, "[]"))
 
-    def lost(self) -> tuple[LostRange, ...]:
+    def lost_ranges(self) -> tuple[LostRange, ...]:
         """Ranges that were deleted before they were archived, or were unreadable and accepted as lost, oldest first."""
-        return table_format.read_lost(self.iceberg.properties)
+        return table_format.read_lost_ranges(self.iceberg.properties)
 
     def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
         """Accept as lost what the log deleted before it was archived; see `commit.skip_to_log_start`."""
-        with self.guard():
+        with self.catalog_errors():
             return skip_to_log_start(self.iceberg, log_starts)
 
     def commit(
         self, plan: BatchPlan, files: Sequence[WrittenDataFile], lost: Sequence[LostRange] = ()
-    ) -> Outcome:
+    ) -> CommitOutcome:
         """Add a batch exactly once; see `commit.commit_files` for errors.
 
-        A locked catalog is retried `LOCK_TRIES` times; each time the committed state is read again.
+        A locked catalog is retried `CATALOG_LOCK_ATTEMPTS_MAX` times; each time the committed state is read again.
         """
-        for _ in range(LOCK_TRIES - 1):
+        for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
             try:
-                with self.guard():
+                with self.catalog_errors():
                     return commit_files(self.iceberg, plan, files, lost)
             except CatalogLocked:
                 continue
-        with self.guard():
+        with self.catalog_errors():
             return commit_files(self.iceberg, plan, files, lost)
 
-    def transaction(self) -> FlatTransaction:
-        """A transaction for maintenance: `with table.guard(), table.transaction() as change: ...`.
+    def transaction(self) -> CachedMetadataTransaction:
+        """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
 
         A concurrent commit makes it fail with pyiceberg's CommitFailedException: `refresh` and try again.
         """
-        return FlatTransaction(self.iceberg)
+        return CachedMetadataTransaction(self.iceberg)
 
     def live_files(
         self,
@@ -180,11 +185,11 @@ class ArchiveTable:
         """The data files of the current (or a retained) snapshot that may hold matching rows; see the function
         `live_files`.
         """
-        with self.guard():
+        with self.catalog_errors():
             return live_files(self.iceberg, partition, offsets, times, snapshot_id)
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def catalog_errors(self) -> Iterator[None]:
         """Context manager: converts errors of the catalog."""
         with catalog_errors(self._catalog_location):
             yield
@@ -223,13 +228,13 @@ def open_table(
                     f"topic {topic} has no archive in {warehouse}: `mansio pipeline archive {topic}` makes one"
                 ) from None
             table = _create_table(catalog, topic, topic_id)
-    check_table(table, topic, topic_id)
+    check_archive_table(table, topic, topic_id)
     if uri is None:
         _check_location(table, location)
     return ArchiveTable(table, topic, address)
 
 
-def check_table(table: Table, topic: str, topic_id: str = "") -> None:
+def check_archive_table(table: Table, topic: str, topic_id: str = "") -> None:
     """Reject a table that is not the archive of this topic, or to which a commit could be applied twice.
 
     Raises:
@@ -242,9 +247,9 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
         raise NotAnArchiveTable(
             f"table {name} was not made by `mansio pipeline archive`: choose another warehouse or catalog"
         )
-    if form != table_format.FORMAT:
+    if form != table_format.FORMAT_VERSION:
         raise NotAnArchiveTable(
-            f"table {name} has format {form}, this version of Mansio knows format {table_format.FORMAT}"
+            f"table {name} has format {form}, this version of Mansio knows format {table_format.FORMAT_VERSION}"
         )
     if properties.get(table_format.TOPIC_PROPERTY) != topic:
         raise NotAnArchiveTable(
@@ -256,9 +261,9 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
             f"table {name} is the archive of an earlier topic {topic} (id {known}); the topic was deleted and made "
             f"again (id {topic_id}): choose another warehouse, or drop the table"
         )
-    if properties.get(table_format.RETRIES_PROPERTY) != "0":
+    if properties.get(table_format.COMMIT_RETRIES_PROPERTY) != "0":
         raise NotAnArchiveTable(
-            f"table {name} has lost its property {table_format.RETRIES_PROPERTY}=0, "
+            f"table {name} has lost its property {table_format.COMMIT_RETRIES_PROPERTY}=0, "
             f"without which a batch could be added "
             "twice: set it again"
         )
@@ -286,7 +291,7 @@ def warehouse_location(warehouse: str) -> str:
     if "://" in warehouse:
         return warehouse.rstrip("/")
     path = os.path.abspath(os.path.expanduser(warehouse))
-    reserved = next((one for one in path if one in RESERVED_IN_ADDRESSES), None)
+    reserved = next((one for one in path if one in RESERVED_URI_CHARACTERS), None)
     if reserved is not None:
         raise ConfigError(f"the warehouse {path} has a {reserved} in its name: choose another directory")
     return f"file://{path}"
@@ -326,7 +331,7 @@ def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | Non
             return None
         os.makedirs(os.path.dirname(path), exist_ok=True)
     kind = "rest" if address.startswith(("http://", "https://")) else "sql"
-    durable = {"py-io-impl": FILE_ACCESS} if location.startswith("file://") else {}
+    durable = {"py-io-impl": FILE_IO_CLASS} if location.startswith("file://") else {}
     return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
 
 
@@ -334,7 +339,7 @@ def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
     """Create the table; if another archive creates it concurrently, load that one."""
     properties = {
         **table_format.TABLE_PROPERTIES,
-        table_format.FORMAT_PROPERTY: table_format.FORMAT,
+        table_format.FORMAT_PROPERTY: table_format.FORMAT_VERSION,
         table_format.TOPIC_PROPERTY: topic,
         table_format.TOPIC_ID_PROPERTY: topic_id,
         # Tasks write Parquet without Iceberg's field ids; this maps columns to fields.
@@ -343,7 +348,7 @@ def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
     catalog.create_namespace_if_not_exists(NAMESPACE)
     try:
         return catalog.create_table(
-            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_SPEC, properties=properties
+            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_PARTITION_SPEC, properties=properties
         )
     except TableAlreadyExistsError:
         return catalog.load_table((NAMESPACE, topic))
@@ -355,7 +360,7 @@ def _sqlite_address(location: str) -> str:
         raise CatalogUnavailable(
             f"the warehouse {location} is not a directory of this machine: name a catalog"
         )
-    return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE}?timeout={LOCK_WAIT_S}"
+    return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE_NAME}?timeout={CATALOG_LOCK_TIMEOUT_S}"
 
 
 def _display_address(table_path: str) -> str:
@@ -391,27 +396,27 @@ def live_files(
     if table.current_snapshot() is None:
         return []
     schema = table.schema()
-    scan = table.scan(row_filter=_filter(partition, offsets, times), snapshot_id=snapshot_id)
-    found = [_live_file(task.file, schema) for task in scan.plan_files()]
+    scan = table.scan(row_filter=_row_filter(partition, offsets, times), snapshot_id=snapshot_id)
+    found = [_to_live_file(task.file, schema) for task in scan.plan_files()]
     return sorted(found, key=lambda file: (file.partition, file.first_offset, file.path))
 
 
-def _filter(
+def _row_filter(
     partition: int | None, offsets: tuple[int, int] | None, times: tuple[int, int] | None
 ) -> BooleanExpression:
     wanted: BooleanExpression = AlwaysTrue()
     if partition is not None:
-        wanted = And(wanted, _equal(table_format.PARTITION, partition))
-    for name, bounds in ((table_format.OFFSET, offsets), (table_format.TIMESTAMP, times)):
+        wanted = And(wanted, _equal(table_format.PARTITION_COLUMN, partition))
+    for name, bounds in ((table_format.OFFSET_COLUMN, offsets), (table_format.TIMESTAMP_COLUMN, times)):
         if bounds is not None:
             low, high = bounds
             wanted = And(wanted, And(_at_least(name, low), _below(name, high)))
     return wanted
 
 
-def _live_file(file: DataFile, schema: Schema) -> LiveFile:
-    first_offset, last_offset = _bounds(file, schema, table_format.OFFSET)
-    first_us, last_us = _bounds(file, schema, table_format.TIMESTAMP)
+def _to_live_file(file: DataFile, schema: Schema) -> LiveFile:
+    first_offset, last_offset = _column_bounds(file, schema, table_format.OFFSET_COLUMN)
+    first_us, last_us = _column_bounds(file, schema, table_format.TIMESTAMP_COLUMN)
     assert first_offset is not None, (
         "every data file has bounds of its offsets: the table's properties say so"
     )
@@ -428,7 +433,7 @@ def _live_file(file: DataFile, schema: Schema) -> LiveFile:
     )
 
 
-def _bounds(file: DataFile, schema: Schema, name: str) -> tuple[int | None, int | None]:
+def _column_bounds(file: DataFile, schema: Schema, name: str) -> tuple[int | None, int | None]:
     column = schema.find_field(name)
     assert isinstance(column.field_type, PrimitiveType)
     kind = column.field_type

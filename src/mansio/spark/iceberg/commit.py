@@ -33,20 +33,20 @@ from mansio.spark.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentAr
 from mansio.spark.iceberg.table_format import (
     BATCH_PROPERTY,
     HISTORY_PROPERTY,
-    LOST_PROPERTY,
+    LOST_RANGES_PROPERTY,
     QUERY_PROPERTY,
     Commit,
+    CommitOutcome,
     HistoryEntry,
     LostRange,
-    Outcome,
-    add_entry,
+    add_history_entry,
     commit_properties,
-    history_text,
-    lost_text,
-    offsets_text,
+    format_history,
+    format_lost_ranges,
+    format_offsets,
     parse_history,
     read_commit,
-    read_lost,
+    read_lost_ranges,
 )
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.table_format import BatchPlan, WrittenDataFile
 
 SNAPSHOTS_MAX = 30
-SNAPSHOTS_KEPT = 10
-RETRIES = 5
-ADDED_RECORDS = "added-records"
+SNAPSHOTS_RETAINED = 10
+COMMIT_RETRIES_MAX = 5
+ADDED_RECORDS_KEY = "added-records"
 """A key of a snapshot's summary (Iceberg specification)."""
-RETRY_BACKOFF_S = 0.1
+COMMIT_RETRY_BACKOFF_S = 0.1
 
 
 class CommitDecision(Enum):
@@ -76,22 +76,26 @@ class CommitDecision(Enum):
     CONFLICT = "foreign"
 
 
-class FlatTransaction(Transaction):
+class CachedMetadataTransaction(Transaction):
     """A transaction that computes the changed metadata once per change.
 
     The library's transaction computes it at every access, about twenty times per commit, and copies all snapshots each
     time.
     """
 
-    _memo: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
+    _cached_metadata: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
 
     @property
     def table_metadata(self) -> TableMetadata:
         """The table's metadata after this transaction."""
         updates, base = self._updates, self._table.metadata
-        if self._memo is None or self._memo[0] is not updates or self._memo[1] is not base:
-            self._memo = (updates, base, update_table_metadata(base, updates))
-        return self._memo[2]
+        if (
+            self._cached_metadata is None
+            or self._cached_metadata[0] is not updates
+            or self._cached_metadata[1] is not base
+        ):
+            self._cached_metadata = (updates, base, update_table_metadata(base, updates))
+        return self._cached_metadata[2]
 
 
 def decide_commit(last: Commit | None, plan: BatchPlan) -> CommitDecision:
@@ -129,10 +133,10 @@ def commit_files(
     parts: Sequence[WrittenDataFile],
     lost: Sequence[LostRange] = (),
     *,
-    retries: int = RETRIES,
+    retries: int = COMMIT_RETRIES_MAX,
     snapshots_max: int = SNAPSHOTS_MAX,
     now_ms: int | None = None,
-) -> Outcome:
+) -> CommitOutcome:
     """Add a batch's files and offsets to the table, once. `lost`: unreadable ranges of the batch, to be listed.
 
     Raises:
@@ -153,16 +157,20 @@ def commit_files(
         if decision is not CommitDecision.ACCEPT:
             return _outcome_without_commit(decision, last, plan, attempt)
         commit = next_commit(last, plan)
-        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))} if lost else {}
+        listed = (
+            {LOST_RANGES_PROPERTY: format_lost_ranges((*read_lost_ranges(table.properties), *lost))}
+            if lost
+            else {}
+        )
         at_ms = now_ms or time.time_ns() // 1_000_000
         try:
-            snapshot_id = _append(table, commit, parts, snapshots_max, at_ms, listed)
+            snapshot_id = _commit_append(table, commit, parts, snapshots_max, at_ms, listed)
         except (CommitFailedException, CommitStateUnknownException):
-            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
             table.refresh()
             is_fresh = True
             continue
-        return Outcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
+        return CommitOutcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
     raise CommitConflict(
         f"other commits were first in {retries + 1} attempts to add batch {plan.batch} to {_name(table)}: "
         "is another archive or a maintenance job writing without a pause?"
@@ -170,7 +178,7 @@ def commit_files(
 
 
 def skip_to_log_start(
-    table: Table, log_starts: Mapping[int, int], *, retries: int = RETRIES
+    table: Table, log_starts: Mapping[int, int], *, retries: int = COMMIT_RETRIES_MAX
 ) -> tuple[LostRange, ...]:
     """Advance the table to the log start offsets. Missing ranges below them are listed as lost, and returned.
 
@@ -196,11 +204,11 @@ def skip_to_log_start(
             offsets=last.offsets | {one.partition: one.end for one in lost},
             first_offsets={one.partition: one.start for one in lost} | last.first_offsets,
         )
-        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))}
+        listed = {LOST_RANGES_PROPERTY: format_lost_ranges((*read_lost_ranges(table.properties), *lost))}
         try:
-            _append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
+            _commit_append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
         except (CommitFailedException, CommitStateUnknownException):
-            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
             continue
         return lost
     raise CommitConflict(
@@ -226,34 +234,34 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
     backwards = [partition for partition in plan.end if plan.end[partition] < plan.start[partition]]
     if backwards:
         raise InvalidDataFiles(f"batch {plan.batch} ends below its start in partition {backwards[0]}")
-    upto = dict(plan.start)
+    next_offsets = dict(plan.start)
     for part in sorted(parts, key=lambda part: (part.partition, part.first_offset)):
         if part.partition not in plan.end:
             raise InvalidDataFiles(
                 f"{part.path} holds partition {part.partition}, which batch {plan.batch} is not about"
             )
-        if part.first_offset < upto[part.partition] or part.last_offset >= plan.end[part.partition]:
+        if part.first_offset < next_offsets[part.partition] or part.last_offset >= plan.end[part.partition]:
             raise InvalidDataFiles(
                 f"{part.path} holds offsets {part.first_offset} to {part.last_offset} of partition {part.partition}; "
-                f"wanted were {upto[part.partition]} to {plan.end[part.partition] - 1}"
+                f"wanted were {next_offsets[part.partition]} to {plan.end[part.partition] - 1}"
             )
         if not 0 < part.rows <= part.last_offset - part.first_offset + 1:
             raise InvalidDataFiles(
                 f"{part.path} holds {part.rows} rows, more than its offsets allow, or none"
             )
-        upto[part.partition] = part.last_offset + 1
+        next_offsets[part.partition] = part.last_offset + 1
 
 
 def _outcome_without_commit(
     decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
-) -> Outcome:
+) -> CommitOutcome:
     """The outcome for a batch that is not added."""
     assert last is not None
     if decision is CommitDecision.ALREADY_COMMITTED:
-        return Outcome(added=False, commit=last, attempts=attempt)
+        return CommitOutcome(added=False, commit=last, attempts=attempt)
     offsets_shown = (
-        f"the table ends at {offsets_text(last.offsets)}, "
-        f"batch {plan.batch} starts at {offsets_text(plan.start)}"
+        f"the table ends at {format_offsets(last.offsets)}, "
+        f"batch {plan.batch} starts at {format_offsets(plan.start)}"
     )
     if decision is CommitDecision.GAP:
         raise ArchiveGap(
@@ -266,7 +274,7 @@ def _outcome_without_commit(
     )
 
 
-def _append(
+def _commit_append(
     table: Table,
     commit: Commit,
     parts: Sequence[WrittenDataFile],
@@ -279,16 +287,16 @@ def _append(
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
     before = None if last is None or newest is None else HistoryEntry(newest.timestamp_ms, last.offsets)
-    new_history = add_entry(history, now_ms, commit.offsets, before)
-    data_files = [as_data_file(table, part) for part in parts]
-    with FlatTransaction(table) as transaction:
+    new_history = add_history_entry(history, now_ms, commit.offsets, before)
+    data_files = [to_data_file(table, part) for part in parts]
+    with CachedMetadataTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata, snapshots_max)
         if expired:
             transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
         transaction.set_properties(
             properties
             if new_history == history
-            else {**properties, HISTORY_PROPERTY: history_text(new_history)}
+            else {**properties, HISTORY_PROPERTY: format_history(new_history)}
         )
         with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
             for data_file in data_files:
@@ -304,11 +312,11 @@ def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
         summary = snapshot.summary
         if summary is not None and summary[QUERY_PROPERTY] == query:
             # A sum: `skip_to_log_start` creates another snapshot with the last batch's number.
-            added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS] or 0)
+            added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS_KEY] or 0)
     return dict(added)
 
 
-def as_data_file(table: Table, part: WrittenDataFile) -> DataFile:
+def to_data_file(table: Table, part: WrittenDataFile) -> DataFile:
     """A file as a manifest entry; its footer is compared with the task's report.
 
     Raises:
@@ -328,7 +336,7 @@ def expirable_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_
     if len(metadata.snapshots) < snapshots_max:
         return []
     named = {reference.snapshot_id for reference in metadata.refs.values()}
-    kept = min(SNAPSHOTS_KEPT, snapshots_max - 1)
+    kept = min(SNAPSHOTS_RETAINED, snapshots_max - 1)
     old = metadata.snapshots[: len(metadata.snapshots) - kept]
     return [snapshot.snapshot_id for snapshot in old if snapshot.snapshot_id not in named]
 

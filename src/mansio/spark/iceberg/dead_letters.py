@@ -30,24 +30,24 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
 from mansio.spark.iceberg.commit import (
-    RETRIES,
-    RETRY_BACKOFF_S,
-    FlatTransaction,
-    as_data_file,
+    COMMIT_RETRIES_MAX,
+    COMMIT_RETRY_BACKOFF_S,
+    CachedMetadataTransaction,
     expirable_snapshots,
+    to_data_file,
 )
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
-from mansio.spark.iceberg.parquet_writer import SOURCE_NAMES, PartitionFileWriter, file_system
+from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter, file_system
 from mansio.spark.iceberg.table_format import (
     DEAD_LETTER_SCHEMA,
-    LAST_OFFSET,
-    OFFSET,
+    LAST_OFFSET_COLUMN,
+    OFFSET_COLUMN,
     OFFSETS_PROPERTY,
-    PARTITION,
+    PARTITION_COLUMN,
     TABLE_PROPERTIES,
     TOPIC_ID_PROPERTY,
     TOPIC_PROPERTY,
-    offsets_text,
+    format_offsets,
     parse_offsets,
 )
 
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "mansio_dead_letters"
 
 _ICEBERG_SCHEMA: Final = Schema(
-    NestedField(1, PARTITION, IntegerType()),
-    NestedField(2, OFFSET, LongType()),
-    NestedField(3, LAST_OFFSET, LongType()),
+    NestedField(1, PARTITION_COLUMN, IntegerType()),
+    NestedField(2, OFFSET_COLUMN, LongType()),
+    NestedField(3, LAST_OFFSET_COLUMN, LongType()),
     NestedField(4, "kind", StringType()),
     NestedField(5, "reason", StringType()),
     NestedField(6, "key", BinaryType()),
@@ -81,7 +81,7 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     catalog, identifier = archive.iceberg.catalog, (NAMESPACE, archive.topic)
-    with archive.guard():
+    with archive.catalog_errors():
         try:
             table = catalog.load_table(identifier)
         except NoSuchTableError:
@@ -114,8 +114,8 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
         CommitConflict: Other commits were first in every attempt.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now; the batch will be repeated.
     """
-    with table.guard():
-        for attempt in range(1, RETRIES + 2):
+    with table.catalog_errors():
+        for attempt in range(1, COMMIT_RETRIES_MAX + 2):
             known = parse_offsets(table.iceberg.properties.get(OFFSETS_PROPERTY, "{}"))
             new = [one for part in parts for one in _above_offset(table, part, known.get(part.partition, 0))]
             if not new:
@@ -124,12 +124,12 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
             try:
                 _append(table.iceberg, new, known | ends)
             except (CommitFailedException, CommitStateUnknownException):
-                time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+                time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
                 table.iceberg.refresh()
                 continue
             return len(new)
     raise CommitConflict(
-        f"other commits were first in {RETRIES + 1} attempts to add dead letters to {table.name}"
+        f"other commits were first in {COMMIT_RETRIES_MAX + 1} attempts to add dead letters to {table.name}"
     )
 
 
@@ -137,12 +137,12 @@ def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, i
     """One transaction: the files and their end offsets. It creates a snapshot, so that a concurrent commit is
     detected.
     """
-    files = [as_data_file(table, part) for part in parts]
-    with FlatTransaction(table) as transaction:
+    files = [to_data_file(table, part) for part in parts]
+    with CachedMetadataTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata)
         if expired:
             transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
-        transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets)})
+        transaction.set_properties({OFFSETS_PROPERTY: format_offsets(offsets)})
         with transaction.update_snapshot().merge_append() as append:
             for file in files:
                 append.append_data_file(file)
@@ -155,13 +155,15 @@ def _above_offset(table: ArchiveTable, part: WrittenDataFile, known: int) -> lis
     location = table.data_location
     system, directory = file_system(location)
     rows = pq.read_table(directory + part.path[len(location) :], filesystem=system, partitioning=None)
-    rest = rows.filter(pc.greater_equal(rows[LAST_OFFSET], known))
+    rest = rows.filter(pc.greater_equal(rows[LAST_OFFSET_COLUMN], known))
     if not rest.num_rows:
         return []
-    first = pc.max_element_wise(rest[OFFSET], pa.scalar(known, pa.int64()))
-    rest = rest.set_column(rest.schema.get_field_index(OFFSET), DEAD_LETTER_SCHEMA.field(OFFSET), first)
+    first = pc.max_element_wise(rest[OFFSET_COLUMN], pa.scalar(known, pa.int64()))
+    rest = rest.set_column(
+        rest.schema.get_field_index(OFFSET_COLUMN), DEAD_LETTER_SCHEMA.field(OFFSET_COLUMN), first
+    )
     writer = PartitionFileWriter(location, "rest", schema=DEAD_LETTER_SCHEMA)
-    named = rest.rename_columns([SOURCE_NAMES.get(name, name) for name in rest.column_names])
+    named = rest.rename_columns([SOURCE_COLUMN_NAMES.get(name, name) for name in rest.column_names])
     for batch in named.to_batches():
         writer.write(batch)
     return writer.close()

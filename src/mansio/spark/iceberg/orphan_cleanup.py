@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from mansio.spark.iceberg.catalog import ArchiveTable
 
-TABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
+DELETABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
 """Directories of a table and suffixes of the files that may be deleted there."""
-FIRST_SEEN_FILE: Final = "metadata/mansio-unreferenced.json"
-ATTEMPTS_MAX: Final = 8
+UNREFERENCED_SINCE_FILE: Final = "metadata/mansio-unreferenced.json"
+COMMIT_ATTEMPTS_MAX: Final = 8
 """Attempts of a change to a table with concurrent commits."""
-BACKOFF_S: Final = 0.2
-OPERATION: Final = {"mansio.operation": "maintain"}
+COMMIT_RETRY_BACKOFF_S: Final = 0.2
+MAINTENANCE_SUMMARY: Final = {"mansio.operation": "maintain"}
 """In the summary of every snapshot that maintenance creates."""
 
 
@@ -57,7 +57,7 @@ class CleanupReport:
 
 
 def remove_orphan_files(
-    table: ArchiveTable, *, keep: int, grace_s: float, now_ms: int | None = None
+    table: ArchiveTable, *, snapshots_kept: int, grace_s: float, now_ms: int | None = None
 ) -> CleanupReport:
     """Keep the newest `keep` snapshots and those with a tag or branch; then delete orphan files.
 
@@ -66,12 +66,12 @@ def remove_orphan_files(
         ArchiveError: The table refers to a file under another path: nothing is deleted.
         OSError: The warehouse cannot be read or written.
     """
-    expired = expire_snapshots(table, keep)
+    expired = expire_snapshots(table, snapshots_kept)
     now = int(time.time() * 1000) if now_ms is None else now_ms
     return _delete_unreferenced(table, expired, int(grace_s * 1000), now)
 
 
-def expire_snapshots(table: ArchiveTable, keep: int) -> int:
+def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
     """Remove all but the newest `keep` snapshots from the metadata; returns how many. Deletes no file.
 
     Removing alone does not move the branch, so concurrent maintenance or an archive that expires the same snapshots
@@ -82,12 +82,16 @@ def expire_snapshots(table: ArchiveTable, keep: int) -> int:
         metadata = table.iceberg.metadata
         named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
         newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
-        if len(newest_first) <= max(keep, 1):
+        if len(newest_first) <= max(snapshots_kept, 1):
             return 0
-        old = [one.snapshot_id for one in newest_first[max(keep, 1) - 1 :] if one.snapshot_id not in named]
+        old = [
+            one.snapshot_id
+            for one in newest_first[max(snapshots_kept, 1) - 1 :]
+            if one.snapshot_id not in named
+        ]
         if old:
             with table.transaction() as transaction:
-                transaction.update_snapshot(snapshot_properties=OPERATION).merge_append().commit()
+                transaction.update_snapshot(snapshot_properties=MAINTENANCE_SUMMARY).merge_append().commit()
                 transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
         return len(old)
 
@@ -100,30 +104,30 @@ def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
     Raises:
         CommitConflict: Every attempt met a concurrent commit.
     """
-    for failures in range(ATTEMPTS_MAX):
-        time.sleep(random.uniform(0, BACKOFF_S * failures))
+    for failures in range(COMMIT_ATTEMPTS_MAX):
+        time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * failures))
         table.refresh()
         try:
-            with table.guard():
+            with table.catalog_errors():
                 return attempt()
         except (CommitFailedException, CommitStateUnknownException):
             continue
     raise CommitConflict(
-        f"others changed {table.name} at the same time, {ATTEMPTS_MAX} times in a row: try again"
+        f"others changed {table.name} at the same time, {COMMIT_ATTEMPTS_MAX} times in a row: try again"
     )
 
 
 def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_ms: int) -> CleanupReport:
     filesystem, root = _location(table.iceberg)
-    found = _listing(filesystem, root)
+    found = _list_files(filesystem, root)
     # References are read after the listing: a file committed in between is listed and referenced, never the reverse.
     table.refresh()
-    with table.guard():
-        needed = referenced(table.iceberg)
-    first_seen_path = f"{root}/{FIRST_SEEN_FILE}"
+    with table.catalog_errors():
+        needed = referenced_paths(table.iceberg)
+    first_seen_path = f"{root}/{UNREFERENCED_SINCE_FILE}"
     unreferenced = {path: size for path, size in found.items() if path not in needed}
     _check_locations(needed, found, unreferenced)
-    seen = _read_first_seen(filesystem, first_seen_path)
+    seen = _read_unreferenced_since(filesystem, first_seen_path)
     waiting: dict[str, int] = {}
     deleted_bytes = waiting_bytes = 0
     for path, size in unreferenced.items():
@@ -142,7 +146,7 @@ def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_m
     )
 
 
-def referenced(table: Table) -> set[str]:
+def referenced_paths(table: Table) -> set[str]:
     """Paths of all files that the table's metadata refers to, in any retained snapshot."""
     metadata = table.metadata
     locations = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
@@ -155,7 +159,7 @@ def referenced(table: Table) -> set[str]:
         locations.add(path)
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
             locations.add(entry.data_file.file_path)
-    return {_path(location) for location in locations}
+    return {_path_of(location) for location in locations}
 
 
 def _location(table: Table) -> tuple[FileSystem, str]:
@@ -165,11 +169,11 @@ def _location(table: Table) -> tuple[FileSystem, str]:
     return io.fs_by_scheme(scheme, host), path.rstrip("/")
 
 
-def _path(location: str) -> str:
+def _path_of(location: str) -> str:
     return PyArrowFileIO.parse_location(location)[2]
 
 
-def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
+def _list_files(filesystem: FileSystem, root: str) -> dict[str, int]:
     """Sizes of the files of the known kinds under the table's directory, by path. Other files are ignored."""
     from pyarrow.fs import FileSelector, FileType
 
@@ -180,7 +184,7 @@ def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
         if entry.type is FileType.File
         and any(
             entry.path.startswith(f"{root}/{directory}/") and entry.path.endswith(suffix)
-            for directory, suffix in TABLE_FILES
+            for directory, suffix in DELETABLE_FILES
         )
     }
 
@@ -199,7 +203,7 @@ def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: M
             )
 
 
-def _read_first_seen(filesystem: FileSystem, path: str) -> dict[str, int]:
+def _read_unreferenced_since(filesystem: FileSystem, path: str) -> dict[str, int]:
     """When files were first seen unreferenced (ms). An unreadable file counts as empty: deletion is delayed."""
     try:
         with filesystem.open_input_stream(path) as stream:

@@ -26,42 +26,42 @@ from pyarrow import fs
 
 from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.table_format import (
-    HEADERS,
-    LANE,
-    LAST_OFFSET,
-    OFFSET,
-    PARTITION,
+    HEADERS_COLUMN,
+    LANE_COLUMN,
+    LAST_OFFSET_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
     TABLE_SCHEMA,
-    TIMESTAMP,
-    TIMESTAMP_TYPE,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE_COLUMN,
     WrittenDataFile,
 )
 
-FILE_BYTES = 256 << 20
+TARGET_FILE_BYTES = 256 << 20
 """A file of this size is closed, and another one started."""
 OPEN_FILES_MAX = 64
 ROW_GROUP_BYTES = 16 << 20
-"""Rows are collected up to this size per file, or `WAITING_BYTES_MAX` for all files. Arrow batches have a few thousand
+"""Rows are collected up to this size per file, or `BUFFERED_BYTES_MAX` for all files. Arrow batches have a few thousand
 rows; row groups of that size take 50 percent longer to write and to read.
 """
-WAITING_BYTES_MAX = 32 << 20
+BUFFERED_BYTES_MAX = 32 << 20
 
-SOURCE_NAMES = {
-    PARTITION: "partition",
-    OFFSET: "offset",
-    TIMESTAMP: "timestamp",
-    TIMESTAMP_TYPE: "timestampType",
-    LANE: "lane",
-    LAST_OFFSET: "last_offset",
+SOURCE_COLUMN_NAMES = {
+    PARTITION_COLUMN: "partition",
+    OFFSET_COLUMN: "offset",
+    TIMESTAMP_COLUMN: "timestamp",
+    TIMESTAMP_TYPE_COLUMN: "timestampType",
+    LANE_COLUMN: "lane",
+    LAST_OFFSET_COLUMN: "last_offset",
 }
 """The source's names of columns that have another name here."""
 
-WRITER_OPTIONS: dict[str, Any] = {
+PARQUET_WRITER_OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     "compression_level": 1,
     # Values of records are rarely equal: a dictionary would be built and discarded.
-    "use_dictionary": ["key", PARTITION, TIMESTAMP_TYPE, LANE],
-    "write_statistics": [PARTITION, OFFSET, TIMESTAMP],
+    "use_dictionary": ["key", PARTITION_COLUMN, TIMESTAMP_TYPE_COLUMN, LANE_COLUMN],
+    "write_statistics": [PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN],
 }
 
 
@@ -73,16 +73,16 @@ class _OpenFile:
     first_offset: int
     last_offset: int
     rows: int = 0
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
+    buffered: list[pa.RecordBatch] = field(default_factory=list)
+    buffered_bytes: int = 0
 
-    def write_waiting(self) -> int:
+    def write_buffered(self) -> int:
         """Write the waiting rows as one row group; returns their size in bytes."""
-        size = self.waiting_bytes
-        if self.waiting:
-            rows = pa.Table.from_batches(self.waiting)
+        size = self.buffered_bytes
+        if self.buffered:
+            rows = pa.Table.from_batches(self.buffered)
             self.writer.write_table(rows, row_group_size=rows.num_rows)
-            self.waiting, self.waiting_bytes = [], 0
+            self.buffered, self.buffered_bytes = [], 0
         return size
 
 
@@ -90,18 +90,18 @@ class PartitionFileWriter:
     """The files of one task. Call `write` for each batch, then `close`, or `abort`."""
 
     def __init__(
-        self, location: str, name: str, part_bytes: int = FILE_BYTES, schema: pa.Schema = TABLE_SCHEMA
+        self, location: str, name: str, file_bytes: int = TARGET_FILE_BYTES, schema: pa.Schema = TABLE_SCHEMA
     ) -> None:
         """`location`: the address of the table's data. `name`: prefix of all file names. `schema`: the table's columns,
         including partition and offset.
         """
         self._location = location.rstrip("/")
         self._name = re.sub(r"[^A-Za-z0-9-]", "_", name)
-        self._part_bytes = part_bytes
+        self._file_bytes = file_bytes
         self._schema = schema
         self._system, self._directory = file_system(self._location)
         self._open: dict[int, _OpenFile] = {}
-        self._waiting_bytes = 0
+        self._buffered_bytes = 0
         self._done: list[WrittenDataFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -111,12 +111,12 @@ class PartitionFileWriter:
             InvalidDataFiles: The rows of a partition are not in offset order, so they are not the source's unchanged
             rows.
         """
-        rows = table_rows(batch, self._schema)
+        rows = to_table_rows(batch, self._schema)
         if not rows.num_rows:
             return
-        partitions = rows.column(PARTITION)
+        partitions = rows.column(PARTITION_COLUMN)
         bounds = pc.min_max(partitions)
-        if partitions.null_count or rows.column(OFFSET).null_count:
+        if partitions.null_count or rows.column(OFFSET_COLUMN).null_count:
             raise InvalidDataFiles("rows for the archive must have a partition and an offset")
         if bounds["min"] == bounds["max"]:
             self._write(bounds["min"].as_py(), rows)
@@ -127,7 +127,7 @@ class PartitionFileWriter:
     def close(self) -> list[WrittenDataFile]:
         """Finish all files; returns their descriptions for the commit."""
         for partition in list(self._open):
-            self._finish(partition)
+            self._close_file(partition)
         return self._done
 
     def abort(self) -> None:
@@ -139,12 +139,12 @@ class PartitionFileWriter:
                     close()
         self._open.clear()
         self._done.clear()
-        self._waiting_bytes = 0
+        self._buffered_bytes = 0
         for path in paths:
-            self._system.delete_file(self._local(path))
+            self._system.delete_file(self._local_path(path))
 
     def _write(self, partition: int, rows: pa.RecordBatch) -> None:
-        offsets = rows.column(OFFSET)
+        offsets = rows.column(OFFSET_COLUMN)
         first, last = offsets[0].as_py(), offsets[-1].as_py()
         part = self._open.get(partition)
         follows = part is None or first > part.last_offset
@@ -153,46 +153,46 @@ class PartitionFileWriter:
                 f"rows of partition {partition} are not in the order of their offsets at {first}"
             )
         if part is None:
-            part = self._begin(partition, first)
+            part = self._open_file(partition, first)
         part.rows += rows.num_rows
         part.last_offset = last
-        self._wait(part, rows)
-        if part.sink.tell() + part.waiting_bytes >= self._part_bytes:
-            self._finish(partition)
+        self._buffer_rows(part, rows)
+        if part.sink.tell() + part.buffered_bytes >= self._file_bytes:
+            self._close_file(partition)
 
-    def _wait(self, part: _OpenFile, rows: pa.RecordBatch) -> None:
+    def _buffer_rows(self, part: _OpenFile, rows: pa.RecordBatch) -> None:
         """Collect rows of a file until they make a row group, or until the limit for all files."""
         size = rows.nbytes
-        part.waiting.append(rows)
-        part.waiting_bytes += size
-        self._waiting_bytes += size
-        if part.waiting_bytes >= ROW_GROUP_BYTES:
-            self._waiting_bytes -= part.write_waiting()
-        elif self._waiting_bytes >= WAITING_BYTES_MAX:
+        part.buffered.append(rows)
+        part.buffered_bytes += size
+        self._buffered_bytes += size
+        if part.buffered_bytes >= ROW_GROUP_BYTES:
+            self._buffered_bytes -= part.write_buffered()
+        elif self._buffered_bytes >= BUFFERED_BYTES_MAX:
             for one in self._open.values():
-                self._waiting_bytes -= one.write_waiting()
+                self._buffered_bytes -= one.write_buffered()
 
-    def _begin(self, partition: int, first: int) -> _OpenFile:
+    def _open_file(self, partition: int, first: int) -> _OpenFile:
         if len(self._open) >= OPEN_FILES_MAX:
-            self._finish(next(iter(self._open)))
+            self._close_file(next(iter(self._open)))
         path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
-        sink = self._system.open_output_stream(self._local(path))
+        sink = self._system.open_output_stream(self._local_path(path))
         try:
-            writer = pq.ParquetWriter(sink, self._schema, **WRITER_OPTIONS)
+            writer = pq.ParquetWriter(sink, self._schema, **PARQUET_WRITER_OPTIONS)
         except OSError:
             with suppress(OSError):
                 sink.close()
-            self._system.delete_file(self._local(path))
+            self._system.delete_file(self._local_path(path))
             raise
         part = self._open[partition] = _OpenFile(path, writer, sink, first, first)
         return part
 
-    def _finish(self, partition: int) -> None:
+    def _close_file(self, partition: int) -> None:
         part = self._open[partition]
-        self._waiting_bytes -= part.write_waiting()
+        self._buffered_bytes -= part.write_buffered()
         part.writer.close()
         part.sink.close()
-        place = self._local(part.path)
+        place = self._local_path(part.path)
         if isinstance(self._system, fs.LocalFileSystem):
             fsync_file(place)  # the error ends the task: Spark repeats it with another file
         size = self._system.get_file_info(place).size
@@ -201,22 +201,22 @@ class PartitionFileWriter:
         )
         del self._open[partition]  # last, so that `abort` deletes the file after a failure
 
-    def _local(self, path: str) -> str:
+    def _local_path(self, path: str) -> str:
         """A file's path on its file system."""
         return self._directory + path[len(self._location) :]
 
 
-def table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
+def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
     """Rows in the source's columns as rows of the table; columns that were not read are null."""
     columns = []
     for wanted in schema:
-        name = SOURCE_NAMES.get(wanted.name, wanted.name)
+        name = SOURCE_COLUMN_NAMES.get(wanted.name, wanted.name)
         index = batch.schema.get_field_index(name)
         if index < 0:
             columns.append(pa.nulls(batch.num_rows, wanted.type))
             continue
         column = batch.column(index)
-        if wanted.name == HEADERS:
+        if wanted.name == HEADERS_COLUMN:
             column = _empty_to_null(column)
         columns.append(column if column.type == wanted.type else column.cast(wanted.type))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
 from mansio.spark.iceberg.errors import ArchiveError
-from mansio.spark.iceberg.orphan_cleanup import OPERATION, retry_on_conflict
+from mansio.spark.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, retry_on_conflict
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA, LiveFile
-from mansio.spark.iceberg.table_scan import BEFORE_FIRST, check_order, read_file, record_count
+from mansio.spark.iceberg.table_scan import BEFORE_FIRST_RECORD, check_order, read_file, record_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_scan import RecordPosition
 
-TARGET_BYTES: Final = 256 << 20
+TARGET_FILE_BYTES: Final = 256 << 20
 ROW_GROUP_BYTES: Final = 32 << 20
 """In memory. Small enough that a short time range of a large file can be read without the rest."""
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 3
-MERGED_MANIFESTS_MAX: Final = 2
+UNMERGED_MANIFESTS_MAX: Final = 2
 """Up to this number of manifests, merging has no benefit."""
 MERGE_COUNT_PROPERTY: Final = "commit.manifest.min-count-to-merge"
 
@@ -106,7 +106,7 @@ def _size(files: Sequence[LiveFile]) -> int:
     return sum(file.bytes for file in files)
 
 
-def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_BYTES) -> RewriteReport:
+def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTES) -> RewriteReport:
     """Rewrite small files, committing whenever `target_bytes` have been read, and merge the manifests.
 
     Raises:
@@ -151,7 +151,7 @@ def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
 
 
 def _rows_of(table: ArchiveTable, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
-    last: RecordPosition = BEFORE_FIRST
+    last: RecordPosition = BEFORE_FIRST_RECORD
     for file in group:
         for batch in read_file(table.iceberg.io, file):
             last = check_order(batch, last, file.path)
@@ -207,7 +207,7 @@ def _data_files(table: ArchiveTable) -> list[DataFile]:
 def _commit(table: ArchiveTable, replaced: Sequence[_MergedFile], live: dict[str, DataFile]) -> None:
     with (
         table.transaction() as transaction,
-        transaction.update_snapshot(snapshot_properties=OPERATION).overwrite() as change,
+        transaction.update_snapshot(snapshot_properties=MAINTENANCE_SUMMARY).overwrite() as change,
     ):
         for merged in replaced:
             for source in merged.sources:
@@ -225,13 +225,13 @@ def merge_manifests(table: ArchiveTable) -> None:
     """
 
     def attempt() -> int:
-        if _manifest_count(table) <= MERGED_MANIFESTS_MAX:
+        if _manifest_count(table) <= UNMERGED_MANIFESTS_MAX:
             return 0
         configured = table.iceberg.properties.get(MERGE_COUNT_PROPERTY)
         with table.transaction() as transaction:
             transaction.set_properties({MERGE_COUNT_PROPERTY: "2"})
             # An empty append, which merges the existing manifests.
-            transaction.update_snapshot(snapshot_properties=OPERATION).merge_append().commit()
+            transaction.update_snapshot(snapshot_properties=MAINTENANCE_SUMMARY).merge_append().commit()
             if configured is None:
                 transaction.remove_properties(MERGE_COUNT_PROPERTY)
             else:

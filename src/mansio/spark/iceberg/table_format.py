@@ -19,14 +19,14 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-FORMAT = "1"
-HEADERS = "headers"
-PARTITION = "__partition"
-OFFSET = "__offset"
-TIMESTAMP = "__timestamp"
-TIMESTAMP_TYPE = "__timestamp_type"
-LANE = "__lane"
-LAST_OFFSET = "__last_offset"
+FORMAT_VERSION = "1"
+HEADERS_COLUMN = "headers"
+PARTITION_COLUMN = "__partition"
+OFFSET_COLUMN = "__offset"
+TIMESTAMP_COLUMN = "__timestamp"
+TIMESTAMP_TYPE_COLUMN = "__timestamp_type"
+LANE_COLUMN = "__lane"
+LAST_OFFSET_COLUMN = "__last_offset"
 
 FORMAT_PROPERTY = "mansio.format"
 TOPIC_PROPERTY = "mansio.topic"
@@ -36,31 +36,31 @@ BATCH_PROPERTY = "mansio.batch-id"
 OFFSETS_PROPERTY = "mansio.offsets"
 FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
 HISTORY_PROPERTY = "mansio.progress"
-LOST_PROPERTY = "mansio.lost"
-LOST_MAX = 1_000
+LOST_RANGES_PROPERTY = "mansio.lost"
+LOST_RANGES_MAX = 1_000
 """Maximum number of lost ranges listed; the newest are kept."""
 
-RETRIES_PROPERTY = "commit.retry.num-retries"
+COMMIT_RETRIES_PROPERTY = "commit.retry.num-retries"
 
 TABLE_SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        pa.field(HEADERS, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        pa.field(PARTITION, pa.int32()),
-        pa.field(OFFSET, pa.int64()),
-        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
-        pa.field(TIMESTAMP_TYPE, pa.int32()),
-        pa.field(LANE, pa.string()),
+        pa.field(HEADERS_COLUMN, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        pa.field(PARTITION_COLUMN, pa.int32()),
+        pa.field(OFFSET_COLUMN, pa.int64()),
+        pa.field(TIMESTAMP_COLUMN, pa.timestamp("us", tz="UTC")),
+        pa.field(TIMESTAMP_TYPE_COLUMN, pa.int32()),
+        pa.field(LANE_COLUMN, pa.string()),
     ]
 )
 """Columns of every archive table, as in its Parquet files. All are nullable, as in the source."""
 
 DEAD_LETTER_SCHEMA = pa.schema(
     [
-        pa.field(PARTITION, pa.int32()),
-        pa.field(OFFSET, pa.int64()),
-        pa.field(LAST_OFFSET, pa.int64()),
+        pa.field(PARTITION_COLUMN, pa.int32()),
+        pa.field(OFFSET_COLUMN, pa.int64()),
+        pa.field(LAST_OFFSET_COLUMN, pa.int64()),
         pa.field("kind", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("key", pa.binary()),
@@ -74,14 +74,17 @@ the whole record batch as stored by the broker; if it is `record`, key and value
 
 TABLE_PROPERTIES = {
     # The library's own retry repeats an append without checking whether it was applied.
-    RETRIES_PROPERTY: "0",
+    COMMIT_RETRIES_PROPERTY: "0",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
     "write.metadata.previous-versions-max": "5",
     "write.metadata.delete-after-commit.enabled": "true",
     # Bounds only of the columns used for pruning: manifests stay small regardless of the records.
     "write.metadata.metrics.default": "none",
-    **{f"write.metadata.metrics.column.{name}": "full" for name in (PARTITION, OFFSET, TIMESTAMP)},
+    **{
+        f"write.metadata.metrics.column.{name}": "full"
+        for name in (PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN)
+    },
 }
 
 
@@ -149,7 +152,7 @@ class LostRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitOutcome:
     """Result of a commit."""
 
     added: bool
@@ -160,7 +163,7 @@ class Outcome:
     attempts: int = 1
 
 
-def offsets_text(offsets: Mapping[int, int]) -> str:
+def format_offsets(offsets: Mapping[int, int]) -> str:
     """Offsets by partition as JSON, sorted: equal offsets are equal texts."""
     return json.dumps(
         {str(partition): offsets[partition] for partition in sorted(offsets)}, separators=(",", ":")
@@ -168,7 +171,7 @@ def offsets_text(offsets: Mapping[int, int]) -> str:
 
 
 def parse_offsets(text: str) -> dict[int, int]:
-    """The inverse of `offsets_text`.
+    """The inverse of `format_offsets`.
 
     Raises:
         ValueError: The text is not an object of integers.
@@ -203,24 +206,26 @@ def commit_properties(commit: Commit) -> dict[str, str]:
     return {
         QUERY_PROPERTY: commit.query,
         BATCH_PROPERTY: str(commit.batch),
-        OFFSETS_PROPERTY: offsets_text(commit.offsets),
-        FIRST_OFFSETS_PROPERTY: offsets_text(commit.first_offsets),
+        OFFSETS_PROPERTY: format_offsets(commit.offsets),
+        FIRST_OFFSETS_PROPERTY: format_offsets(commit.first_offsets),
     }
 
 
-def read_lost(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
+def read_lost_ranges(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
     """The ranges accepted as lost, oldest first.
 
     Raises:
-        ValueError: The property is not as written by `lost_text`.
+        ValueError: The property is not as written by `format_lost_ranges`.
     """
-    return tuple(LostRange(*map(int, entry)) for entry in json.loads(properties.get(LOST_PROPERTY, "[]")))
+    return tuple(
+        LostRange(*map(int, entry)) for entry in json.loads(properties.get(LOST_RANGES_PROPERTY, "[]"))
+    )
 
 
-def lost_text(lost: Iterable[LostRange]) -> str:
+def format_lost_ranges(lost: Iterable[LostRange]) -> str:
     """The property of lost ranges: `[[partition, start, end], ...]`."""
     return json.dumps(
-        [[one.partition, one.start, one.end] for one in lost][-LOST_MAX:], separators=(",", ":")
+        [[one.partition, one.start, one.end] for one in lost][-LOST_RANGES_MAX:], separators=(",", ":")
     )
 
 
@@ -229,8 +234,8 @@ def lost_text(lost: Iterable[LostRange]) -> str:
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-ENTRIES_MAX = 400
-NUMBERS_MAX = 20_000
+HISTORY_ENTRIES_MAX = 400
+HISTORY_OFFSETS_MAX = 20_000
 """Maximum number of offsets in all entries; the oldest entries are dropped."""
 
 
@@ -248,7 +253,7 @@ class HistoryEntry:
     offsets: dict[int, int]
 
 
-def add_entry(
+def add_history_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
     """The history after a commit at `at_ms`. `before`: the previous commit, whose state was valid since; None: there is
@@ -267,7 +272,7 @@ def add_entry(
         else:
             kept.append(entry)
     kept.append(HistoryEntry(full_hour_ms, dict(offsets if before is None else before.offsets)))
-    count_max = max(1, min(ENTRIES_MAX, NUMBERS_MAX // max(1, len(offsets))))
+    count_max = max(1, min(HISTORY_ENTRIES_MAX, HISTORY_OFFSETS_MAX // max(1, len(offsets))))
     return tuple(kept[-count_max:])
 
 
@@ -275,7 +280,7 @@ def _day(entry: HistoryEntry) -> int:
     return (entry.at_ms - 1) // DAY_MS
 
 
-def entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
+def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
     """The last entry at or before a time; None if the history starts later."""
     found = None
     for entry in history:
@@ -285,13 +290,13 @@ def entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None
     return found
 
 
-def history_text(history: Sequence[HistoryEntry]) -> str:
+def format_history(history: Sequence[HistoryEntry]) -> str:
     """The property of the history: `[[ms, {partition: offset}], ...]`."""
-    return "[" + ",".join(f"[{entry.at_ms},{offsets_text(entry.offsets)}]" for entry in history) + "]"
+    return "[" + ",".join(f"[{entry.at_ms},{format_offsets(entry.offsets)}]" for entry in history) + "]"
 
 
 def parse_history(text: str) -> tuple[HistoryEntry, ...]:
-    """The inverse of `history_text`.
+    """The inverse of `format_history`.
 
     Raises:
         ValueError: The text has another format.

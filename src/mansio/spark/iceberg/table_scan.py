@@ -20,7 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mansio.spark.iceberg.errors import ArchiveError
-from mansio.spark.iceberg.table_format import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, LiveFile
+from mansio.spark.iceberg.table_format import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TABLE_SCHEMA,
+    TIMESTAMP_COLUMN,
+    LiveFile,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +39,7 @@ RecordPosition = tuple[int, int]
 """(partition, offset)"""
 
 BATCH_ROWS: Final = 65_536
-BEFORE_FIRST: Final[RecordPosition] = (-1, -1)
+BEFORE_FIRST_RECORD: Final[RecordPosition] = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class Selection:
     to_us: int | None = None
 
     @property
-    def has_times(self) -> bool:
+    def has_time_bounds(self) -> bool:
         return self.from_us is not None or self.to_us is not None
 
     def offsets(self, partition: int) -> tuple[int, int] | None:
@@ -80,7 +86,7 @@ class Selection:
         return self._may_match_times(file.first_us, file.last_us)
 
     def _may_match_times(self, first_us: int | None, last_us: int | None) -> bool:
-        if not self.has_times or first_us is None or last_us is None:
+        if not self.has_time_bounds or first_us is None or last_us is None:
             return True
         return (self.from_us is None or last_us >= self.from_us) and (
             self.to_us is None or first_us < self.to_us
@@ -90,16 +96,19 @@ class Selection:
         """The selected rows of a batch, which are of one partition."""
         if not batch.num_rows:
             return batch
-        offsets = self.offsets(batch.column(PARTITION)[0].as_py())
+        offsets = self.offsets(batch.column(PARTITION_COLUMN)[0].as_py())
         if offsets is None:
             return batch.slice(0, 0)
-        column = batch.column(OFFSET).to_numpy()
+        column = batch.column(OFFSET_COLUMN).to_numpy()
         first, last = np.searchsorted(column, offsets)
         batch = batch.slice(int(first), int(last - first))
         for bound, is_wanted in ((self.from_us, pc.greater_equal), (self.to_us, pc.less)):
             if bound is not None:
                 batch = batch.filter(
-                    is_wanted(batch.column(TIMESTAMP), pa.scalar(bound, TABLE_SCHEMA.field(TIMESTAMP).type))
+                    is_wanted(
+                        batch.column(TIMESTAMP_COLUMN),
+                        pa.scalar(bound, TABLE_SCHEMA.field(TIMESTAMP_COLUMN).type),
+                    )
                 )
         return batch
 
@@ -122,8 +131,8 @@ def scan(
         ArchiveError: An offset exists twice, or a file is damaged.
         OSError: A file cannot be read.
     """
-    last: RecordPosition = BEFORE_FIRST
-    for file in files_of(table, selection, snapshot_id=snapshot_id):
+    last: RecordPosition = BEFORE_FIRST_RECORD
+    for file in selected_files(table, selection, snapshot_id=snapshot_id):
         for batch in read_file(table.iceberg.io, file, selection, batch_rows=batch_rows):
             last = check_order(batch, last, file.path)
             wanted = selection.of(batch)
@@ -131,7 +140,7 @@ def scan(
                 yield wanted
 
 
-def files_of(
+def selected_files(
     table: ArchiveTable, selection: Selection = ALL_RECORDS, *, snapshot_id: int | None = None
 ) -> list[LiveFile]:
     """The files that may hold selected records, by partition and offset."""
@@ -157,28 +166,28 @@ def read_file(
         with io.new_input(file.path).open() as stream:
             parquet = pq.ParquetFile(stream)
             # One row group after the other: a batch over several groups would have `batch_rows` rows of any size.
-            for group in _wanted_groups(parquet.metadata, file, selection):
+            for group in _selected_row_groups(parquet.metadata, file, selection):
                 for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
                     yield batch if batch.schema.equals(TABLE_SCHEMA) else _cast_to_table_schema(batch)
     except pa.ArrowInvalid as error:
         raise ArchiveError(f"{file.path} is damaged: {error}") from error
 
 
-def _wanted_groups(metadata: Any, file: LiveFile, selection: Selection) -> list[int]:
+def _selected_row_groups(metadata: Any, file: LiveFile, selection: Selection) -> list[int]:
     """Row groups whose bounds allow a selected record."""
     columns = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     wanted = []
     for index in range(metadata.num_row_groups):
         group = metadata.row_group(index)
-        offsets = _group_bounds(group, columns[OFFSET]) or (file.first_offset, file.last_offset)
-        first_us, last_us = _group_bounds(group, columns[TIMESTAMP]) or (None, None)
+        offsets = _row_group_bounds(group, columns[OFFSET_COLUMN]) or (file.first_offset, file.last_offset)
+        first_us, last_us = _row_group_bounds(group, columns[TIMESTAMP_COLUMN]) or (None, None)
         part = LiveFile(file.path, group.num_rows, 0, file.partition, *offsets, first_us, last_us)
         if selection.may_match(part):
             wanted.append(index)
     return wanted
 
 
-def _group_bounds(group: Any, column: int) -> tuple[int, int] | None:
+def _row_group_bounds(group: Any, column: int) -> tuple[int, int] | None:
     statistics = group.column(column).statistics
     if statistics is None or not statistics.has_min_max:
         return None
@@ -199,8 +208,8 @@ def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> Recor
     """
     if not batch.num_rows:
         return last
-    partition = batch.column(PARTITION)[0].as_py()
-    offsets = batch.column(OFFSET).to_numpy()
+    partition = batch.column(PARTITION_COLUMN)[0].as_py()
+    offsets = batch.column(OFFSET_COLUMN).to_numpy()
     before = last[1] if last[0] == partition else -1
     if offsets[0] <= before or not (np.diff(offsets) > 0).all():
         raise ArchiveError(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import SnapshotRefType
 
 from mansio.spark.iceberg.errors import ArchiveError
-from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, entry_at, parse_offsets
+from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, history_entry_at, parse_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
 
-TIMES_SHOWN = 3
+SNAPSHOTS_SHOWN_MAX = 3
 
 
 class SnapshotNotFound(ArchiveError):
@@ -74,7 +74,7 @@ def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int
     except ValueError:
         if _is_number(text):
             raise SnapshotNotFound(
-                f"{table.name} keeps no snapshot {text}; kept are {_kept(table)}"
+                f"{table.name} keeps no snapshot {text}; kept are {_retained_snapshots_text(table)}"
             ) from None
         raise
 
@@ -96,13 +96,13 @@ def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
         )
         if recorded_offsets is not None:
             known.append(TableVersion(snapshot.timestamp_ms, ends=parse_offsets(recorded_offsets)))
-    entry = entry_at(table.history(), at_ms)
+    entry = history_entry_at(table.offset_history(), at_ms)
     if entry is not None:
         known.append(TableVersion(entry.at_ms, ends=entry.offsets))
     before = [version for version in known if version.at_ms <= at_ms]
     if not before:
         raise SnapshotNotFound(
-            f"{table.name} does not know what it held so early; it knows of {_known_since(table)}"
+            f"{table.name} does not know what it held so early; it knows of {_known_times_text(table)}"
         )
     return max(before, key=lambda version: version.at_ms)
 
@@ -117,16 +117,16 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def _kept(table: ArchiveTable) -> str:
+def _retained_snapshots_text(table: ArchiveTable) -> str:
     newest_first = list(reversed(table.iceberg.metadata.snapshots))
-    shown = ", ".join(str(one.snapshot_id) for one in newest_first[:TIMES_SHOWN])
-    return (shown or "none") + (" and older ones" if len(newest_first) > TIMES_SHOWN else "")
+    shown = ", ".join(str(one.snapshot_id) for one in newest_first[:SNAPSHOTS_SHOWN_MAX])
+    return (shown or "none") + (" and older ones" if len(newest_first) > SNAPSHOTS_SHOWN_MAX else "")
 
 
-def _known_since(table: ArchiveTable) -> str:
+def _known_times_text(table: ArchiveTable) -> str:
     from datetime import UTC, datetime
 
-    times = [entry.at_ms for entry in table.history()[:1]]
+    times = [entry.at_ms for entry in table.offset_history()[:1]]
     times += [one.timestamp_ms for one in table.iceberg.metadata.snapshots]
     if not times:
         return "nothing: no batch has been archived yet"

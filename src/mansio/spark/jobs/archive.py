@@ -31,7 +31,7 @@ from mansio.spark.iceberg import errors as archive_errors
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.errors import ConcurrentArchive
-from mansio.spark.iceberg.table_format import offsets_text
+from mansio.spark.iceberg.table_format import format_offsets
 from mansio.spark.jobs.run import WORKERS_LATE, WorkersLate, end_between_batches
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
@@ -253,7 +253,7 @@ class _ArchiveRun:
                 )
 
     def _archived_offsets(self) -> dict[int, int]:
-        committed = self._table.committed()
+        committed = self._table.last_commit()
         return {} if committed is None else committed.offsets
 
     def _begin(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
@@ -266,7 +266,7 @@ class _ArchiveRun:
         source = {
             "kafka.bootstrap.servers": job.bootstrap_servers,
             "subscribe": job.topic,
-            "startingOffsets": f'{{"{job.topic}":{offsets_text(start)}}}',
+            "startingOffsets": f'{{"{job.topic}":{format_offsets(start)}}}',
             "topicIds": json.dumps({job.topic: self._topic_id}),
             "columns": COLUMNS,
             "includeHeaders": "true",
@@ -311,7 +311,7 @@ class _ArchiveRun:
             return seen
         self._table.refresh()
         lag = self._publish(self._archived_offsets())
-        added = self._table.added(str(query.id))
+        added = self._table.added_records(str(query.id))
         for one in new:
             records = added.get(one["batchId"], 0)
             self._records += records

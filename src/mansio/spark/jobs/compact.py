@@ -33,14 +33,14 @@ from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.table_format import (
-    LANE,
-    OFFSET,
-    PARTITION,
+    LANE_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
     TABLE_PROPERTIES,
     TABLE_SCHEMA,
-    TIMESTAMP,
-    TIMESTAMP_TYPE,
-    offsets_text,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE_COLUMN,
+    format_offsets,
 )
 from mansio.spark.jobs.compact_files import write_files
 from mansio.spark.jobs.topic_table import ARCHIVE_SCHEMA
@@ -56,7 +56,7 @@ RUN_PROPERTY: Final = "mansio.compacted-run"
 SNAPSHOTS_KEPT: Final = 2
 GRACE_S: Final = 3600.0
 """Time for which files of earlier runs are retained for running readers."""
-_CARRIED: Final = ("value", "headers", OFFSET, TIMESTAMP, TIMESTAMP_TYPE, LANE)
+_CARRIED: Final = ("value", "headers", OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE_COLUMN, LANE_COLUMN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
         ArchiveError, OSError: The catalog or the files cannot be used.
     """
     source.refresh()
-    committed = source.committed()
+    committed = source.last_commit()
     offsets = {} if committed is None else committed.offsets
     files = source.live_files()
-    with source.guard():
+    with source.catalog_errors():
         target = open_target(source, to)
         table = ArchiveTable(target, source.topic, target.location())
     seen, kept = Observation("seen"), Observation("kept")
@@ -103,7 +103,7 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
     )
     paths = [row["path"] for row in written]
     exchange(table, paths, offsets)
-    remove_orphan_files(table, keep=SNAPSHOTS_KEPT, grace_s=GRACE_S)
+    remove_orphan_files(table, snapshots_kept=SNAPSHOTS_KEPT, grace_s=GRACE_S)
     return CompactReport(
         table=table.name,
         records=sum(file.rows for file in files),
@@ -117,14 +117,14 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
     """The latest record of every key of rows with the archive's columns, including deletions."""
-    last = functions.max_by(functions.struct(*_CARRIED), functions.col(OFFSET)).alias("last")
-    in_partitions = rows.where("key is not null").groupBy("key", PARTITION).agg(last)
-    time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP}"), functions.lit(-1))
+    last = functions.max_by(functions.struct(*_CARRIED), functions.col(OFFSET_COLUMN)).alias("last")
+    in_partitions = rows.where("key is not null").groupBy("key", PARTITION_COLUMN).agg(last)
+    time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP_COLUMN}"), functions.lit(-1))
     latest = functions.max_by(
-        functions.struct("last", PARTITION), functions.struct(time, functions.col(PARTITION))
+        functions.struct("last", PARTITION_COLUMN), functions.struct(time, functions.col(PARTITION_COLUMN))
     ).alias("latest")
     found = in_partitions.groupBy("key").agg(latest)
-    return found.select("key", f"latest.{PARTITION}", *(f"latest.last.{name}" for name in _CARRIED))
+    return found.select("key", f"latest.{PARTITION_COLUMN}", *(f"latest.last.{name}" for name in _CARRIED))
 
 
 def _read(spark: SparkSession, paths: list[str]) -> DataFrame:
@@ -166,12 +166,12 @@ def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> 
         CommitConflict: Another commit was first, or the catalog's answer was lost and the commit was not applied.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
-    with table.guard():
+    with table.catalog_errors():
         old = [task.file for task in iceberg.scan().plan_files()]
         new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
         try:
             with table.transaction() as transaction:
-                transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets), RUN_PROPERTY: run})
+                transaction.set_properties({OFFSETS_PROPERTY: format_offsets(offsets), RUN_PROPERTY: run})
                 if old or new:
                     with transaction.update_snapshot().overwrite() as change:
                         for file in old:

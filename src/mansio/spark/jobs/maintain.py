@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.errors import InvalidRequest
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.orphan_cleanup import CleanupReport, remove_orphan_files, retry_on_conflict
-from mansio.spark.iceberg.rewrite_data_files import TARGET_BYTES, RewriteReport, rewrite_data_files
+from mansio.spark.iceberg.rewrite_data_files import TARGET_FILE_BYTES, RewriteReport, rewrite_data_files
 
 if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
@@ -45,8 +45,8 @@ class MaintenanceReport:
 def maintain(
     table: ArchiveTable,
     *,
-    target_bytes: int = TARGET_BYTES,
-    keep: int = SNAPSHOTS_KEPT,
+    target_bytes: int = TARGET_FILE_BYTES,
+    snapshots_kept: int = SNAPSHOTS_KEPT,
     grace_s: float = GRACE_S,
     tag: str | None = None,
 ) -> MaintenanceReport:
@@ -65,10 +65,10 @@ def maintain(
     if tag is not None:
         tag_snapshot(table, tag)
     rewritten = rewrite_data_files(table, target_bytes)
-    swept = remove_orphan_files(table, keep=keep, grace_s=grace_s)
+    swept = remove_orphan_files(table, snapshots_kept=snapshots_kept, grace_s=grace_s)
     dead_letters = open_dead_letters(table, create=False)
     if dead_letters is not None:
-        remove_orphan_files(dead_letters, keep=keep, grace_s=grace_s)
+        remove_orphan_files(dead_letters, snapshots_kept=snapshots_kept, grace_s=grace_s)
     files = table.live_files()
     return MaintenanceReport(
         rewritten,

@@ -34,8 +34,8 @@ from mansio.net.retry import raise_for
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import HEADERS_TYPE
 from mansio.spark.arrow.schema import TIMESTAMP_TYPE as TIME
-from mansio.spark.iceberg.table_format import PARTITION, TIMESTAMP
-from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, files_of, scan
+from mansio.spark.iceberg.table_format import PARTITION_COLUMN, TIMESTAMP_COLUMN
+from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, scan, selected_files
 from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.task_sender import TaskSender
@@ -133,11 +133,11 @@ def replay(
     wanted = selection if version is None else version.of(selection)
     if not include_deleted:
         wanted = without_deleted(client, table, wanted)
-    files = files_of(table, wanted, snapshot_id=snapshot_id)
+    files = selected_files(table, wanted, snapshot_id=snapshot_id)
     partitions = sorted({file.partition for file in files})
     done: list[PartitionReplay] = []
     if partitions:
-        committed = table.committed()
+        committed = table.last_commit()
         count = max([*partitions, *(committed.offsets if committed else ())]) + 1
         view = ensure_topic(client, target, count, UNLIMITED_RETENTION_CONFIG)
         check_target(client, view, partitions, oldest_us=_oldest(files))
@@ -262,8 +262,8 @@ def _write(
 
 def sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rows of the table as the columns of records."""
-    times = batch.column(TIMESTAMP).fill_null(pa.scalar(NO_TIME_US, TIME))
-    columns = [batch.column("key"), batch.column("value"), batch.column(PARTITION), times]
+    times = batch.column(TIMESTAMP_COLUMN).fill_null(pa.scalar(NO_TIME_US, TIME))
+    columns = [batch.column("key"), batch.column("value"), batch.column(PARTITION_COLUMN), times]
     return pa.RecordBatch.from_arrays(
         [*columns, batch.column("headers").cast(HEADERS_TYPE)], schema=SENT_SCHEMA
     )

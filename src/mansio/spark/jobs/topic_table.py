@@ -27,11 +27,17 @@ from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST
 from mansio.spark.arrow.schema import select_columns, spark_schema
-from mansio.spark.iceberg.table_format import LANE, OFFSET, PARTITION, TIMESTAMP, TIMESTAMP_TYPE
-from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, files_of
+from mansio.spark.iceberg.table_format import (
+    LANE_COLUMN,
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE_COLUMN,
+)
+from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, selected_files
 from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, SourceOptions
-from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets, offsets_at
+from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets, offsets_for_times
 from mansio.spark.source.read_plan import OffsetRange
 from mansio.spark.sync_client import sync_client
 
@@ -45,14 +51,15 @@ if TYPE_CHECKING:
 
 ARCHIVE_SCHEMA: Final = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, "
-    f"{PARTITION} int, {OFFSET} bigint, {TIMESTAMP} timestamp, {TIMESTAMP_TYPE} int, {LANE} string"
+    f"{PARTITION_COLUMN} int, {OFFSET_COLUMN} bigint, {TIMESTAMP_COLUMN} timestamp, "
+    f"{TIMESTAMP_TYPE_COLUMN} int, {LANE_COLUMN} string"
 )
 ARCHIVED_AS: Final = {
-    "partition": PARTITION,
-    "offset": OFFSET,
-    "timestamp": TIMESTAMP,
-    "timestampType": TIMESTAMP_TYPE,
-    "lane": LANE,
+    "partition": PARTITION_COLUMN,
+    "offset": OFFSET_COLUMN,
+    "timestamp": TIMESTAMP_COLUMN,
+    "timestampType": TIMESTAMP_TYPE_COLUMN,
+    "lane": LANE_COLUMN,
 }
 FIXED_OPTIONS: Final = ("subscribe", "subscribepattern", "assign", "topicids", "pushdown")
 FILTER_COLUMNS: Final = ("partition", "offset", "timestamp")
@@ -90,7 +97,7 @@ def read_topic_as_table(
     condition = _condition(selection)
     read = names if condition is None else tuple(dict.fromkeys((*names, *FILTER_COLUMNS)))
     unarchived = _unarchived_ranges(table, parsed, selection)
-    paths = [file.path for file in files_of(table, selection)]
+    paths = [file.path for file in selected_files(table, selection)]
     rows = spark.createDataFrame([], spark_schema(read)) if not paths and not unarchived else None
     if paths:
         rows = _archived(spark, topic, paths, read)
@@ -116,7 +123,7 @@ def _unarchived_ranges(
     partition that was added since the last batch is read from its beginning, and so is everything before the first
     batch. An end of `LATEST` is the log end when rows are first read.
     """
-    committed = table.committed()
+    committed = table.last_commit()
     client = sync_client(options.bootstrap_servers)
     found = find_partitions(client, options)
     if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
@@ -129,7 +136,7 @@ def _unarchived_ranges(
     latest = latest_offsets(client, partitions, options.isolation_level)
     first: dict[TopicPartition, int] = {}
     if selection.from_us is not None and selection.from_us > 0:
-        first = offsets_at(
+        first = offsets_for_times(
             client, dict.fromkeys(partitions, selection.from_us // 1000), options.isolation_level
         )
     ranges = {}

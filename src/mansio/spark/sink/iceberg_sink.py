@@ -1,17 +1,16 @@
-"""Sink of the archive: tasks fetch records and write Parquet files, the driver commits them to the Iceberg table.
+"""Spark sink of the archive: tasks fetch records and write Parquet files, the driver commits them to an Iceberg table.
 
 A task receives offset ranges (`RangeSource`), not records: it fetches the records and writes them to files in the same
-process. The planned offsets of a batch are read from the checkpoint's offset log, where Spark persisted them before the
-batch; rows alone are not sufficient, because a log has offsets without a record.
+process. The commit reads the offsets of a batch from the checkpoint's offset log, where Spark stored them before it ran
+the batch. The files alone do not show these offsets, because a log has offsets without a record.
 
 Invariants:
-* A task never accesses the catalog. What a catalog needs is imported by a commit only: tasks start in a third of the
-  time.
-* A commit is called with exactly the range that Spark persisted for the batch, and only if the tasks have read all of
-  it, each offset once. The table decides whether the batch is new (`iceberg.commit`), so a repeated batch is added
-  once.
-* A dead letter is not a record of the archive: its offsets are listed in the table as lost and, if configured, it is
-  stored in a table of its own.
+* A task never accesses the catalog. The catalog's libraries are imported by a commit only, so tasks start three times
+  as fast.
+* A batch is committed with exactly the offsets that Spark stored for it, and only if the tasks have read all of them,
+  each once. The table decides whether the batch is new (`iceberg.commit`), so a repeated batch is added once.
+* An unreadable record is not added to the archive: the table lists its offsets as lost. With `deadLetters` the record
+  is stored in a separate table.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 
 from mansio.errors import ConfigError, CorruptMessage, UnsupportedMessageFormat
 from mansio.spark.iceberg.errors import InvalidDataFiles
-from mansio.spark.iceberg.parquet_writer import SOURCE_NAMES, PartitionFileWriter, file_system
+from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter, file_system
 from mansio.spark.iceberg.table_format import (
     DEAD_LETTER_SCHEMA,
-    LOST_MAX,
+    LOST_RANGES_MAX,
     BatchPlan,
     LostRange,
-    offsets_text,
+    format_offsets,
     parse_offsets,
 )
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
-from mansio.spark.source.readers import from_rows
+from mansio.spark.source.readers import ranges_from_rows
 from mansio.spark.source.task_reader import parse_error_offsets, parse_error_reason, read_range
 from mansio.wire.batch.record_batch import iterate_batches
 
@@ -51,27 +50,34 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.table_format import WrittenDataFile
     from mansio.spark.source.read_plan import TaskRange
 
-TABLE: Final = "table"
-WAREHOUSE: Final = "warehouse"
-CATALOG: Final = "catalog"
-DATA_LOCATION: Final = "dataLocation"
-START_OFFSETS: Final = "tableStart"
-"""Offsets at which the query starts, by partition, as text."""
-SOURCE: Final = "tableSource"
-"""The options with which a task reads, as JSON."""
-DEAD_LETTERS: Final = "deadLetters"
-"""Data location of the table of dead letters; unset: dead letters are not stored."""
-CHECKPOINT: Final = "checkpointLocation"
-REQUIRED_OPTIONS: Final = (TABLE, WAREHOUSE, DATA_LOCATION, START_OFFSETS, SOURCE, CHECKPOINT)
+TABLE_OPTION: Final = "table"
+WAREHOUSE_OPTION: Final = "warehouse"
+CATALOG_OPTION: Final = "catalog"
+DATA_LOCATION_OPTION: Final = "dataLocation"
+START_OFFSETS_OPTION: Final = "tableStart"
+"""Option with the start offset of the query in each partition, as JSON."""
+SOURCE_OPTION: Final = "tableSource"
+"""Option with the options of `format("mansio")` with which tasks read, as JSON."""
+DEAD_LETTERS_OPTION: Final = "deadLetters"
+"""Option with the data location of the dead-letter table; without it, dead letters are not stored."""
+CHECKPOINT_OPTION: Final = "checkpointLocation"
+REQUIRED_OPTIONS: Final = (
+    TABLE_OPTION,
+    WAREHOUSE_OPTION,
+    DATA_LOCATION_OPTION,
+    START_OFFSETS_OPTION,
+    SOURCE_OPTION,
+    CHECKPOINT_OPTION,
+)
 
-BATCH_PROPERTY = "streaming.sql.batchId"
-QUERY_PROPERTY = "sql.streaming.queryId"
+BATCH_ID_PROPERTY = "streaming.sql.batchId"
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
 @dataclass(frozen=True)
 class WrittenFiles(WriterCommitMessage):
-    """Result of one task: the ranges that were read, the files written, and the offsets of unreadable records that were
-    accepted as lost.
+    """Result of one task: the ranges it has read, the data files it has written (`parts`), the offsets of unreadable
+    records, which are accepted as lost, and the files for the dead-letter table.
     """
 
     ranges: tuple[TaskRange, ...]
@@ -81,53 +87,57 @@ class WrittenFiles(WriterCommitMessage):
 
 
 class IcebergSink(DataSource):
-    """`writeStream` into the archive table of a topic; the session must `dataSource.register` it first."""
+    """Spark data source for `writeStream` to a topic's archive table. Register it with `spark.dataSource.register`."""
 
     @classmethod
     def name(cls) -> str:
-        """The format name."""
+        """The name of the data source in `format(...)`."""
         return "mansio_table"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> IcebergStreamWriter:  # noqa: ARG002  # as Spark calls it
-        """Raises `ConfigError` for a missing option and for output modes other than append."""
+        """The writer. Raises `ConfigError` for a missing option and for output modes other than append."""
         if overwrite:
-            raise ConfigError("an archive is only ever added to: use output mode append")
+            raise ConfigError("an archive can only be appended to: use output mode append")
         return IcebergStreamWriter(self.options)
 
 
 class IcebergStreamWriter(DataSourceStreamArrowWriter):
-    """Task side and driver side of the sink. Spark creates a new one for the commit, so it holds only the options."""
+    """Writes in tasks and commits on the driver. It holds only options, because Spark creates a new object for commits."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """`options` as Spark passes them: names in any case."""
+        """`options`: the sink's options; Spark passes their names in any case."""
         given = {name.lower(): value for name, value in options.items()}
         missing = [n for n in REQUIRED_OPTIONS if n.lower() not in given]
         if missing:
             raise ConfigError(f"option {missing[0]} is missing: `mansio pipeline archive` sets it")
         self._options = given
-        source = json.loads(given[SOURCE.lower()])
+        source = json.loads(given[SOURCE_OPTION.lower()])
         self._source, self._columns = SourceOptions.parse(source, streaming=True), selected_columns(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """In a task: write the records of all ranges to files. A task that fails deletes its files."""
+        """Called in a task: fetch the records of all ranges and write them to files. A task that fails deletes its
+        files.
+        """
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
-        query = context.getLocalProperty(QUERY_PROPERTY) or "query"
-        batch = context.getLocalProperty(BATCH_PROPERTY) or "0"
+        query = context.getLocalProperty(QUERY_ID_PROPERTY) or "query"
+        batch = context.getLocalProperty(BATCH_ID_PROPERTY) or "0"
         name = f"{query}-{batch}"
-        writers = [PartitionFileWriter(self._options[DATA_LOCATION.lower()], name)]
-        dead_letter_table = self._options.get(DEAD_LETTERS.lower())
+        writers = [PartitionFileWriter(self._options[DATA_LOCATION_OPTION.lower()], name)]
+        dead_letter_table = self._options.get(DEAD_LETTERS_OPTION.lower())
         if dead_letter_table is not None:
             writers.append(PartitionFileWriter(dead_letter_table, name, schema=DEAD_LETTER_SCHEMA))
         try:
             read: list[TaskRange] = []
             lost: list[LostRange] = []
-            for task_range in (one for rows in iterator for one in from_rows(rows)):
+            for task_range in (one for rows in iterator for one in ranges_from_rows(rows)):
                 for records in read_range(self._source, self._columns, task_range):
                     readable, dead_letters = split_dead_letters(records)
                     writers[0].write(readable)
                     if dead_letters is not None:
-                        lost = merge_ranges([*lost, *lost_ranges(dead_letters)])[-LOST_MAX:]
+                        lost = merge_lost_ranges([*lost, *dead_letter_ranges(dead_letters)])[
+                            -LOST_RANGES_MAX:
+                        ]
                         if dead_letter_table is not None:
                             writers[1].write(dead_letters)
                 read.append(task_range)
@@ -139,10 +149,10 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver: add the batch to the table, once."""
-        checkpoint = self._options[CHECKPOINT.lower()]
-        start = parse_offsets(self._options[START_OFFSETS.lower()])
-        plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
+        """Called on the driver: add the batch to the table unless the table already has it."""
+        checkpoint = self._options[CHECKPOINT_OPTION.lower()]
+        start = parse_offsets(self._options[START_OFFSETS_OPTION.lower()])
+        plan = read_batch_plan(checkpoint, batchId, self._options[TABLE_OPTION], start)
         read: list[TaskRange] = []
         parts: list[WrittenDataFile] = []
         lost: list[LostRange] = []
@@ -154,25 +164,25 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             parts += message.parts
             lost += message.lost
             dead_letters += message.dead_letters
-        check_ranges(plan, read)
-        table = _table(self._options)
+        check_read_ranges(plan, read)
+        table = _open_cached_table(self._options)
         if dead_letters:
             from mansio.spark.iceberg.dead_letters import append_dead_letters, open_dead_letters
 
             dead_letter_table = open_dead_letters(table, create=True)
             assert dead_letter_table is not None
             append_dead_letters(dead_letter_table, plan, dead_letters)
-        table.commit(plan, parts, merge_ranges(lost))
+        table.commit(plan, parts, merge_lost_ranges(lost))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """The files stay for the orphan cleanup: a failed commit may have been applied."""
+        """Leave the files to the orphan cleanup: a commit that failed may have been applied, so they may be in use."""
 
 
-def check_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
+def check_read_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
     """Check that the tasks of a batch have read exactly its offsets, each once.
 
     Raises:
-        InvalidDataFiles: They have not.
+        InvalidDataFiles: An offset of the batch was not read, was read twice, or another offset was read.
     """
     read: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for one in ranges:
@@ -189,22 +199,22 @@ def check_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
 
 
 def split_dead_letters(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The records of a batch, and its dead letters (`onUnreadable`) with the columns of `DEAD_LETTER_SCHEMA` under the
-    source's names.
+    """Split rows into (records, dead letters or None). The dead letters have the columns of `DEAD_LETTER_SCHEMA`, with
+    the column names of the source.
     """
     index = rows.schema.get_field_index(ERROR_COLUMN)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return rows, None
     errors = rows.column(index)
     return rows.filter(pc.is_null(errors)), pa.RecordBatch.from_pylist(
-        [_dead_letter(row) for row in rows.filter(pc.is_valid(errors)).to_pylist()],
+        [_dead_letter_row(row) for row in rows.filter(pc.is_valid(errors)).to_pylist()],
         pa.schema(
-            [field.with_name(SOURCE_NAMES.get(field.name, field.name)) for field in DEAD_LETTER_SCHEMA]
+            [field.with_name(SOURCE_COLUMN_NAMES.get(field.name, field.name)) for field in DEAD_LETTER_SCHEMA]
         ),
     )
 
 
-def _dead_letter(row: Mapping[str, Any]) -> dict[str, Any]:
+def _dead_letter_row(row: Mapping[str, Any]) -> dict[str, Any]:
     first, last = parse_error_offsets(row[ERROR_COLUMN]) or (row["offset"], row["offset"])
     value = row.get("value")
     return {
@@ -219,7 +229,7 @@ def _dead_letter(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_batch(value: bytes | None, first: int, last: int) -> bool:
-    """Whether a dead letter's value is the record batch with these offsets, and not the value of one record."""
+    """Whether the value of a dead letter is a whole record batch with these offsets, not the value of a record."""
     try:
         found = [header for _, header in iterate_batches(value or b"")]
     except (CorruptMessage, UnsupportedMessageFormat):
@@ -231,14 +241,14 @@ def _is_batch(value: bytes | None, first: int, last: int) -> bool:
     )
 
 
-def lost_ranges(dead_letters: pa.RecordBatch) -> list[LostRange]:
+def dead_letter_ranges(dead_letters: pa.RecordBatch) -> list[LostRange]:
     """The offset ranges of dead letters."""
     columns = (dead_letters.column(name).to_pylist() for name in ("partition", "offset", "last_offset"))
     return [LostRange(partition, first, last + 1) for partition, first, last in zip(*columns, strict=True)]
 
 
-def merge_ranges(lost: Iterable[LostRange]) -> list[LostRange]:
-    """The same offsets in the smallest number of ranges, sorted."""
+def merge_lost_ranges(lost: Iterable[LostRange]) -> list[LostRange]:
+    """Sort the ranges and merge those that overlap or are adjacent."""
     found: list[LostRange] = []
     for one in sorted(lost, key=lambda one: (one.partition, one.start)):
         if found and found[-1].partition == one.partition and one.start <= found[-1].end:
@@ -248,12 +258,12 @@ def merge_ranges(lost: Iterable[LostRange]) -> list[LostRange]:
     return found
 
 
-def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int]) -> BatchPlan:
-    """The plan that Spark persisted for a batch. `start`: start of batch 0; later batches start at the end of the one
-    before. A partition that did not exist then starts at zero.
+def read_batch_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int]) -> BatchPlan:
+    """Read the offsets of a batch from Spark's checkpoint. Batch 0 begins at `start`, a later one at the end of the
+    batch before it. A partition that the batch before does not have begins at offset 0.
 
     Raises:
-        ConfigError: The checkpoint has no such batch, or is of another topic.
+        ConfigError: The checkpoint does not have the batch, or belongs to another topic.
     """
     system, directory = file_system(checkpoint)
 
@@ -265,14 +275,14 @@ def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int])
             raise ConfigError(f"the checkpoint {checkpoint} has no {name}: {error}") from error
 
     query = json.loads(read("metadata"))["id"]
-    end = _logged_offsets(read(f"offsets/{batch}"), topic)
-    begin = dict(start) if batch == 0 else _logged_offsets(read(f"offsets/{batch - 1}"), topic)
+    end = _parse_offset_log_entry(read(f"offsets/{batch}"), topic)
+    begin = dict(start) if batch == 0 else _parse_offset_log_entry(read(f"offsets/{batch - 1}"), topic)
     return BatchPlan(query, batch, {partition: begin.get(partition, 0) for partition in end}, end)
 
 
-def _logged_offsets(text: str, topic: str) -> dict[int, int]:
-    """Offsets of an entry of Spark's offset log: lines with the version, the batch's metadata, and the offsets of each
-    source.
+def _parse_offset_log_entry(text: str, topic: str) -> dict[int, int]:
+    """The offsets in an entry of Spark's offset log: a line with the version, one with the batch's metadata, and one
+    with the offsets of the source.
     """
     lines = text.splitlines()
     if not lines or lines[0] != "v1" or len(lines) != 3:
@@ -286,19 +296,22 @@ def _logged_offsets(text: str, topic: str) -> dict[int, int]:
 
 
 _tables: dict[str, ArchiveTable] = {}
-"""The table of the current query, by checkpoint: Spark uses this process for all commits of a query, and opening a
-table
-takes longer than a commit.
+"""The open table of the current query, by checkpoint. Spark uses this process for all commits of a query, and opening a
+table takes longer than a commit.
 """
 
 
-def _table(options: Mapping[str, str]) -> ArchiveTable:
+def _open_cached_table(options: Mapping[str, str]) -> ArchiveTable:
     from mansio.spark.iceberg.catalog import open_table
 
-    checkpoint = options[CHECKPOINT.lower()]
+    checkpoint = options[CHECKPOINT_OPTION.lower()]
     if checkpoint not in _tables:
         _tables.clear()
-        catalog, warehouse, topic = options.get(CATALOG), options[WAREHOUSE], options[TABLE]
+        catalog, warehouse, topic = (
+            options.get(CATALOG_OPTION),
+            options[WAREHOUSE_OPTION],
+            options[TABLE_OPTION],
+        )
         _tables[checkpoint] = open_table(catalog, warehouse, topic)
     return _tables[checkpoint]
 
@@ -311,17 +324,18 @@ def sink_options(
     source: Mapping[str, str],
     dead_letters: ArchiveTable | None = None,
 ) -> dict[str, str]:
-    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `source`: the options
-    of `format("mansio")` with which tasks read. `dead_letters`: the table that stores them.
+    """The sink's options for a query that starts at the offsets `start`; Spark adds the checkpoint. `source`: the
+    options of `format("mansio")` with which tasks read. `dead_letters`: the table for unreadable records, if they are
+    stored.
     """
     from mansio.spark.iceberg.catalog import warehouse_location
 
     return {
-        TABLE: table.topic,
-        WAREHOUSE: warehouse_location(warehouse),  # tasks run on other machines: no relative paths
-        **({CATALOG: catalog} if catalog else {}),
-        DATA_LOCATION: table.data_location,
-        START_OFFSETS: offsets_text(start),
-        SOURCE: json.dumps(source),
-        **({DEAD_LETTERS: dead_letters.data_location} if dead_letters is not None else {}),
+        TABLE_OPTION: table.topic,
+        WAREHOUSE_OPTION: warehouse_location(warehouse),  # tasks run on other machines: no relative paths
+        **({CATALOG_OPTION: catalog} if catalog else {}),
+        DATA_LOCATION_OPTION: table.data_location,
+        START_OFFSETS_OPTION: format_offsets(start),
+        SOURCE_OPTION: json.dumps(source),
+        **({DEAD_LETTERS_OPTION: dead_letters.data_location} if dead_letters is not None else {}),
     }

@@ -1,14 +1,13 @@
 """Producer of one Spark task: encodes columns to record batches and sends them to the partition leaders.
 
-Owns one idempotent producer for the life of one task (InitProducerId, sequence numbers by partition) and its requests.
-A round sends the next batch of every partition; its responses are processed when the next round is ready, so the
-brokers write while the task encodes.
+A task has one idempotent producer (InitProducerId, sequence numbers by partition). It sends in rounds: a round is the
+next batch of every partition. The task encodes the next round while the brokers write the current one.
 
 Invariants:
-* A partition has one batch in flight, so retries keep the order.
+* A partition has at most one batch in flight, so retries keep the order.
 * A batch is resent unchanged, with its sequence number, so that the broker appends it once.
-* When `send` returns nothing is in flight: no code runs while the task waits for its next rows.
-* Memory is one round, and the batches queued for the next.
+* No request is in flight when `send` returns: no code could process its response while the task waits for rows.
+* Memory is bounded by one round in flight and the batches that are queued for the next round.
 """
 
 from __future__ import annotations
@@ -43,17 +42,18 @@ if TYPE_CHECKING:
     Results = Mapping[TopicPartition, produce.PartitionResult]
 
 ACKS_ALL = -1
-CHANNEL = "produce spark"
+PRODUCE_CHANNEL = "produce spark"
 DELIVERY_TIMEOUT_MS = 120_000
-BROKER_TIMEOUT_MS = 30_000
-QUEUED_BYTES_MAX = 8 << 20
-"""A round is sent when this many bytes are encoded."""
-HIGHEST_VERSION_WITH_NAMES = 12
-DUPLICATE_SEQUENCE_NUMBER = 46
+"""Time for which a round is retried."""
+PRODUCE_TIMEOUT_MS = 30_000
+ROUND_BYTES = 8 << 20
+"""Size of the queued batches at which the next round is sent."""
+PRODUCE_VERSION_WITH_TOPIC_NAMES_MAX = 12
+DUPLICATE_SEQUENCE_NUMBER_CODE = 46
 
 
 class TaskSender:
-    """The producer of one task: call `send` repeatedly, then `finish`, or `abort` if the task fails."""
+    """The producer of one task: call `send` for each Arrow batch, then `finish`, or `abort` if the task fails."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class TaskSender:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._identity: tuple[int, int] | None = None
         self._counts: dict[str, int] = {}
-        """Number of partitions of each topic, constant for the task, so that a key stays in its partition."""
+        """Number of partitions of each topic. It is constant for the task, so that a key stays in its partition."""
         self._producers: dict[str, ProducerSequences] = {}
         self._queued: dict[TopicPartition, deque[EncodedBatch]] = {}
         self._queued_bytes = 0
@@ -77,9 +77,9 @@ class TaskSender:
         self._written: dict[TopicPartition, WrittenRange] = {}
 
     def send(self, topic: str, rows: pa.RecordBatch) -> None:
-        """Write these rows (see `encode_batches` for the columns); they are acknowledged when this returns.
+        """Write these rows and wait until all are acknowledged. See `encode_batches` for the columns.
 
-        Raises the brokers' errors, or the connection's after the delivery timeout.
+        Raises the brokers' errors; after the delivery timeout also those of the connection.
         """
         count = self._counts.get(topic) or self._partition_count(topic)
         for batch in encode_batches(
@@ -91,30 +91,30 @@ class TaskSender:
         ):
             self._queued.setdefault(TopicPartition(topic, batch.partition), deque()).append(batch)
             self._queued_bytes += len(batch.data)
-            if self._queued_bytes >= QUEUED_BYTES_MAX:
+            if self._queued_bytes >= ROUND_BYTES:
                 self._send_round()
         while self._queued:
             self._send_round()
         self._await_in_flight()
 
     def finish(self) -> TaskReport:
-        """The result of the task."""
+        """What the task has written. Call `finish` after the last `send`."""
         if not self._written:
-            return NOTHING_WRITTEN
+            return EMPTY_TASK_REPORT
         producer_id, epoch = self._identity or (-1, -1)
         return TaskReport(producer_id, epoch, tuple(self._written[one] for one in sorted(self._written)))
 
     def abort(self) -> None:
-        """Cancel requests in flight; their batches may or may not be stored."""
+        """Cancel the requests in flight. The brokers may have stored their batches."""
         self._queued.clear()
         if self._in_flight is not None:
             task, self._in_flight = self._in_flight, None
             task.cancel()
-            self._client.run(_finished(task))
+            self._client.run(_wait_until_done(task))
 
     def _partition_count(self, topic: str) -> int:
-        """Refreshed by every task: the client's metadata is older than the task, and the topic may have been recreated
-        since.
+        """Number of partitions of a topic, from fresh metadata: the topic may have been recreated since the client
+        cached its metadata.
         """
         cluster = self._client.cluster
         cluster.mark_stale((topic,))
@@ -124,8 +124,8 @@ class TaskSender:
     # -- the producer --------
 
     def _producer(self, topic: str) -> ProducerSequences | None:
-        """The sequence numbers for a topic; None unless all in-sync replicas must acknowledge (acks=all): a batch that
-        only the leader had would leave a gap.
+        """The sequence numbers for a topic; None without acks=all. With acks=1 a new leader may lack an acknowledged
+        batch, and would reject the following sequence numbers.
         """
         if self._acks != ACKS_ALL:
             return None
@@ -146,7 +146,7 @@ class TaskSender:
     # -- rounds --------
 
     def _send_round(self) -> None:
-        """Send the next batch of every partition, after the previous round is complete."""
+        """Wait for the previous round, then send the next batch of every partition."""
         self._await_in_flight()
         batches = {partition: queue.popleft() for partition, queue in self._queued.items()}
         self._queued = {partition: queue for partition, queue in self._queued.items() if queue}
@@ -159,7 +159,7 @@ class TaskSender:
             self._client.wait(task)
 
     async def _deliver(self, unacknowledged: Batches) -> None:
-        """Send batches until all are stored, with retries."""
+        """Send batches, with retries, until all are acknowledged."""
         cluster = self._client.cluster
 
         async def attempt() -> None:
@@ -179,8 +179,8 @@ class TaskSender:
         await cluster.retry(attempt, timeout_ms=self._delivery_timeout_ms)
 
     async def _request(self, node: int, batches: Batches) -> Results:
-        connection = await self._client.cluster.connection(node, CHANNEL)
-        version = connection.version_for(ApiKey.PRODUCE, highest=HIGHEST_VERSION_WITH_NAMES)
+        connection = await self._client.cluster.connection(node, PRODUCE_CHANNEL)
+        version = connection.version_for(ApiKey.PRODUCE, highest=PRODUCE_VERSION_WITH_TOPIC_NAMES_MAX)
         correlation_id = connection.next_correlation_id()
         topics: dict[str, list[tuple[int, Buffer | None]]] = {}
         for (topic, index), batch in batches.items():
@@ -190,7 +190,7 @@ class TaskSender:
             correlation_id,
             connection.options.client_id,
             self._acks,
-            BROKER_TIMEOUT_MS,
+            PRODUCE_TIMEOUT_MS,
             [(topic, None, partitions) for topic, partitions in topics.items()],
         )
         response = produce.decode_response(version, await connection.exchange(buffers, correlation_id))
@@ -200,12 +200,14 @@ class TaskSender:
             for result in results
         }
 
-    # -- answers --------
+    # -- responses --------
 
     def _process_responses(
         self, unacknowledged: Batches, responses: Sequence[Results | BaseException]
     ) -> None:
-        """Record the stored batches; raise for the others, permanent errors first."""
+        """Remove the acknowledged batches from `unacknowledged`. Raises an error if a batch is left: a permanent error
+        has precedence over one that can be retried.
+        """
         failures: list[MansioError] = []
         for response in responses:
             if isinstance(response, MansioError):
@@ -216,14 +218,14 @@ class TaskSender:
                 for partition, result in response.items():
                     failures += self._record_result(unacknowledged, partition, result)
         if unacknowledged and not failures:
-            failures.append(RequestTimedOut("the broker left a partition out of its answer"))
+            failures.append(RequestTimedOut("the broker's response lacks a partition"))
         if failures:
             raise next((one for one in failures if not one.retriable), failures[0])
 
     def _record_result(
         self, unacknowledged: Batches, partition: TopicPartition, result: produce.PartitionResult
     ) -> list[MansioError]:
-        if result.error_code not in (0, DUPLICATE_SEQUENCE_NUMBER):
+        if result.error_code not in (0, DUPLICATE_SEQUENCE_NUMBER_CODE):
             failure = error_for(result.error_code)
             message = result.error_message or failure.message
             return [type(failure)(f"topic {partition.topic}, partition {partition.partition}: {message}")]
@@ -237,20 +239,20 @@ class TaskSender:
         return []
 
 
-async def _finished(task: asyncio.Task[None]) -> None:
+async def _wait_until_done(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
 
 
 logger = logging.getLogger(__name__)
 
-BATCH_WRITE = -1
-"""The batch id of a write that is not a stream."""
+NO_BATCH_ID = -1
+"""Batch id of a write that is not a streaming query."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRange:
-    """Offsets written by one task in one partition. Other producers may have written in between: `rows` counts this
-    task's. The offsets are -1 if the broker did not return them, because it recognized a retried batch.
+    """Offsets that one task has written in one partition. `rows` is the number of its records; between them may be
+    records of other producers. An offset is -1 if the broker did not return it, because it recognized a repeated batch.
     """
 
     topic: str
@@ -262,8 +264,8 @@ class WrittenRange:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """Result of one task attempt, all of it acknowledged. `producer_id` is -1 without idempotence, or if nothing was
-    written.
+    """Result of one task attempt whose records are all acknowledged. `producer_id` is -1 without idempotence, and if
+    nothing was written.
     """
 
     producer_id: int
@@ -275,15 +277,15 @@ class TaskReport:
         return sum(written.rows for written in self.ranges)
 
 
-NOTHING_WRITTEN = TaskReport(-1, -1, ())
+EMPTY_TASK_REPORT = TaskReport(-1, -1, ())
 
 
-class SinkProtocol:
-    """Driver side of one write."""
+class WriteLogger:
+    """Logs the result of a batch on the driver. There is nothing to commit: a task's records are stored when it ends."""
 
     def commit(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """All tasks of a batch have reported. May be called again for the same batch after a crash: tasks that were
-        repeated report again, and the records of the first attempt exist as well.
+        """Log a batch of which all tasks have ended. After a crash Spark repeats the batch: it is logged again, and its
+        records are in the topic twice.
         """
         logger.debug(
             "sink_batch_written",
@@ -293,7 +295,9 @@ class SinkProtocol:
         )
 
     def abort(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
-        """The batch failed. Records that its tasks wrote remain; a later attempt writes them again."""
+        """Log a batch that failed. The records that its tasks have written remain, and a later attempt writes them
+        again.
+        """
         rows = sum(one.rows for one in reports)
         if rows:
             logger.warning(

@@ -1,11 +1,11 @@
 """Spark writers for topics: `df.write.format("mansio")` and `writeStream.format("mansio")`.
 
-Spark creates a writer on the driver, pickles it, and calls `write` in every task with the rows of one partition as
-Arrow batches; `commit` or `abort` is called on the driver with the results of the tasks. For a stream that is another
-object of the same class, created from the options: results of `write` are passed only in its message.
+Spark creates a writer on the driver, pickles it, and calls `write` in every task with the rows of one partition of the
+DataFrame, as Arrow batches. Then it calls `commit` or `abort` on the driver with the messages that the tasks returned.
+For a streaming query it calls them on another object of the same class, so only these messages carry results.
 
-The sink is at-least-once: a batch that Spark repeats is written again. Within one task attempt nothing is duplicated,
-and all records are acknowledged by all in-sync replicas before the task ends.
+The sink is at-least-once: a batch that Spark repeats is written again. Within one task attempt no record is written
+twice, and all records are acknowledged, as `acks` requires, before the task ends.
 
 Invariants:
 * Options and columns are checked on the driver, before any task runs.
@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 
 from mansio.errors import ConfigError, InvalidRecord
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink.task_sender import BATCH_WRITE, SinkProtocol, TaskReport, TaskSender
+from mansio.spark.sink.task_sender import NO_BATCH_ID, TaskReport, TaskSender, WriteLogger
 from mansio.spark.sync_client import sync_client
 
 if TYPE_CHECKING:
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
-SPARKS_OWN = frozenset({"queryname"})
-"""Options that Spark adds to those of a stream's writer."""
+SPARK_ADDED_OPTIONS = frozenset({"queryname"})
+"""Options that Spark itself adds to the options of a streaming writer, in lower case."""
 
 
 @dataclass(frozen=True)
 class SinkCommitMessage(WriterCommitMessage):
-    """Message of one task to the driver."""
+    """The message of one task to the driver: what it has written, and the id of its streaming query."""
 
     report: TaskReport
     query_id: str = ""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writer of one DataFrame."""
+    """Writer of a batch query (`DataFrame.write`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Raises `ConfigError` for invalid options, columns and modes."""
         self.options = checked_options(options, schema)
         if overwrite:
-            raise ConfigError("a topic cannot be overwritten, only added to: use mode('append')")
+            raise ConfigError("a topic cannot be overwritten, only appended to: use mode('append')")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
         return write_task(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        SinkProtocol().commit("", BATCH_WRITE, _reports(messages))
+        WriteLogger().commit("", NO_BATCH_ID, _task_reports(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        SinkProtocol().abort("", BATCH_WRITE, _reports(messages))
+        WriteLogger().abort("", NO_BATCH_ID, _task_reports(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writer of the batches of one streaming query."""
+    """Writer of a streaming query (`DataFrame.writeStream`)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Raises `ConfigError` for invalid options, columns and output modes."""
@@ -83,16 +83,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return write_task(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        SinkProtocol().commit(_query_id(messages), batchId, _reports(messages))
+        WriteLogger().commit(_query_id(messages), batchId, _task_reports(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        SinkProtocol().abort(_query_id(messages), batchId, _reports(messages))
+        WriteLogger().abort(_query_id(messages), batchId, _task_reports(messages))
 
 
 def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
-    """The sink's options, checked together with the columns."""
+    """Parse the sink's options, and check them and the columns. Raises `ConfigError`."""
     parsed = SinkOptions.parse(
-        {name: text for name, text in options.items() if name.lower() not in SPARKS_OWN}
+        {name: text for name, text in options.items() if name.lower() not in SPARK_ADDED_OPTIONS}
     )
     if parsed.acks == 0:
         raise ConfigError(
@@ -103,11 +103,11 @@ def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptio
 
 
 def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
-    """The work of one task: write all rows and wait for acknowledgements."""
+    """Write all rows of one task and wait until they are acknowledged."""
     sender = TaskSender(sync_client(options.bootstrap_servers), options)
     try:
         for batch in batches:
-            for topic, rows in by_topic(batch, options.topic):
+            for topic, rows in split_by_topic(batch, options.topic):
                 sender.send(topic, rows)
     except BaseException:
         sender.abort()
@@ -117,8 +117,8 @@ def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkC
     return SinkCommitMessage(sender.finish(), query_id or "")
 
 
-def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    """A failed task has no message."""
+def _task_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    """The reports of the tasks that succeeded; the message of a failed task is None."""
     return [message.report for message in messages if isinstance(message, SinkCommitMessage)]
 
 
@@ -129,34 +129,34 @@ def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str:
 # -- columns --------
 
 
-TEXT: Final = ("string", "binary")
-HEADERS: Final = ("array<struct<key:string,value:binary>>",)
-ACCEPTED: Final = {
-    "value": TEXT,
-    "key": TEXT,
+BYTES_TYPES: Final = ("string", "binary")
+HEADERS_TYPES: Final = ("array<struct<key:string,value:binary>>",)
+COLUMN_TYPES: Final = {
+    "value": BYTES_TYPES,
+    "key": BYTES_TYPES,
     "topic": ("string",),
     "partition": ("int",),
-    "headers": HEADERS,
+    "headers": HEADERS_TYPES,
     "timestamp": ("timestamp",),
 }
 """Allowed Spark types of each column."""
 BROKER_ASSIGNED_COLUMNS: Final = frozenset({"offset", "timestampType", "lane"})
-WRITTEN: Final = ("key", "value", "partition", "timestamp", "headers")
+WRITTEN_COLUMNS: Final = ("key", "value", "partition", "timestamp", "headers")
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
-    """`types`: column -> Spark type. Raises `ConfigError` with the columns to select instead."""
+    """Check the columns of a DataFrame. `types`: the Spark type of each column. Raises `ConfigError` with the remedy."""
     for name, found in types.items():
         if name in BROKER_ASSIGNED_COLUMNS:
             continue
-        if name not in ACCEPTED:
+        if name not in COLUMN_TYPES:
             raise ConfigError(
-                f"column {name!r} cannot be written into a topic: select {', '.join(ACCEPTED)}, and put the rest into "
-                "value, for instance with to_json(struct(*))"
+                f"column {name!r} cannot be written to a topic: select {', '.join(COLUMN_TYPES)}, and put the other"
+                " columns into value, for instance with to_json(struct(*))"
             )
-        if found not in ACCEPTED[name]:
+        if found not in COLUMN_TYPES[name]:
             raise ConfigError(
-                f"column {name} is {found}, and has to be {' or '.join(ACCEPTED[name])}: cast it"
+                f"column {name} is {found}, and has to be {' or '.join(COLUMN_TYPES[name])}: cast it"
             )
     if "value" not in types:
         raise ConfigError(f"a topic needs the column value, and there are only {', '.join(types) or 'none'}")
@@ -164,14 +164,14 @@ def check_columns(types: Mapping[str, str], topic: str | None) -> None:
         raise ConfigError("no target topic: give the option topic, or a column of that name")
 
 
-def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of a batch by topic, in order, as columns of records. `topic`, if given, applies to all rows. Raises
-    `InvalidRecord` for a row without a topic.
+def split_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Split the rows by topic; yields (topic, rows with the columns of a record). With `topic` all rows go to that
+    topic, otherwise each row to the one in its column `topic`. Raises `InvalidRecord` for a row without a topic.
     """
     if not batch.num_rows:
         return
     if topic is not None:
-        yield topic, as_records(batch)
+        yield topic, select_written_columns(batch)
         return
     topics = batch.column(batch.schema.get_field_index("topic"))
     if topics.null_count:
@@ -179,9 +179,9 @@ def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa
             f"{topics.null_count} rows have no topic: the column is null, and the option is not given"
         )
     for one in pc.unique(topics):
-        yield one.as_py(), as_records(batch.filter(pc.equal(topics, one)))
+        yield one.as_py(), select_written_columns(batch.filter(pc.equal(topics, one)))
 
 
-def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Only the columns that are written."""
-    return batch.select([name for name in WRITTEN if name in batch.schema.names])
+def select_written_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drop the columns that are not part of a record."""
+    return batch.select([name for name in WRITTEN_COLUMNS if name in batch.schema.names])

@@ -1,6 +1,6 @@
-"""Errors for records that no longer exist, each one line with the remedy.
+"""Errors for records that no longer exist. Each message is one line and contains the remedy.
 
-With `failOnDataLoss` a loss ends the query; without it the loss is logged as a warning and reading continues.
+With `failOnDataLoss` such an error ends the query; otherwise it is logged as a warning and reading continues.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 CONTINUE_HINT = "or set failOnDataLoss to false to continue without them"
 
 
-def report(loss: DataLoss, *, fail: bool) -> None:
-    """Raise the loss (`fail`), or log it as a warning."""
+def raise_or_log(loss: DataLoss, *, fail: bool) -> None:
+    """Raise the error if `fail` is true; otherwise log it as a warning."""
     if fail:
         raise loss
     logger.warning("records are missing, and the query continues (failOnDataLoss is false): %s", loss.message)
 
 
-def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
-    """The log start offset is above the requested offset: retention or DeleteRecords."""
+def offset_deleted_error(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
+    """The error for an offset below the log start offset: retention or DeleteRecords has deleted it."""
     loss = DataLoss(
         f"offset {wanted} of partition {partition.partition} of topic {partition.topic} was deleted: the log begins at"
         f" {earliest}. Begin later (startingOffsets, or a new checkpoint), keep records longer, {CONTINUE_HINT}"
@@ -35,8 +35,8 @@ def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> D
     return loss
 
 
-def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
-    """The log ends before the requested offset: it was truncated, or it is another log of the same name."""
+def log_truncated_error(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
+    """The error for an offset above the log end offset: the log was truncated, or the topic was recreated."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
         f" requested: the log is shorter than it was, or the topic was recreated. Correct the offsets, use a new"
@@ -44,17 +44,17 @@ def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLo
     )
 
 
-def partition_added_late(partition: TopicPartition, earliest: int) -> DataLoss:
-    """A partition that was added while the query ran has already deleted its first records."""
+def first_records_deleted_error(partition: TopicPartition, earliest: int) -> DataLoss:
+    """The error for a partition that was added while the query ran and has already deleted its first records."""
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} is new to this query and already begins at offset"
         f" {earliest}: its first records were deleted. Keep records longer than a trigger takes, {CONTINUE_HINT}"
     )
 
 
-def partition_missing(partition: TopicPartition) -> DataLoss:
-    """A partition no longer exists. Kafka topics never lose partitions: the topic was deleted, recreated or
-    unsubscribed.
+def partition_missing_error(partition: TopicPartition) -> DataLoss:
+    """The error for a partition that no longer exists. A topic never loses partitions, so the topic was deleted,
+    recreated with fewer partitions, or is no longer subscribed to.
     """
     return DataLoss(
         f"partition {partition.partition} of topic {partition.topic} does not exist any more: the topic was"
@@ -63,8 +63,8 @@ def partition_missing(partition: TopicPartition) -> DataLoss:
     )
 
 
-def topic_recreated(topic: str) -> TopicRecreated:
-    """The topic name is the same, the topic id is not."""
+def topic_recreated_error(topic: str) -> TopicRecreated:
+    """The error for a topic with the same name and another topic id."""
     return TopicRecreated(
         f"topic {topic} was deleted and recreated since this query began to read it: its offsets mean other records"
         f" now. Use a new checkpoint, {CONTINUE_HINT}"

@@ -1,12 +1,12 @@
-"""Record batches of one range of one partition, fetched with read-ahead.
+"""Fetch requests of one task: the record batches of an offset range of one partition, with read-ahead.
 
-Owns the Fetch requests of one task. One request is always outstanding: it is sent before the current response is passed
-to the caller, so decoding overlaps with the network. Memory: the current response, and one more in the socket buffer.
+The next request is sent before the current response is returned to the caller, so decoding overlaps with the network.
+In memory are the current response and, in the socket's receive buffer, the next one.
 
 Invariants:
-* Batches are complete, in offset order, and cover the range; the first may begin before it and the last may end after
-  it.
-* Transient errors are retried for the cluster's retry timeout; a missing offset raises `DataLoss` with the offset.
+* The returned batches are complete, in offset order, and contain all records of the range. The first batch may begin
+  before the range, the last one may end after it.
+* Transient errors are retried for the cluster's retry timeout. An offset that no longer exists raises `DataLoss`.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from mansio.spark.sync_client import SyncClient
     from mansio.wire.topic_partition import TopicPartition
 
-CHANNEL: Final = "fetch spark"
-"""Separate connections: a response of several megabytes would delay other requests."""
-WAIT_MS_MAX: Final = 500
-FETCH_BYTES: Final = 4 << 20
-SMALLEST_REQUEST_BYTES: Final = 64 << 10
-HIGHEST_VERSION_WITH_NAMES: Final = 12
-SHORT_LOG_TIMEOUT_S: Final = 3.0
-"""A log that ends too early is fetched again for this time before its records are reported as lost."""
+FETCH_CHANNEL: Final = "fetch spark"
+"""Name of the connections that only Fetch requests use: a response of several megabytes would delay other requests."""
+FETCH_WAIT_MS_MAX: Final = 500
+DEFAULT_FETCH_BYTES: Final = 4 << 20
+REQUEST_BYTES_MIN: Final = 64 << 10
+FETCH_VERSION_WITH_TOPIC_NAMES_MAX: Final = 12
+TRUNCATION_CONFIRMATION_S: Final = 3.0
+"""Time for which a log must end below the range before its missing records are reported as lost."""
 
 
 class FetchedBatches(NamedTuple):
-    """One response: complete record batches, and aborted transactions among them (producer id, first offset)."""
+    """The complete record batches of one response, and (producer id, first offset) of aborted transactions in them."""
 
     records: memoryview
     aborted: Sequence[tuple[int, int]] = ()
 
 
 class _FetchResult(NamedTuple):
-    """`FetchedBatches` and the offset of the next request."""
+    """The batches of one response, the offset of the next request, and the mean size of an offset in bytes."""
 
     fetched: FetchedBatches
     next_offset: int
@@ -69,15 +69,15 @@ def fetch_range(
     start: int,
     end: int,
     *,
-    fetch_bytes: int = FETCH_BYTES,
+    fetch_bytes: int = DEFAULT_FETCH_BYTES,
     isolation: int = READ_COMMITTED,
     topic_id: bytes = NO_TOPIC_ID,
 ) -> Iterator[FetchedBatches]:
-    """The batches with the records of [start, end), in responses of about `fetch_bytes`.
+    """Fetch the batches with the records of [start, end), in responses of about `fetch_bytes`.
 
-    `topic_id`: required id of the topic (all zero: any). Raises `DataLoss` if records of the range no longer exist,
-    `TopicRecreated`, `UnreadableRecords` if the broker sends invalid record batches, and the cluster's errors if it
-    cannot be reached.
+    `topic_id`: required id of the topic; all zero: any. Raises `DataLoss` if records of the range no longer exist,
+    `TopicRecreated` if the topic has another id, `UnreadableRecords` if the broker sends invalid record batches, and
+    the connection's errors if the cluster cannot be reached.
     """
     fetcher = _RangeFetcher(sync_client, partition, end, isolation, topic_id)
     offset, size = start, fetch_bytes
@@ -85,13 +85,15 @@ def fetch_range(
     try:
         while offset < end:
             result = (
-                fetcher.fetch_at(offset, size) if prefetch is None else fetcher.finish(prefetch, offset, size)
+                fetcher.fetch_at(offset, size)
+                if prefetch is None
+                else fetcher.finish_prefetch(prefetch, offset, size)
             )
             prefetch = None
             offset = result.next_offset
             if offset < end:
                 size = _request_bytes(fetch_bytes, (end - offset) * result.bytes_per_offset)
-                prefetch = sync_client.begin(fetcher.attempt(offset, size))
+                prefetch = sync_client.begin(fetcher.send_fetch(offset, size))
             if result.fetched.records:
                 yield result.fetched
     finally:
@@ -100,12 +102,12 @@ def fetch_range(
 
 
 def _request_bytes(fetch_bytes: int, expected: float) -> int:
-    """Estimated size of the remaining range, by the bytes per offset of the last response, plus 25 percent."""
-    return min(fetch_bytes, max(SMALLEST_REQUEST_BYTES, int(expected * 1.25)))
+    """Size of the next request: the `expected` size of the remaining range plus 25 percent, at most `fetch_bytes`."""
+    return min(fetch_bytes, max(REQUEST_BYTES_MIN, int(expected * 1.25)))
 
 
 class _RangeFetcher:
-    """The Fetch requests of one range."""
+    """Sends the Fetch requests of one range, and converts their errors."""
 
     def __init__(
         self,
@@ -125,26 +127,26 @@ class _RangeFetcher:
         self._short_since = 0.0
 
     def fetch_at(self, offset: int, size: int) -> _FetchResult:
-        """Fetch until there is a response or a permanent error."""
+        """Fetch from `offset`, with retries, until the broker returns batches or a permanent error."""
         try:
             return self._client.run(
-                self._cluster.retry(lambda: self.attempt(offset, size), final=(UnknownTopicOrPartition,))
+                self._cluster.retry(lambda: self.send_fetch(offset, size), final=(UnknownTopicOrPartition,))
             )
         except OffsetOutOfRange:
             raise self._client.run(self._out_of_range_error(offset)) from None
         except UnknownTopicOrPartition:
-            raise data_loss.partition_missing(self._partition) from None
+            raise data_loss.partition_missing_error(self._partition) from None
 
-    def finish(self, prefetch: Any, offset: int, size: int) -> _FetchResult:
-        """The result of a prefetched request; if that failed, the request is sent again with retries."""
+    def finish_prefetch(self, prefetch: Any, offset: int, size: int) -> _FetchResult:
+        """The result of a request that was sent ahead. If it failed, the request is sent again, with retries."""
         try:
             result: _FetchResult = self._client.wait(prefetch)
         except MansioError:
             return self.fetch_at(offset, size)
         return result
 
-    async def attempt(self, offset: int, size: int) -> _FetchResult:
-        """One request. Raises the error of the response."""
+    async def send_fetch(self, offset: int, size: int) -> _FetchResult:
+        """Send one Fetch request and return its result. Raises the error in the response."""
         topic, index = self._partition
         cluster = self._cluster
         view = await cluster.topic(topic)
@@ -152,12 +154,12 @@ class _RangeFetcher:
             cluster.mark_stale((topic,))
             view = await cluster.topic(topic)
             if self._is_recreated(view):
-                raise data_loss.topic_recreated(topic)
+                raise data_loss.topic_recreated_error(topic)
         if index >= len(view.partitions):
             raise UnknownTopicOrPartition(f"topic {topic} has no partition {index}")
         try:
-            connection = await cluster.connection(await cluster.leader(topic, index), CHANNEL)
-            highest = HIGHEST_VERSION_WITH_NAMES if view.topic_id == NO_TOPIC_ID else None
+            connection = await cluster.connection(await cluster.leader(topic, index), FETCH_CHANNEL)
+            highest = FETCH_VERSION_WITH_TOPIC_NAMES_MAX if view.topic_id == NO_TOPIC_ID else None
             version = connection.version_for(ApiKey.FETCH, highest=highest)
             correlation_id = connection.next_correlation_id()
             framed = fetch.encode_request(
@@ -165,18 +167,18 @@ class _RangeFetcher:
                 correlation_id,
                 connection.options.client_id,
                 [(topic, view.topic_id, [fetch.FetchPartition(index, -1, offset, -1, -1, size)])],
-                max_wait_ms=WAIT_MS_MAX,
+                max_wait_ms=FETCH_WAIT_MS_MAX,
                 min_bytes=1,
                 max_bytes=size,
                 isolation_level=self._isolation,
             )
             frame = await connection.exchange((framed,), correlation_id)
-            return self._read(offset, fetch.decode_response(version, frame))
+            return self._parse_response(offset, fetch.decode_response(version, frame))
         except STALE_METADATA as error:
             cluster.mark_stale((topic,))
             raise Unavailable(error.message) from error
 
-    def _read(self, offset: int, response: fetch.FetchResponse) -> _FetchResult:
+    def _parse_response(self, offset: int, response: fetch.FetchResponse) -> _FetchResult:
         if response.error_code:
             raise error_for(response.error_code)
         parts = [
@@ -186,7 +188,7 @@ class _RangeFetcher:
             if part.index == self._partition.partition
         ]
         if len(parts) != 1:
-            raise Unavailable(f"the broker left {self._name} out of its answer")
+            raise Unavailable(f"the broker's response lacks {self._name}")
         part = parts[0]
         if part.error_code:
             raise self._read_error(offset, error_for(part.error_code))
@@ -198,7 +200,7 @@ class _RangeFetcher:
         return _FetchResult(result, next_offset, stop / (next_offset - offset))
 
     def _complete_batches(self, offset: int, records: memoryview) -> tuple[int, int]:
-        """(end of the batches of the range in a response, offset after them)."""
+        """(end of the complete batches of the range in `records`, next offset after these batches)."""
         stop, next_offset = 0, offset
         try:
             for position, header in iterate_batches(records):
@@ -229,26 +231,26 @@ class _RangeFetcher:
                 " raise fetchBytes"
             )
         if 0 <= readable < self._end and readable <= offset and self._is_log_end_stable(offset):
-            return data_loss.log_truncated(self._partition, self._end, readable)
+            return data_loss.log_truncated_error(self._partition, self._end, readable)
         return Unavailable(f"the broker sent nothing of {self._name} at offset {offset}")
 
     def _is_log_end_stable(self, offset: int) -> bool:
-        """Whether the log has ended at this offset for a while. A new leader may not know its predecessor's high
-        watermark yet.
+        """Whether the log has ended at this offset for `TRUNCATION_CONFIRMATION_S`. A new leader may briefly report a
+        lower high watermark than its predecessor.
         """
         if self._short_at != offset:
             self._short_at, self._short_since = offset, time.monotonic()
         self._cluster.mark_stale((self._partition.topic,))
-        return time.monotonic() >= self._short_since + SHORT_LOG_TIMEOUT_S
+        return time.monotonic() >= self._short_since + TRUNCATION_CONFIRMATION_S
 
     async def _out_of_range_error(self, offset: int) -> MansioError:
-        """The error for an offset that is not in the log."""
+        """The error for an offset that is below or above the log."""
         listed = await list_offsets(self._cluster, {self._partition: EARLIEST})
         earliest = listed[self._partition].offset
         if earliest > offset:
-            return data_loss.log_start_passed(self._partition, offset, earliest)
+            return data_loss.offset_deleted_error(self._partition, offset, earliest)
         latest = await list_offsets(self._cluster, {self._partition: -1})
-        return data_loss.log_truncated(self._partition, offset, latest[self._partition].offset)
+        return data_loss.log_truncated_error(self._partition, offset, latest[self._partition].offset)
 
     def _is_recreated(self, view: TopicView) -> bool:
         return NO_TOPIC_ID not in (self._topic_id, view.topic_id) and view.topic_id != self._topic_id

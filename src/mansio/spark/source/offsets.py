@@ -1,14 +1,14 @@
-"""Partitions and offsets of a query, resolved from options (`earliest` and `latest`, timestamps, JSON) by
-requests to brokers.
+"""Partitions and offsets of a query: resolves the options (`earliest`, `latest`, timestamps, JSON) by requests to
+brokers.
 
-Offsets travel through Spark as JSON in the format of Spark's Kafka source, `{"topic": {"0": 5}}`; topics and partitions
-are sorted, because Spark compares the texts. The end offsets of a query's first batch may also contain where that batch
-starts (`FIRST_BATCH_START`).
+Spark stores offsets as JSON in the format of its Kafka source, `{"topic": {"0": 5}}`. Topics and partitions are sorted,
+because Spark compares the texts. The end offsets of a query's first batch may also contain the start offsets of this
+batch, under the key `FIRST_BATCH_START`.
 
 Invariants:
 * The result contains exactly the partitions that are read.
-* An explicit offset is inside the log, or it raises `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest
-  end of the log with a warning.
+* An explicit offset outside the log raises `DataLoss`. Without `failOnDataLoss` the nearest offset of the log is used
+  instead, with a warning.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 Offsets = dict[TopicPartition, int]
 
 FIRST_BATCH_START: Final = ""
-"""Key used like a topic name (names are never empty): where the batch starts whose end offsets these are. Spark
-persists
-the end of a batch before it runs, but not the start of the first: after a failure it would ask again, and `latest`
-would have moved.
+"""Key, in the end offsets of a query's first batch, of the start offsets of this batch. It is not a valid topic name.
+
+Spark stores the end of a batch before it runs the batch, but not the start of the first one. After a failure Spark
+would request the start again, and `latest` would resolve to other offsets.
 """
 
 LIST_OFFSETS_TIMEOUT_S = 3.0
@@ -49,21 +49,21 @@ class SubscribedPartitions(NamedTuple):
 
     partitions: tuple[TopicPartition, ...]
     topic_ids: dict[str, bytes]
-    """By topic; all zero where the brokers have no topic ids."""
+    """Topic id by topic name; all zero if the brokers do not support topic ids."""
     missing: frozenset[str]
-    """Topics that are named but do not exist."""
+    """Topics that the options name and that do not exist."""
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
-    """Offsets as Spark stores them. Equal offsets give equal texts."""
+def offsets_to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Offsets in the format that Spark stores. Equal offsets give equal texts."""
     offsets_json: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(offsets):
         offsets_json.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
     return offsets_json
 
 
-def from_json(offsets_json: Mapping[str, Any]) -> Offsets:
-    """The inverse of `to_json`. Raises `ConfigError` for other content: the checkpoint of another source."""
+def offsets_from_json(offsets_json: Mapping[str, Any]) -> Offsets:
+    """Parse the result of `offsets_to_json`. Raises `ConfigError` for the checkpoint of another source."""
     try:
         return {
             TopicPartition(topic, int(partition)): int(offset)
@@ -81,12 +81,12 @@ def from_json(offsets_json: Mapping[str, Any]) -> Offsets:
 def find_partitions(
     sync_client: SyncClient, options: SourceOptions, *, may_be_missing: bool = False
 ) -> SubscribedPartitions:
-    """Resolve the subscription with fresh metadata.
+    """Find the partitions of the subscription, with fresh metadata.
 
-    Raises `ConfigError` for a topic or partition that does not exist (unless `may_be_missing`), and for a pattern
-    without a match.
+    Raises `ConfigError` for a topic or partition that does not exist and for a pattern without a match, unless
+    `may_be_missing` is true.
     """
-    views = sync_client.run(_views(sync_client, options))
+    views = sync_client.run(_subscribed_topics(sync_client, options))
     wanted = options.subscription
     named = {partition.topic for partition in wanted.partitions} | set(wanted.topics)
     missing = frozenset(named - set(views))
@@ -116,13 +116,15 @@ def find_partitions(
 
 
 def check_topic_ids(found: SubscribedPartitions, options: SourceOptions) -> None:
-    """Raises `TopicRecreated` for a topic whose id differs from the option `topicIds`."""
+    """Check the topic ids that the option `topicIds` requires. A differing id raises `TopicRecreated`, or is logged if
+    `failOnDataLoss` is off.
+    """
     for name, expected in options.topic_ids.items():
         if name in found.topic_ids and found.topic_ids[name].hex() != expected.replace("-", "").lower():
-            data_loss.report(data_loss.topic_recreated(name), fail=options.fail_on_data_loss)
+            data_loss.raise_or_log(data_loss.topic_recreated_error(name), fail=options.fail_on_data_loss)
 
 
-async def _views(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicView]:
+async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicView]:
     """The subscribed topics that exist, by name."""
     cluster, wanted = sync_client.cluster, options.subscription
     if wanted.pattern:
@@ -142,37 +144,37 @@ async def _views(sync_client: SyncClient, options: SourceOptions) -> dict[str, T
 
 
 def earliest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition]) -> Offsets:
-    """Log start offset of each partition."""
-    return _listed_offsets(sync_client, dict.fromkeys(partitions, EARLIEST), isolation=0)
+    """The log start offset of each partition."""
+    return _list_offsets(sync_client, dict.fromkeys(partitions, EARLIEST), isolation=0)
 
 
 def latest_offsets(sync_client: SyncClient, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
-    """End offset of each partition for this isolation level."""
-    return _listed_offsets(sync_client, dict.fromkeys(partitions, LATEST), isolation=isolation)
+    """The end offset of each partition: the last stable offset for read_committed, else the high watermark."""
+    return _list_offsets(sync_client, dict.fromkeys(partitions, LATEST), isolation=isolation)
 
 
-def offsets_at(
+def offsets_for_times(
     sync_client: SyncClient, timestamps_ms: Mapping[TopicPartition, int], isolation: int
 ) -> Offsets:
-    """Offset of the first record of each partition with at least this timestamp; -1 if there is none."""
-    return _listed_offsets(sync_client, timestamps_ms, isolation=isolation)
+    """The offset of the first record of each partition with at least its timestamp; -1 if there is none."""
+    return _list_offsets(sync_client, timestamps_ms, isolation=isolation)
 
 
-def _listed_offsets(
+def _list_offsets(
     sync_client: SyncClient, wanted: Mapping[TopicPartition, int], *, isolation: int
 ) -> Offsets:
     if not wanted:
         return {}
-    listed = sync_client.run(_list_offsets(sync_client, wanted, isolation))
+    listed = sync_client.run(_list_offsets_checked(sync_client, wanted, isolation))
     return {partition: found.offset for partition, found in listed.items()}
 
 
-async def _list_offsets(
+async def _list_offsets_checked(
     sync_client: SyncClient, wanted: Mapping[TopicPartition, int], isolation: int
 ) -> dict[TopicPartition, ListedOffset]:
-    """`list_offsets` with a check after a timeout. `list_offsets` waits long for an unknown topic, which may be new;
-    these topics existed before, so after the timeout their existence is checked: `UnknownTopicOrPartition` if they were
-    deleted.
+    """`list_offsets`, which raises `UnknownTopicOrPartition` soon after a topic was deleted. `list_offsets` alone waits
+    long for an unknown topic, because it may be new. The topics here have existed before, so after
+    `LIST_OFFSETS_TIMEOUT_S` this function checks whether they still exist.
     """
     try:
         async with asyncio.timeout(LIST_OFFSETS_TIMEOUT_S):
@@ -185,21 +187,21 @@ async def _list_offsets(
         return await list_offsets(sync_client.cluster, wanted, isolation_level=isolation)
 
 
-def resolve(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
-    """The range of each partition that a batch read covers. Raises as `find_partitions` and `resolve_position`."""
+def resolve_ranges(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
+    """The offset range of each partition of a batch read. Raises the errors of `find_partitions` and `resolve_offsets`."""
     subscribed = find_partitions(sync_client, options)
     check_topic_ids(subscribed, options)
     partitions = subscribed.partitions
     earliest = earliest_offsets(sync_client, partitions)
     latest = latest_offsets(sync_client, partitions, options.isolation_level)
-    start = resolve_position(sync_client, options, "starting", earliest, latest)
-    end = resolve_position(sync_client, options, "ending", earliest, latest)
+    start = resolve_offsets(sync_client, options, "starting", earliest, latest)
+    end = resolve_offsets(sync_client, options, "ending", earliest, latest)
     found = {}
     for partition in partitions:
         if (
             start[partition] > end[partition]
-            and _is_explicit(options.starting_offsets)
-            and _is_explicit(options.ending_offsets)
+            and _has_explicit_offsets(options.starting_offsets)
+            and _has_explicit_offsets(options.ending_offsets)
         ):
             raise ConfigError(
                 f"partition {partition.partition} of topic {partition.topic} is to be read from offset"
@@ -210,37 +212,37 @@ def resolve(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartit
     return found
 
 
-def resolve_position(
+def resolve_offsets(
     sync_client: SyncClient,
     options: SourceOptions,
     side: str,
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """One offset for each partition of `latest`, from the options of this side (`starting`, `ending`).
+    """One offset for each partition of `latest`. `side`: `starting` or `ending`, the options to resolve.
 
-    Raises `ConfigError` if they omit a partition, name one that is not read, or match no timestamp; `DataLoss` if an
-    offset is outside its log.
+    Raises `ConfigError` if the options omit a partition, name one that is not read, or name a timestamp without a
+    record; `DataLoss` if an offset is outside its log.
     """
     position: OffsetSpec = options.starting_offsets if side == "starting" else options.ending_offsets
     if position.timestamp_ms is not None:
         timestamps_ms = dict.fromkeys(latest, position.timestamp_ms)
-        return _by_time(sync_client, options, position, f"{side}Timestamp", timestamps_ms, latest)
+        return _resolve_times(sync_client, options, position, f"{side}Timestamp", timestamps_ms, latest)
     if position.timestamps_ms is not None:
-        _check_names(f"{side}OffsetsByTimestamp", position.timestamps_ms, latest)
-        return _by_time(
+        _check_partition_names(f"{side}OffsetsByTimestamp", position.timestamps_ms, latest)
+        return _resolve_times(
             sync_client, options, position, f"{side}OffsetsByTimestamp", position.timestamps_ms, latest
         )
     if isinstance(position.offsets, int):
         return dict(earliest if position.offsets == EARLIEST else latest)
-    _check_names(f"{side}Offsets", position.offsets, latest)
+    _check_partition_names(f"{side}Offsets", position.offsets, latest)
     return {
-        partition: _clamped(partition, position.offsets[partition], earliest, latest, options)
+        partition: _limit_to_log(partition, position.offsets[partition], earliest, latest, options)
         for partition in latest
     }
 
 
-def _by_time(
+def _resolve_times(
     sync_client: SyncClient,
     options: SourceOptions,
     position: OffsetSpec,
@@ -248,7 +250,7 @@ def _by_time(
     timestamps_ms: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    found = offsets_at(sync_client, timestamps_ms, options.isolation_level)
+    found = offsets_for_times(sync_client, timestamps_ms, options.isolation_level)
     for partition, offset in found.items():
         if offset < 0:
             if not position.uses_latest_without_match:
@@ -261,7 +263,9 @@ def _by_time(
     return found
 
 
-def _check_names(name: str, given: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
+def _check_partition_names(
+    name: str, given: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]
+) -> None:
     missing = sorted(set(read) - set(given))
     if missing:
         raise ConfigError(
@@ -276,33 +280,37 @@ def _check_names(name: str, given: Mapping[TopicPartition, int], read: Mapping[T
         )
 
 
-def _clamped(
+def _limit_to_log(
     partition: TopicPartition,
     wanted: int,
     earliest: Mapping[TopicPartition, int],
     latest: Mapping[TopicPartition, int],
     options: SourceOptions,
 ) -> int:
-    """An explicit offset, limited to the log."""
+    """An explicit offset, limited to the log of its partition."""
     if wanted in (EARLIEST, LATEST):
         return earliest[partition] if wanted == EARLIEST else latest[partition]
     loss: DataLoss | None = None
     if wanted < earliest[partition]:
-        loss = data_loss.log_start_passed(partition, wanted, earliest[partition])
+        loss = data_loss.offset_deleted_error(partition, wanted, earliest[partition])
     elif wanted > latest[partition]:
-        loss = data_loss.log_truncated(partition, wanted, latest[partition])
+        loss = data_loss.log_truncated_error(partition, wanted, latest[partition])
     if loss is not None:
-        data_loss.report(loss, fail=options.fail_on_data_loss)
+        data_loss.raise_or_log(loss, fail=options.fail_on_data_loss)
     return min(max(wanted, earliest[partition]), latest[partition])
 
 
-def is_fixed(position: OffsetSpec) -> bool:
-    """Whether a position always resolves to the same offsets."""
+def is_constant(position: OffsetSpec) -> bool:
+    """Whether the specification always resolves to the same offsets: it consists of explicit offsets only."""
     offsets = position.offsets
-    return _is_explicit(position) and isinstance(offsets, dict) and all(one >= 0 for one in offsets.values())
+    return (
+        _has_explicit_offsets(position)
+        and isinstance(offsets, dict)
+        and all(one >= 0 for one in offsets.values())
+    )
 
 
-def _is_explicit(position: OffsetSpec) -> bool:
+def _has_explicit_offsets(position: OffsetSpec) -> bool:
     return (
         position.timestamp_ms is None
         and position.timestamps_ms is None

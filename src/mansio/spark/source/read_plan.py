@@ -1,4 +1,4 @@
-"""Assignment of offset ranges to tasks, and admission control. Pure.
+"""Assignment of offset ranges to Spark tasks, and admission control (the size limit of a micro-batch). Does no I/O.
 
 Invariants:
 * The ranges of a plan do not overlap, none is empty, and together they are exactly the requested offsets.
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RANGES_MAX: Final = 100_000
-"""A plan with more tasks is the result of a wrong option and would exhaust the driver's memory."""
+"""Maximum number of tasks of a plan. More tasks are the result of a wrong option, and would exhaust the driver's
+memory.
+"""
 
 
 class OffsetRange(NamedTuple):
-    """The offsets of one partition, [start, end), and its topic id."""
+    """The offsets [start, end) of one partition, and its topic id."""
 
     start: int
     end: int
@@ -34,7 +36,7 @@ class OffsetRange(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """Input of one task: one range of one partition."""
+    """Input of one task: the offsets [start, end) of one partition."""
 
     topic: str
     partition: int
@@ -48,17 +50,19 @@ class TaskRange(InputPartition):
 
 
 def plan_ranges(
-    wanted: Mapping[TopicPartition, OffsetRange],
+    offset_ranges: Mapping[TopicPartition, OffsetRange],
     *,
     partitions_min: int | None = None,
     records_max: int | None = None,
 ) -> list[TaskRange]:
-    """One task per partition; more where a partition has more than `records_max` offsets. If these are fewer than
-    `partitions_min` tasks, the largest ranges are split first. Sorted by topic, partition and offset.
+    """Plan one task per partition, or several for a partition with more than `records_max` offsets. If these are fewer
+    than `partitions_min` tasks, the largest ranges are split further. Sorted by topic, partition and offset.
 
     Raises `ConfigError` if there would be more than `RANGES_MAX` tasks.
     """
-    sizes = {partition: one.end - one.start for partition, one in wanted.items() if one.end > one.start}
+    sizes = {
+        partition: one.end - one.start for partition, one in offset_ranges.items() if one.end > one.start
+    }
     pieces = {
         partition: 1 if records_max is None else -(-size // records_max) for partition, size in sizes.items()
     }
@@ -70,9 +74,9 @@ def plan_ranges(
         )
     _split_largest(sizes, pieces, (partitions_min or 0) - total)
     return [
-        TaskRange(*partition, start, end, wanted[partition].topic_id)
+        TaskRange(*partition, start, end, offset_ranges[partition].topic_id)
         for partition in sorted(sizes)
-        for start, end in _split(wanted[partition], pieces[partition])
+        for start, end in _split(offset_ranges[partition], pieces[partition])
     ]
 
 
@@ -97,19 +101,19 @@ def _split_largest(
 
 
 def _split(one: OffsetRange, pieces: int) -> list[tuple[int, int]]:
-    """Split into ranges whose sizes differ by at most one."""
+    """Split the range into `pieces` ranges whose sizes differ by at most one."""
     size = one.end - one.start
     edges = [one.start + size * number // pieces for number in range(pieces + 1)]
     return list(pairwise(edges))
 
 
-def admit(
+def limit_offsets(
     start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], offsets_max: int
 ) -> dict[TopicPartition, int]:
-    """End offsets of a micro-batch of at most `offsets_max` offsets, for each partition of `latest`.
+    """The end offset of each partition of `latest`, for a micro-batch of at most `offsets_max` offsets from `start`.
 
     The limit is divided in proportion to the backlog of each partition, so that all partitions are caught up at the
-    same time. Each partition advances by at least one offset, even if that exceeds `offsets_max` in total.
+    same time. Each partition with a backlog advances by at least one offset, even if the total exceeds `offsets_max`.
     """
     backlog = {
         partition: end - start[partition] for partition, end in latest.items() if end > start[partition]

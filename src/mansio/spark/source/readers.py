@@ -1,17 +1,18 @@
-"""Stream and batch readers of the source: `spark.readStream` and `spark.read` with `format("mansio")`.
+"""Readers of streaming and batch queries: `spark.readStream` and `spark.read` with `format("mansio")`.
 
-The stream reader lives in one driver-side process for the duration of the query. Spark calls it per micro-batch to
-plan; records are read in tasks, on a pickled copy. Spark stores the offsets in its checkpoint and passes them back
-after a restart.
+The stream reader lives in one process of the driver for the duration of the query, where Spark calls it to plan each
+micro-batch. Tasks read the records with a pickled copy of it. Spark stores the offsets in its checkpoint, and passes
+them to the reader after a restart.
 
 Invariants:
-* "No new data" is exactly the offsets that Spark passed: it compares texts. An offset decreases only if
-  `failOnDataLoss` is off and a topic was recreated (or may have been) or truncated; the batch with that offset has no
-  records of the partition, and the next one starts at the start of the new topic or the end of the shorter log.
-* The same two offsets always plan the same records, in this process or another: a repeated batch reads the same
-  records. This includes the first batch, whose start Spark does not persist: its end offsets contain it.
-* A partition that appears while the query runs is read from its beginning.
-* With Trigger.AvailableNow nothing beyond the end offsets at the start is read, and the query terminates.
+* If there is no new data, `latestOffset` returns exactly the offsets that Spark passed, because Spark compares texts.
+* An offset decreases only if `failOnDataLoss` is off and a topic was recreated (or may have been) or truncated. The
+  batch that ends at the lower offset has no records of this partition. The next batch starts at the beginning of the
+  new topic, or at the end of the truncated log.
+* The same start and end offsets always plan the same records, so a repeated batch reads the same records. This includes
+  the first batch: Spark does not store its start, so its end offsets contain the start (`FIRST_BATCH_START`).
+* A partition that is added while the query runs is read from its beginning.
+* With Trigger.AvailableNow the query reads up to the end offsets at its start, and then terminates.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from mansio.spark.source.offsets import (
     check_topic_ids,
     earliest_offsets,
     find_partitions,
-    from_json,
-    is_fixed,
+    is_constant,
     latest_offsets,
-    resolve,
-    resolve_position,
-    to_json,
+    offsets_from_json,
+    offsets_to_json,
+    resolve_offsets,
+    resolve_ranges,
 )
-from mansio.spark.source.read_plan import OffsetRange, TaskRange, admit, plan_ranges
+from mansio.spark.source.read_plan import OffsetRange, TaskRange, limit_offsets, plan_ranges
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 
@@ -63,41 +64,43 @@ if TYPE_CHECKING:
 
     ReadTask = Callable[[SourceOptions, Sequence[str], TaskRange], Iterator[pa.RecordBatch]]
 
-Json = dict[str, dict[str, int]]
+OffsetsJson = dict[str, dict[str, int]]
 
 logger = logging.getLogger(__name__)
 
-PUBLISH_TIMEOUT_MS = 10_000
-LOWER_LATEST_ATTEMPTS = 5
-LOWER_LATEST_PAUSE_S = 0.2
-"""A new leader may briefly report a lower end offset: an end that seems to have decreased is requested again."""
+PUBLISH_OFFSETS_TIMEOUT_MS = 10_000
+LATEST_OFFSETS_ATTEMPTS_MAX = 5
+LATEST_OFFSETS_RETRY_DELAY_S = 0.2
+"""Delay before end offsets are requested again if one is below its previous value: a new leader may briefly report a
+lower end offset.
+"""
 
 
 def _read_records(
     options: SourceOptions, columns: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range. Imported late: only tasks need it."""
+    """The records of a range. The reader of records is imported here, because only tasks need it."""
     from mansio.spark.source.task_reader import read_range
 
     return read_range(options, columns, task_range)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Streaming reader: from the checkpointed offsets, without an end."""
+    """Reader of a streaming query."""
 
     def __init__(
         self, options: SourceOptions, columns: Sequence[str], *, read: ReadTask | None = None
     ) -> None:
-        """`read` reads one task; None: the records of its range."""
+        """`read` returns the rows of one task; by default the records of its range."""
         self._options = options
         self._columns = tuple(columns)
         self._read = read or _read_records
-        self._initial: Json | None = None
+        self._initial: OffsetsJson | None = None
         self._latest: Offsets = {}
         self._target: Offsets | None = None
         self._topic_ids: dict[str, bytes] = {}
         self._first_seen: Offsets = {}
-        """Start offsets of partitions that were not in the checkpoint."""
+        """Start offsets of the partitions that were added after the query started."""
         self._recreated: set[str] = set()
         self._missing: set[TopicPartition] = set()
         self._published: Offsets = {}
@@ -106,17 +109,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- planning --------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Start offsets of a query without a checkpoint. Computed once: `latest` changes between calls."""
+        """The start offsets of a query without a checkpoint. They are resolved once, because `latest` may change
+        between calls.
+        """
         if self._initial is None:
             client = sync_client(self._options.bootstrap_servers)
             partitions = self._find_partitions().partitions
             earliest = earliest_offsets(client, partitions)
             latest = latest_offsets(client, partitions, self._options.isolation_level)
-            self._initial = to_json(resolve_position(client, self._options, "starting", earliest, latest))
+            self._initial = offsets_to_json(
+                resolve_offsets(client, self._options, "starting", earliest, latest)
+            )
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The limits `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
+        """The limit of a micro-batch, from the options `maxOffsetsPerTrigger` and `minOffsetsPerTrigger`."""
         if self._options.offsets_per_trigger_max is not None:
             return ReadMaxRows(self._options.offsets_per_trigger_max)
         if self._options.offsets_per_trigger_min is not None:
@@ -124,51 +131,54 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end offsets of the query: nothing that is appended later is read."""
+        """Store the current end offsets as the end of the query: records that are appended later are not read."""
         found = self._find_partitions(may_be_missing=True)
         self._target = latest_offsets(
             sync_client(self._options.bootstrap_servers), found.partitions, self._options.isolation_level
         )
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """End offsets of the next micro-batch; `start` itself if there is nothing new, or not enough.
+        """The end offsets of the next micro-batch. If there are no new records, or fewer than `minOffsetsPerTrigger`
+        while the trigger delay has not expired, this is `start` itself.
 
-        Raises `DataLoss` for partitions that no longer exist or end below `start`, `TopicRecreated`, and `ConfigError`
-        for the checkpoint of another source.
+        Raises `DataLoss` for a partition that no longer exists or ends below `start`, `TopicRecreated`, and
+        `ConfigError` for the checkpoint of another source.
         """
         if not isinstance(limit, (ReadAllAvailable, ReadMaxRows, ReadMinRows)):
-            raise ConfigError(f"a topic is read by rows, so {type(limit).__name__} cannot be obeyed")
-        done = from_json(start)
+            raise ConfigError(
+                f"a topic is read by rows, so the limit {type(limit).__name__} is not supported"
+            )
+        done = offsets_from_json(start)
         begin, latest, restarted = self._plan_bounds(done)
         self._publish({partition: offset for partition, offset in done.items() if partition in self._latest})
         if not restarted and self._should_wait(begin, latest, limit):
             return start
-        end = admit(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+        end = limit_offsets(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
         if any(end[partition] > begin[partition] for partition in end):
             self._last_batch_s = time.monotonic()
         end = {**end, **restarted}
         if end == done:
             return start
-        is_first = start == self._initial and not is_fixed(self._options.starting_offsets)
-        return {**to_json(end), FIRST_BATCH_START: start} if is_first else to_json(end)
+        is_first = start == self._initial and not is_constant(self._options.starting_offsets)
+        return {**offsets_to_json(end), FIRST_BATCH_START: start} if is_first else offsets_to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Latest known end offsets, from which Spark computes the lag."""
-        return to_json(self._latest) if self._latest else None
+        """The end offsets that were last seen, from which Spark computes the lag; None before the first batch."""
+        return offsets_to_json(self._latest) if self._latest else None
 
     # -- reading --------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of one micro-batch."""
+        """The inputs of the tasks of one micro-batch. Raises the errors of `plan_ranges`."""
         if FIRST_BATCH_START in end and FIRST_BATCH_START not in start:
             start = end[FIRST_BATCH_START]
-        stop = from_json(end)
+        stop = offsets_from_json(end)
         if not self._topic_ids:
             # After a restart Spark may run the last batch again before it calls any other method.
             existing = dict.fromkeys(self._find_partitions(may_be_missing=True).partitions)
             self._report_missing(set(stop) - set(existing))
             stop = {partition: last for partition, last in stop.items() if partition in existing}
-        begin = self._with_new_partitions(from_json(start), stop)
+        begin = self._with_new_partitions(offsets_from_json(start), stop)
         wanted = {
             partition: OffsetRange(begin[partition], last, self._topic_ids.get(partition.topic, NO_TOPIC_ID))
             for partition, last in stop.items()
@@ -180,22 +190,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow batches."""
+        """The rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRange):
             return iter(())
         return self._read(self._options, self._columns, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint holds the offsets."""
+        """Do nothing: Spark's checkpoint holds the offsets."""
 
     def stop(self) -> None:
-        """Called when the query has ended."""
+        """Close the connections; Spark calls this when the query has ended."""
         close_sync_clients()
 
     # -- internals --------
 
     def _find_partitions(self, *, may_be_missing: bool = False) -> SubscribedPartitions:
-        """The partitions that exist now. Topic ids must not change while the query runs."""
+        """The subscribed partitions that exist now. A topic id that has changed since the query started raises
+        `TopicRecreated`, or is logged if `failOnDataLoss` is off.
+        """
         found = find_partitions(
             sync_client(self._options.bootstrap_servers), self._options, may_be_missing=may_be_missing
         )
@@ -204,30 +216,32 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for topic, topic_id in found.topic_ids.items():
             known = self._topic_ids.get(topic, topic_id)
             if topic_id != known:
-                data_loss.report(data_loss.topic_recreated(topic), fail=self._options.fail_on_data_loss)
+                data_loss.raise_or_log(
+                    data_loss.topic_recreated_error(topic), fail=self._options.fail_on_data_loss
+                )
                 self._recreated.add(topic)
             self._topic_ids[topic] = topic_id
         return found
 
     def _plan_bounds(self, start: Offsets) -> tuple[Offsets, Offsets, Offsets]:
-        """(start of the next batch, its highest possible end, partitions that restart and their offsets).
+        """(start of the next batch, its maximum end, restart offsets), each by partition.
 
-        The first two have the same partitions: those of `start` and those added since. Partitions restart only where
-        records are lost and `failOnDataLoss` is off: the next batch ends for them where the new log starts or, if the
-        topic is known to be the same, where the truncated log ends.
+        Start and end have the partitions of `start` and those added since. Only the partitions whose log was replaced
+        or truncated have a restart offset, and only with `failOnDataLoss` off. It becomes the end of the next batch:
+        the start of the new log or, if the topic id is known to be the same, the end of the truncated log.
         """
         client = sync_client(self._options.bootstrap_servers)
         known = {*self._topic_ids, *self._options.topic_ids}
-        for attempt in range(LOWER_LATEST_ATTEMPTS):
+        for attempt in range(LATEST_OFFSETS_ATTEMPTS_MAX):
             if attempt:
-                time.sleep(LOWER_LATEST_PAUSE_S)
+                time.sleep(LATEST_OFFSETS_RETRY_DELAY_S)
             existing = dict.fromkeys(self._find_partitions(may_be_missing=True).partitions)
             begin = self._with_new_partitions(start, existing if self._target is None else self._target)
             present = [partition for partition in begin if partition in existing]
             try:
                 self._latest = latest_offsets(client, present, self._options.isolation_level)
             except UnknownTopicOrPartition:  # deleted in the meantime
-                if attempt + 1 == LOWER_LATEST_ATTEMPTS:
+                if attempt + 1 == LATEST_OFFSETS_ATTEMPTS_MAX:
                     raise
                 continue
             lower = [partition for partition in present if self._latest[partition] < begin[partition]]
@@ -235,8 +249,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 break
         for partition in lower:
             if partition.topic not in self._recreated:
-                loss = data_loss.log_truncated(partition, begin[partition], self._latest[partition])
-                data_loss.report(loss, fail=self._options.fail_on_data_loss)
+                loss = data_loss.log_truncated_error(partition, begin[partition], self._latest[partition])
+                data_loss.raise_or_log(loss, fail=self._options.fail_on_data_loss)
         # A shorter log of a possibly recreated topic is all new; of a topic known to be the same, its end is lost.
         truncated = {p for p in lower if p.topic in known - self._recreated}
         others = [p for p in present if p not in truncated and (p in lower or p.topic in self._recreated)]
@@ -247,36 +261,39 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begin, latest, restarted
 
     def _reachable(self, partition: TopicPartition, begin: int) -> int:
-        """Highest offset up to which a partition may be read now; never decreases."""
+        """The maximum end offset of a partition in the next batch; at least `begin`."""
         latest = self._latest.get(partition, begin)
         if self._target is not None:
             latest = min(latest, self._target.get(partition, begin))
         return max(begin, latest)
 
     def _with_new_partitions(self, start: Offsets, now: Iterable[TopicPartition]) -> Offsets:
-        """`start`, and the start offsets of partitions that were added since."""
+        """`start`, extended by the start offsets of partitions in `now` that were added since."""
         new = [partition for partition in now if partition not in start]
         unseen = [partition for partition in new if partition not in self._first_seen]
         for partition, first in earliest_offsets(
             sync_client(self._options.bootstrap_servers), unseen
         ).items():
             if first > 0:
-                data_loss.report(
-                    data_loss.partition_added_late(partition, first), fail=self._options.fail_on_data_loss
+                data_loss.raise_or_log(
+                    data_loss.first_records_deleted_error(partition, first),
+                    fail=self._options.fail_on_data_loss,
                 )
             self._first_seen[partition] = first
         return {**start, **{partition: self._first_seen[partition] for partition in new}}
 
     def _report_missing(self, missing: set[TopicPartition]) -> None:
-        """Report partitions that no longer exist as a loss, once each."""
+        """Raise or log `DataLoss` for each partition that no longer exists, once."""
         for partition in sorted(missing - self._missing):
-            data_loss.report(data_loss.partition_missing(partition), fail=self._options.fail_on_data_loss)
+            data_loss.raise_or_log(
+                data_loss.partition_missing_error(partition), fail=self._options.fail_on_data_loss
+            )
         self._missing = missing
 
     def _publish(self, done: Offsets) -> None:
-        """Publish the pipeline's progress to the broker. Spark calls this method only after a batch is complete, sink
-        included, so retention may delete these records. A failure does not stop the query: the checkpoint decides where
-        it resumes.
+        """Commit the offsets `done` for the pipeline's group. Spark plans a batch only after the previous one is
+        complete, including its output, so retention may delete the records below `done`. A failure is logged and does
+        not stop the query, which resumes from its checkpoint.
         """
         if not self._options.pipeline or done == self._published:
             return
@@ -289,7 +306,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     client.cluster,
                     pipeline_group_id(self._options.pipeline),
                     commits,
-                    retry_timeout_ms=PUBLISH_TIMEOUT_MS,
+                    retry_timeout_ms=PUBLISH_OFFSETS_TIMEOUT_MS,
                 )
             )
         except MansioError as error:
@@ -298,7 +315,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published = done
 
     def _should_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
-        """Whether there are fewer new records than the minimum, and the trigger delay has not expired."""
+        """Whether there are fewer new records than `minOffsetsPerTrigger`, and `maxTriggerDelay` has not expired."""
         lowest = self._options.offsets_per_trigger_min
         if lowest is None or self._target is not None or isinstance(limit, ReadAllAvailable):
             return False
@@ -308,15 +325,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BatchReader(DataSourceReader):
-    """Batch reader: the records between two offsets of each partition."""
+    """Reader of a batch query: the records between two offsets of each partition."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = options
         self._columns = tuple(columns)
 
     def partitions(self) -> list[InputPartition]:
-        """One partition per task. Raises `ConfigError` and `DataLoss` as `offsets.resolve` does."""
-        wanted = resolve(sync_client(self._options.bootstrap_servers), self._options)
+        """The input of each task. Raises the errors of `resolve_ranges` and `plan_ranges`."""
+        wanted = resolve_ranges(sync_client(self._options.bootstrap_servers), self._options)
         return list(
             plan_ranges(
                 wanted,
@@ -326,7 +343,7 @@ class BatchReader(DataSourceReader):
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, as Arrow batches."""
+        """The rows of one task, as Arrow batches."""
         if not isinstance(partition, TaskRange):  # Spark's own type, if there is nothing to read
             return iter(())
         from mansio.spark.source.task_reader import read_range
@@ -334,44 +351,44 @@ class BatchReader(DataSourceReader):
         return read_range(self._options, self._columns, partition)
 
 
-SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id binary"
+TASK_RANGE_SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id binary"
 
 
 class RangeSource(DataSource):
     """Streaming source of offset ranges instead of records, for a sink whose tasks fetch the records themselves.
 
-    Spark plans such a query as any other, persists the offsets of each batch, and passes one row per range to the
-    sink's task. Records that are only copied from a topic to files are then not converted to rows of the JVM and back
-    to Arrow. It takes the options of `format("mansio")`; the session must `dataSource.register` it.
+    Spark plans such a query as any other, stores the offsets of each batch, and passes one row per range to a task of
+    the sink. This is for sinks that only copy records to files: the records are not converted to rows of the JVM and
+    back to Arrow. The options are those of `format("mansio")`. Register it with `spark.dataSource.register`.
 
     Invariants:
     * A batch has one row for each task of `plan_ranges`, and the same rows when Spark repeats it.
-    * A range that passed through Spark is equal to the original.
+    * A range that is converted to a row of Spark and back is equal to the original.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The format name."""
+        """The name of the data source in `format(...)`."""
         return "mansio_ranges"
 
     def schema(self) -> str:
-        """The fields of `TaskRange`."""
-        return SCHEMA
+        """The Spark schema of a row: the fields of `TaskRange`."""
+        return TASK_RANGE_SCHEMA
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002  # as Spark calls it
-        """Raises `ConfigError` for an invalid option."""
+        """The reader of a streaming query. Raises `ConfigError` for an invalid option."""
         return StreamReader(SourceOptions.parse(self.options, streaming=True), (), read=_range_row)
 
 
 def _range_row(
     _options: SourceOptions, _columns: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The range of a task instead of its records."""
-    yield as_row(task_range)
+    """Yield the range of a task as a row, instead of its records."""
+    yield range_to_row(task_range)
 
 
-def as_row(one: TaskRange) -> pa.RecordBatch:
-    """A range as a row of Spark."""
+def range_to_row(one: TaskRange) -> pa.RecordBatch:
+    """Convert a range to a row of Spark."""
     import pyarrow as pa  # not needed for planning
 
     return pa.RecordBatch.from_arrays(
@@ -386,6 +403,6 @@ def as_row(one: TaskRange) -> pa.RecordBatch:
     )
 
 
-def from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
-    """The ranges in rows from Spark."""
+def ranges_from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
+    """Convert rows of Spark to ranges."""
     return [TaskRange(**row) for row in rows.to_pylist()]

@@ -1,13 +1,13 @@
-"""Reading of one range in a task, as Arrow batches of a bounded size.
+"""Reader of one offset range in a task, as Arrow batches of bounded size.
 
-Owns the batch sizes and the handling of unreadable records (`onUnreadable`): the query fails with their offset
-(`suspend`), omits them (`skip`), or emits a row (`dead-letter`) whose column `error` has the reason: one row per
-damaged batch, with the batch as its value, or one per invalid record.
+The option `onUnreadable` decides what happens to unreadable records. `suspend`: the query fails with an error that has
+their offsets. `skip`: they are omitted. `dead-letter`: they become rows whose column `error` has the reason, one row
+per invalid record, or one row per damaged batch with the whole batch as its value.
 
 Invariants:
-* Rows are in offset order, each once.
+* Rows are in offset order, and no record is returned twice.
 * Memory is a few times `batchBytes`, independent of the length of the range.
-* Without damage no batch is decoded twice.
+* A batch is decoded twice only if its response contains unreadable records.
 """
 
 from __future__ import annotations
@@ -45,29 +45,31 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
     Decode = Callable[[Sequence[str], int, int], list[pa.RecordBatch]]
-    """(columns, first offset, offset after the last) -> rows. Raises one of `UNREADABLE`."""
+    """Function (columns, start offset, end offset (exclusive)) -> rows. Raises one of `UNREADABLE_ERRORS`."""
 
 logger = logging.getLogger(__name__)
 
-CERTAIN_COLUMNS: Final = ("key", "value", "offset")
-"""Columns that can be decoded of a record with an invalid header or timestamp."""
+DEAD_LETTER_COLUMNS: Final = ("key", "value", "offset")
+"""Columns of the dead-letter row of a record: they can be decoded even if a header or the timestamp is invalid."""
 
 
 def read_range(
     options: SourceOptions, names: Sequence[str], task_range: TaskRange
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in batches with the columns `names`.
+    """The records of a range, as Arrow batches with the columns `names`.
 
-    Raises `DataLoss` and `UnreadableRecords` if the options require it, and the cluster's errors if it cannot be
-    reached.
+    Raises `DataLoss` with the option `failOnDataLoss`, `UnreadableRecords` with `onUnreadable=suspend`, and the
+    connection's errors if the cluster cannot be reached.
     """
     reader = _TaskReader(options, names, task_range)
-    return _sized(reader.batches(), options.rows_per_batch, options.batch_bytes)
+    return _resize_batches(reader.batches(), options.rows_per_batch, options.batch_bytes)
 
 
-def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at most `rows_max` rows and about `bytes_max` bytes. Batches are concatenated, which
-    copies them, only if another one of the same size still fits.
+def _resize_batches(
+    batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about `rows_max` rows and `bytes_max` bytes. Batches are concatenated, which copies
+    them, until another one of the size of the last would not fit.
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -76,14 +78,14 @@ def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> 
         rows += batch.num_rows
         size += batch.nbytes
         if rows + batch.num_rows > rows_max or size + batch.nbytes > bytes_max:
-            yield from _split(waiting, rows_max)
+            yield from _merge_and_split(waiting, rows_max)
             waiting, rows, size = [], 0, 0
     if rows:
-        yield from _split(waiting, rows_max)
+        yield from _merge_and_split(waiting, rows_max)
 
 
-def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
-    """As few batches as `rows_max` allows; a batch of more than 1.5 times that is split evenly."""
+def _merge_and_split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Concatenate the batches, and split the result evenly if it has more than 1.5 times `rows_max` rows."""
     combined = (
         batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     )
@@ -94,7 +96,7 @@ def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.Reco
 
 
 class _TaskReader:
-    """Reads one range of offsets."""
+    """Reads the records of one range, and handles unreadable records as `onUnreadable` requires."""
 
     def __init__(self, options: SourceOptions, names: Sequence[str], task_range: TaskRange) -> None:
         self._options = options
@@ -107,14 +109,16 @@ class _TaskReader:
         for response in self._responses():
             rows = 0
             try:
-                for batch in self._decoded(response.records, response.aborted):
+                for batch in self._decode(response.records, response.aborted):
                     rows += batch.num_rows
                     yield self._with_error(batch)
-            except UNREADABLE:
+            except UNREADABLE_ERRORS:
                 yield from self._decode_batch_by_batch(response, rows)
 
     def _responses(self) -> Iterator[FetchedBatches]:
-        """The broker's responses; after a permitted loss, those of the remaining range."""
+        """The batches of the range, by response. If records are lost and `failOnDataLoss` is off, the reader continues
+        with the remaining range.
+        """
         task_range = self._range
         while self._start < task_range.end:
             try:
@@ -128,14 +132,14 @@ class _TaskReader:
                     topic_id=task_range.topic_id,
                 )
             except DataLoss as loss:
-                data_loss.report(loss, fail=self._options.fail_on_data_loss)
+                data_loss.raise_or_log(loss, fail=self._options.fail_on_data_loss)
                 if loss.next_offset is None:
                     return
                 self._start = loss.next_offset
             else:
                 return
 
-    def _decoded(
+    def _decode(
         self,
         records: memoryview,
         aborted: Sequence[tuple[int, int]],
@@ -157,18 +161,18 @@ class _TaskReader:
         )
 
     def _decode_batch_by_batch(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
-        """A response with damage, batch by batch; rows that were already emitted are omitted."""
+        """Decode a response with unreadable records batch by batch, without its first `rows_done` rows."""
         aborted = list(response.aborted)
         for position, header in iterate_batches(response.records):
             batch = response.records[position : position + header.size]
             try:
-                for rows in self._decoded(batch, aborted):
+                for rows in self._decode(batch, aborted):
                     skipped = min(rows_done, rows.num_rows)
                     rows_done -= skipped
                     if skipped < rows.num_rows:
                         yield self._with_error(rows.slice(skipped))
-            except UNREADABLE:
-                yield from self._isolated(header, batch, aborted)
+            except UNREADABLE_ERRORS:
+                yield from self._isolate_damage(header, batch, aborted)
             if header.is_control:  # the marker ended its transaction (KIP-98)
                 aborted = [
                     (producer, first)
@@ -176,22 +180,24 @@ class _TaskReader:
                     if producer != header.producer_id or first > header.last_offset
                 ]
 
-    def _isolated(
+    def _isolate_damage(
         self, header: BatchHeader, batch: memoryview, aborted: Sequence[tuple[int, int]]
     ) -> Iterator[pa.RecordBatch]:
-        """One damaged batch: its readable records, and the configured result for the others."""
+        """The readable records of one batch; the others are raised, omitted or returned as `onUnreadable` requires."""
 
         def decode(columns: Sequence[str], start: int, end: int) -> list[pa.RecordBatch]:
-            return list(self._decoded(batch, aborted, columns, start, end))
+            return list(self._decode(batch, aborted, columns, start, end))
 
         first, last = max(header.base_offset, self._start), min(header.last_offset, self._range.end - 1)
-        for piece in isolate_bad_records(decode, self._columns, first, last + 1):
+        for piece in isolate_unreadable_records(decode, self._columns, first, last + 1):
             if not isinstance(piece, DamagedRange):
                 yield self._with_error(piece)
                 continue
             self._report_damage(piece)
             if self._options.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
-                kept = [] if piece.is_frame else decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
+                kept = (
+                    [] if piece.is_whole_batch else decode(DEAD_LETTER_COLUMNS, piece.first, piece.last + 1)
+                )
                 for row in (row for rows in kept for row in rows.to_pylist()):
                     yield self._dead_letter(row, row["offset"], piece.error)
                 if not kept:
@@ -200,7 +206,7 @@ class _TaskReader:
                     )
 
     def _report_damage(self, damaged: DamagedRange) -> None:
-        """Raise, or log what is omitted."""
+        """Raise `UnreadableRecords` with `onUnreadable=suspend`; otherwise log the offsets and the reason."""
         task_range, mode = self._range, self._options.on_unreadable
         where = (
             f"offsets {damaged.first} to {damaged.last} "
@@ -215,13 +221,13 @@ class _TaskReader:
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
 
     def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
-        """The dead-letter row of an unreadable record, or of all offsets up to `last`."""
-        error_message = error_text(row["offset"], last, error)
+        """The dead-letter row of the offsets from `row["offset"]` to `last`."""
+        error_message = format_error(row["offset"], last, error)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
     def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with an all-null column `error`, if that column is selected."""
+        """Add a column `error` in which all values are null, if that column is selected."""
         if ERROR_COLUMN not in self._names:
             return batch
         columns = {
@@ -240,70 +246,72 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
     )
 
 
-# -- bad records --------
+# -- unreadable records --------
 
 
-UNREADABLE: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-"""Errors of decoding that mean unreadable records."""
+UNREADABLE_ERRORS: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
+"""Errors that decoding raises for unreadable records."""
 
-ATTEMPTS_MAX: Final = 512
-"""Maximum number of decodings of one batch: enough for about thirty bad records in a thousand."""
-
-
-_ERROR_TEXT: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
+ISOLATION_ATTEMPTS_MAX: Final = 512
+"""Maximum number of times a batch is decoded to find its invalid records: enough for thirty among a thousand."""
 
 
-def error_text(first: int, last: int, error: MansioError) -> str:
-    """The text of the column `error`: the offsets, both inclusive, and the reason."""
+_ERROR_TEXT_PATTERN: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
+
+
+def format_error(first: int, last: int, error: MansioError) -> str:
+    """The text of the column `error`: the first and last unreadable offset, both inclusive, and the reason."""
     return f"offsets {first} to {last} cannot be read: {error.message}"
 
 
 def parse_error_offsets(text: str) -> tuple[int, int] | None:
-    """The offsets in an `error_text`, both inclusive; None for any other text."""
-    found = _ERROR_TEXT.match(text)
+    """The offsets in a text of `format_error`, both inclusive; None for any other text."""
+    found = _ERROR_TEXT_PATTERN.match(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def parse_error_reason(text: str) -> str:
-    """The reason in an `error_text`; any other text unchanged."""
-    found = _ERROR_TEXT.match(text)
+    """The reason in a text of `format_error`; any other text unchanged."""
+    found = _ERROR_TEXT_PATTERN.match(text)
     return text if found is None else text[found.end() :]
 
 
 class DamagedRange(NamedTuple):
-    """Offsets of unreadable records, both inclusive, and the reason. `is_frame`: the whole batch is unreadable."""
+    """First and last offset of unreadable records, both inclusive, and the reason. `is_whole_batch`: the batch itself
+    is damaged, so none of its records can be decoded.
+    """
 
     first: int
     last: int
     error: MansioError
-    is_frame: bool
+    is_whole_batch: bool
 
 
-def isolate_bad_records(
+def isolate_unreadable_records(
     decode: Decode, columns: Sequence[str], start: int, end: int
 ) -> Iterator[pa.RecordBatch | DamagedRange]:
-    """The parts of one batch with offsets in [start, end): readable rows and damaged ranges, in offset order.
+    """The readable rows and damaged ranges of one batch with offsets in [start, end), in offset order.
 
-    If the frame is damaged (CRC, lengths, compression), the whole batch is lost. If only the content of records is
-    invalid (a header name, a timestamp out of range), the bad records are found by bisection, with at most
-    `ATTEMPTS_MAX` decodings; what is not isolated by then counts as damaged.
+    If the batch itself is damaged (CRC, lengths, compression), all its records are unreadable. If only the content of
+    records is invalid (a header name, a timestamp out of range), the invalid records are found by bisection. After
+    `ISOLATION_ATTEMPTS_MAX` decodings, every range that fails counts as damaged as a whole.
     """
     try:
         found = decode(("offset",), start, end)
-    except UNREADABLE as error:
-        yield DamagedRange(start, end - 1, error, is_frame=True)
+    except UNREADABLE_ERRORS as error:
+        yield DamagedRange(start, end - 1, error, is_whole_batch=True)
         return
     offsets = [offset for rows in found for offset in rows.column(0).to_pylist()]
     pending = [(0, len(offsets))] if offsets else []
-    attempts = ATTEMPTS_MAX
+    attempts = ISOLATION_ATTEMPTS_MAX
     while pending:
         low, high = pending.pop()
         attempts -= 1
         try:
             yield from decode(columns, offsets[low], offsets[high - 1] + 1)
-        except UNREADABLE as error:
+        except UNREADABLE_ERRORS as error:
             if high - low == 1 or attempts <= 0:
-                yield DamagedRange(offsets[low], offsets[high - 1], error, is_frame=False)
+                yield DamagedRange(offsets[low], offsets[high - 1], error, is_whole_batch=False)
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
