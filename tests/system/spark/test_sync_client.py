@@ -87,13 +87,13 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
     here = topic()
     here.fill(300, size=1_000, together=10)
     asked: list[int] = []
-    attempt = fetch._RangeFetcher.attempt
+    attempt = fetch._RangeFetcher.send_fetch
 
     async def counted(self: fetch._RangeFetcher, offset: int, size: int) -> fetch._FetchResult:
         asked.append(offset)
         return await attempt(self, offset, size)
 
-    monkeypatch.setattr(fetch._RangeFetcher, "attempt", counted)
+    monkeypatch.setattr(fetch._RangeFetcher, "send_fetch", counted)
     reading = fetch_range(
         sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 300, fetch_bytes=50_000
     )

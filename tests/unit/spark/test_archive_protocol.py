@@ -103,7 +103,7 @@ class ArchiveProtocol(RuleBasedStateMachine):
         if archive.plan is None or archive.parts is None:
             return
         try:
-            with failing_once(archive.table, fault), mock.patch.object(commit, "RETRY_BACKOFF_S", 0):
+            with failing_once(archive.table, fault), mock.patch.object(commit, "COMMIT_RETRY_BACKOFF_S", 0):
                 archive.table.commit(archive.plan, archive.parts)
         except ConcurrentArchive:
             self.start_without_checkpoint(which)

@@ -68,7 +68,7 @@ def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
     for low in range(0, 400, 10):
         for partition in range(3):
             writer.write(source_rows(partition, range(low, low + 10)))
-            assert sum(one.waiting_bytes for one in writer._open.values()) < 1_000
+            assert sum(one.buffered_bytes for one in writer._open.values()) < 1_000
     for part in writer.close():
         rows = pq.read_table(part.path.removeprefix("file://"))
         assert rows.column("__offset").to_pylist() == list(range(400))

@@ -102,7 +102,9 @@ class IcebergSink(DataSource):
 
 
 class IcebergStreamWriter(DataSourceStreamArrowWriter):
-    """Writes in tasks and commits on the driver. It holds only options, because Spark creates a new object for commits."""
+    """Writes in tasks and commits on the driver. It holds only options, because Spark creates a new object for
+    commits.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """`options`: the sink's options; Spark passes their names in any case."""

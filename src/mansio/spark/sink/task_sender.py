@@ -281,7 +281,9 @@ EMPTY_TASK_REPORT = TaskReport(-1, -1, ())
 
 
 class WriteLogger:
-    """Logs the result of a batch on the driver. There is nothing to commit: a task's records are stored when it ends."""
+    """Logs the result of a batch on the driver. There is nothing to commit: a task's records are stored when it
+    ends.
+    """
 
     def commit(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
         """Log a batch of which all tasks have ended. After a crash Spark repeats the batch: it is logged again, and its

@@ -145,7 +145,9 @@ WRITTEN_COLUMNS: Final = ("key", "value", "partition", "timestamp", "headers")
 
 
 def check_columns(types: Mapping[str, str], topic: str | None) -> None:
-    """Check the columns of a DataFrame. `types`: the Spark type of each column. Raises `ConfigError` with the remedy."""
+    """Check the columns of a DataFrame. `types`: the Spark type of each column. Raises `ConfigError` with the
+    remedy.
+    """
     for name, found in types.items():
         if name in BROKER_ASSIGNED_COLUMNS:
             continue

@@ -188,7 +188,9 @@ async def _list_offsets_checked(
 
 
 def resolve_ranges(sync_client: SyncClient, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
-    """The offset range of each partition of a batch read. Raises the errors of `find_partitions` and `resolve_offsets`."""
+    """The offset range of each partition of a batch read. Raises the errors of `find_partitions` and
+    `resolve_offsets`.
+    """
     subscribed = find_partitions(sync_client, options)
     check_topic_ids(subscribed, options)
     partitions = subscribed.partitions
