@@ -252,7 +252,7 @@ class Node:
             quotas=quotas,
             statistics=statistics,
         )
-        self.replication.on_leader_elected = self.service.fetch.answer_followers
+        self.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
         cluster.network.nodes[node_id] = self
         for index in range(cluster.partition_count):
             self._open(index)

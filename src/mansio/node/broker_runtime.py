@@ -115,7 +115,7 @@ class BrokerRuntime:
             log_flush_interval_ms=settings.log_flush_interval_ms,
             log_flush_offset_checkpoint_interval_ms=settings.log_flush_offset_checkpoint_interval_ms,
             clock=host_ports.clock,
-            observe_sync_s=self.statistics.sync.observe,
+            observe_sync_s=self.statistics.flush_latency.observe,
         )
         self.partitions = PartitionSet(
             settings=settings,
@@ -442,7 +442,7 @@ class BrokerRuntime:
                 on_made=self.orphaned_directories.record_revision,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
-            self.cluster_member.replication.on_leader_elected = self.service.fetch.answer_followers
+            self.cluster_member.replication.on_leader_elected = self.service.fetch.complete_follower_fetches
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.callback(self.shares.close)

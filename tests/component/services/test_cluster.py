@@ -26,7 +26,7 @@ def test_a_single_node_is_its_own_controller_at_the_address_of_the_listener(tmp_
         assert (broker.node_id, broker.host, broker.port, broker.rack) == (7, *LISTENER, "east")
         assert described.controller_id == 7
         assert described.cluster_id
-        assert described.alive == {7}
+        assert described.live_broker_ids == {7}
         assert list(described.fenced) == []
         assert services.cluster_description.controller_request_target(described) == 7
         assert services.cluster is None

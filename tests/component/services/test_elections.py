@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from component.services.services_fixtures import run
-from mansio.broker.services.elections import PREFERRED, UNCLEAN
+from mansio.broker.services.elections import PREFERRED_ELECTION, UNCLEAN_ELECTION
 from mansio.errors import (
     ElectionNotNeeded,
     InvalidReplicaAssignment,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
 
 
-@pytest.mark.parametrize("election_type", [PREFERRED, UNCLEAN])
+@pytest.mark.parametrize("election_type", [PREFERRED_ELECTION, UNCLEAN_ELECTION])
 def test_a_single_node_needs_no_election(tmp_path: Path, election_type: int) -> None:
     async def work(services: BrokerServices) -> None:
         elect = services.elections.elect_leaders

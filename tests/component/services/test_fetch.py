@@ -57,7 +57,7 @@ async def publish(services: BrokerServices, value: bytes = b"value", partition: 
 def test_records_errors_and_positions_are_returned_by_partition(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         batch = await publish(services)
-        result, is_final = services.fetch.begin(
+        result, is_final = services.fetch.begin_fetch(
             request(Wanted(0), Wanted(9), Wanted(1, fetch_offset=5)), client_id=None
         )
         assert is_final
@@ -74,7 +74,7 @@ def test_parked_fetch_completes_once_with_what_is_appended_later(tmp_path: Path)
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0), Wanted(1))
-        result, is_final = services.fetch.begin(wanted, client_id=None)
+        result, is_final = services.fetch.begin_fetch(wanted, client_id=None)
         assert not is_final
         services.fetch.park(wanted, None, result, done.append)
         assert len(services.fetch.parked) == 1
@@ -94,7 +94,7 @@ def test_cancelled_fetch_is_not_completed(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin(wanted, client_id=None)
+        result, _ = services.fetch.begin_fetch(wanted, client_id=None)
         services.fetch.park(wanted, None, result, done.append).cancel()
         await publish(services)
         services.fetch.stop()
@@ -108,7 +108,7 @@ def test_stop_completes_parked_fetches_with_what_there_is(tmp_path: Path) -> Non
     async def work(services: BrokerServices) -> None:
         done: list[FetchResult] = []
         wanted = request(Wanted(0))
-        result, _ = services.fetch.begin(wanted, client_id=None)
+        result, _ = services.fetch.begin_fetch(wanted, client_id=None)
         services.fetch.park(wanted, None, result, done.append)
         services.fetch.stop()
         assert [one.size_bytes for one in done] == [0]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from component.services.services_fixtures import run
 from mansio.broker.services.publish_records import RecordToPublish
 from mansio.broker.services.records import (
-    EARLIEST,
-    LATEST,
-    LATEST_TIERED,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     ListedOffset,
     OffsetQuery,
@@ -49,9 +49,9 @@ def test_offsets_are_listed_by_position_and_timestamp(tmp_path: Path) -> None:
             assert isinstance(found, ListedOffset), found
             return found
 
-        assert (await offset_of(EARLIEST)).offset == 0
-        assert (await offset_of(LATEST)).offset == 10
-        assert (await offset_of(LATEST_TIERED)) == ListedOffset()
+        assert (await offset_of(EARLIEST_TIMESTAMP)).offset == 0
+        assert (await offset_of(LATEST_TIMESTAMP)).offset == 10
+        assert (await offset_of(LATEST_TIERED_TIMESTAMP)) == ListedOffset()
         found = await offset_of(first_ms + 3)
         assert (found.offset, found.timestamp_ms) == (3, first_ms + 3)
         assert (await offset_of(MAX_TIMESTAMP)).offset == 9
@@ -63,11 +63,11 @@ def test_offsets_are_listed_by_position_and_timestamp(tmp_path: Path) -> None:
 def test_each_query_fails_on_its_own(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         queries = [
-            OffsetQuery("t", 0, LATEST),
-            OffsetQuery("none", 0, LATEST),
-            OffsetQuery("t", 1, LATEST, leader_epoch=99),
-            OffsetQuery("t", 5, LATEST),
-            OffsetQuery("t", 5, EARLIEST),
+            OffsetQuery("t", 0, LATEST_TIMESTAMP),
+            OffsetQuery("none", 0, LATEST_TIMESTAMP),
+            OffsetQuery("t", 1, LATEST_TIMESTAMP, leader_epoch=99),
+            OffsetQuery("t", 5, LATEST_TIMESTAMP),
+            OffsetQuery("t", 5, EARLIEST_TIMESTAMP),
         ]
         results = await services.records.list_offsets(queries)
         assert [type(each) for each in results] == [
@@ -101,7 +101,7 @@ def test_records_are_deleted_and_each_deletion_fails_on_its_own(tmp_path: Path) 
             InvalidTopic,
             UnknownTopicOrPartition,
         ]
-        assert services.records.list_offset("t", None, 0, EARLIEST).offset == 4
+        assert services.records.list_offset("t", None, 0, EARLIEST_TIMESTAMP).offset == 4
 
     run(tmp_path, work)
 
@@ -110,6 +110,6 @@ def test_the_end_of_a_leader_epoch_is_the_end_of_the_log(tmp_path: Path) -> None
     async def work(services: BrokerServices) -> None:
         await publish(services, 3)
         epoch = services.partitions.find("t", None, 0).leader_epoch
-        assert services.records.epoch_end("t", None, 0, epoch).end_offset == 3
+        assert services.records.offset_for_leader_epoch("t", None, 0, epoch).end_offset == 3
 
     run(tmp_path, work)

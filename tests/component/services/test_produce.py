@@ -9,7 +9,7 @@ import pytest
 
 import mansio
 from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE, BatchResult
-from mansio.broker.services.records import EARLIEST, LATEST
+from mansio.broker.services.records import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mansio.errors import CorruptMessage, InvalidTopic, UnknownTopicOrPartition, UnsupportedCompression
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
@@ -48,8 +48,8 @@ def test_batches_of_several_partitions_succeed_or_fail_on_their_own(tmp_path: Pa
         assert services.produce.counters.rejected_batches == 2
         assert services.partitions.find("t", None, 0).high_watermark == 1
         assert not services.produce.pending
-        assert services.records.list_offset("t", None, 0, LATEST).offset == 1
-        assert services.records.list_offset("t", None, 0, EARLIEST).offset == 0
+        assert services.records.list_offset("t", None, 0, LATEST_TIMESTAMP).offset == 1
+        assert services.records.list_offset("t", None, 0, EARLIEST_TIMESTAMP).offset == 0
 
     run(tmp_path, work)
 
@@ -71,7 +71,7 @@ def test_internal_topics_and_excluded_codecs_are_rejected(tmp_path: Path) -> Non
 def test_cancel_ends_the_wait_and_not_the_append(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[object] = []
-        pending = services.produce.begin([("t", None, [(0, batch())])], acks=ACKS_ALL)
+        pending = services.produce.begin_produce([("t", None, [(0, batch())])], acks=ACKS_ALL)
         assert not pending.is_complete
         pending.wait(5000, done.append)
         pending.cancel()
@@ -85,9 +85,9 @@ def test_cancel_ends_the_wait_and_not_the_append(tmp_path: Path) -> None:
 def test_a_batch_that_is_not_committed_in_time_is_reported_as_timed_out(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[Any] = []
-        pending = services.produce.begin([("t", None, [(0, batch())])], acks=ACKS_ALL)
+        pending = services.produce.begin_produce([("t", None, [(0, batch())])], acks=ACKS_ALL)
         pending.wait(0, done.append)
-        services.produce.expire(services.clock.monotonic() + 10)
+        services.produce.time_out_requests(services.clock.monotonic() + 10)
         ((_, _, (result,)),) = pending.results
         assert result.error is not None
         assert result.error.kafka_code == 7

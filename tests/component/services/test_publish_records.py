@@ -155,14 +155,14 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
         with pytest.raises(UnknownTopicOrPartition):
             await publish.publish_records("none", one, timeout_ms=TIMEOUT_MS)
         with pytest.raises(InvalidTopic):
-            publish.begin("__consumer_offsets", one)
+            publish.begin_publish("__consumer_offsets", one)
         with pytest.raises(InvalidRequiredAcks):
-            publish.begin("t", one, acks=ACKS_NONE)
+            publish.begin_publish("t", one, acks=ACKS_NONE)
         with pytest.raises(MessageTooLarge):
-            publish.begin("t", [RecordToPublish(bytes(600_000))] * 20)
+            publish.begin_publish("t", [RecordToPublish(bytes(600_000))] * 20)
         monkeypatch.setattr(publish_records, "RECORDS_MAX", 3)
         with pytest.raises(InvalidRequest):
-            publish.begin("t", one * 4)
+            publish.begin_publish("t", one * 4)
         assert (await publish.publish_records("t", [], timeout_ms=TIMEOUT_MS)).records == []
         assert services.produce.counters.appended_batches == 0
 
@@ -172,7 +172,7 @@ def test_what_concerns_all_records_is_raised_and_nothing_is_stored(
 def test_cancelling_ends_the_waiting_and_not_the_append(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[PendingPublish] = []
-        pending = services.publish.begin("t", [RecordToPublish(b"value", partition=0)])
+        pending = services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)])
         assert not pending.is_complete
         pending.wait(TIMEOUT_MS, done.append)
         pending.cancel()
@@ -196,9 +196,9 @@ def test_cancelling_ends_the_waiting_and_not_the_append(tmp_path: Path) -> None:
 def test_records_that_are_not_committed_in_time_are_reported_as_timed_out(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         done: list[PendingPublish] = []
-        pending = services.publish.begin("t", [RecordToPublish(b"value", partition=0)] * 2)
+        pending = services.publish.begin_publish("t", [RecordToPublish(b"value", partition=0)] * 2)
         pending.wait(0, done.append)
-        services.produce.expire(services.clock.monotonic() + 10)
+        services.produce.time_out_requests(services.clock.monotonic() + 10)
         assert done == [pending]
         assert [type(each.error) for each in pending.result().records] == [RequestTimedOut] * 2
 

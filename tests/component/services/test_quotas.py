@@ -55,7 +55,7 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
             QuotaAlteration(ANONYMOUS_DEFAULT, [(CONSUMER_BYTE_RATE, None)]),
         ]
         assert await quotas.alter_each(removals) == [None] * 3
-        assert quotas.all() == []
+        assert quotas.list_quotas() == []
         assert quotas.active is None
 
     run(tmp_path, work)
@@ -79,7 +79,7 @@ def test_each_alteration_fails_on_its_own_and_validation_changes_nothing(tmp_pat
         assert all(isinstance(error, InvalidRequest) for error in errors)
         valid = [QuotaAlteration([(CLIENT_ID, "valid")], rate)]
         assert await services.quotas.alter_each(valid, validate_only=True) == [None]
-        assert services.quotas.all() == []
+        assert services.quotas.list_quotas() == []
 
     run(tmp_path, work)
 

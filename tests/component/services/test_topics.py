@@ -35,7 +35,7 @@ def test_a_topic_is_created_extended_and_deleted(tmp_path: Path) -> None:
         assert topics.find("orders") == topics.find_by_id(created.topic_id) == created
         assert topics.settings_of(created).retention_ms == 60_000
         assert services.partitions.find("orders", None, 2).high_watermark == 0
-        grown = await topics.grow("orders", 5)
+        grown = await topics.add_partitions("orders", 5)
         assert len(grown.partitions) == 5
         assert services.partitions.find("orders", None, 4).high_watermark == 0
         await topics.delete(grown)
@@ -75,7 +75,7 @@ def test_validation_changes_nothing(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
         planned = await services.topics.create(NewTopic("a", 4), validate_only=True)
         assert (planned.topic_id, len(planned.partitions)) == (UUID(int=0), 4)
-        assert len((await services.topics.grow("t", 9, validate_only=True)).partitions) == 9
+        assert len((await services.topics.add_partitions("t", 9, validate_only=True)).partitions) == 9
         change = [Change("retention.ms", Operation.SET, "1")]
         await services.topics.alter_configs("t", change, validate_only=True)
         (topic,) = services.topics.state.topics.values()
@@ -98,7 +98,7 @@ def test_internal_topics_cannot_be_deleted_or_extended(tmp_path: Path) -> None:
         with pytest.raises(InvalidTopic):
             await services.topics.delete(internal)
         with pytest.raises(InvalidTopic):
-            await services.topics.grow("__consumer_offsets", 9)
+            await services.topics.add_partitions("__consumer_offsets", 9)
         with pytest.raises(PolicyViolation):
             await services.topics.alter_configs(
                 "__consumer_offsets", [Change("retention.ms", Operation.SET, "1")]

@@ -139,34 +139,34 @@ def test_the_secret_is_in_no_representation(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_broker_that_proves_itself_is_that_broker_and_the_listener_proves_itself_too() -> None:
     authenticator = listener()
-    challenge = authenticator.challenge(NONCES[0], None, HOST)
+    challenge = authenticator.begin_handshake(NONCES[0], None, HOST)
     identity = BrokerIdentity(2, 12)
     answer = authenticator.authenticate(challenge, identity, proof_for(challenge, identity), HOST)
     handshake = Handshake(CLUSTER_ID, identity, 1, challenge.dialler_nonce, challenge.listener_nonce)
     assert handshake.is_listener_proof(SECRET, answer)
-    assert (authenticator.authenticated, sum(authenticator.failures.values())) == (1, 0)
-    assert authenticator.require(identity, 2, 12, HOST) == identity
+    assert (authenticator.authenticated_count, sum(authenticator.failure_counts.values())) == (1, 0)
+    assert authenticator.require_identity(identity, 2, 12, HOST) == identity
 
 
 @pytest.mark.parametrize("epoch", [11, 13, 0, -1, 1 << 62])
 def test_a_broker_is_accepted_in_its_registered_epoch_only(epoch: int) -> None:
     authenticator = listener()
-    challenge = authenticator.challenge(NONCES[0], None, HOST)
+    challenge = authenticator.begin_handshake(NONCES[0], None, HOST)
     identity = BrokerIdentity(2, epoch)
     with pytest.raises(StaleBrokerEpoch):
         authenticator.authenticate(challenge, identity, proof_for(challenge, identity), HOST)
-    assert authenticator.failures["epoch"] == 1
+    assert authenticator.failure_counts["epoch"] == 1
 
 
 def test_who_does_not_know_the_secret_does_not_learn_which_epoch_is_registered() -> None:
     authenticator = listener()
     for epoch in (11, 12, 13):
-        challenge = authenticator.challenge(NONCES[0], None, HOST)
+        challenge = authenticator.begin_handshake(NONCES[0], None, HOST)
         identity = BrokerIdentity(2, epoch)
         wrong = proof_for(challenge, identity, secret=OTHER_SECRET)
         with pytest.raises(ClusterAuthorizationFailed):
             authenticator.authenticate(challenge, identity, wrong, HOST)
-    assert authenticator.failures["proof"] == 3
+    assert authenticator.failure_counts["proof"] == 3
 
 
 def test_an_unregistered_broker_and_the_listener_itself_are_refused() -> None:
@@ -176,7 +176,7 @@ def test_an_unregistered_broker_and_the_listener_itself_are_refused() -> None:
         (BrokerIdentity(9, 1), StaleBrokerEpoch),
         (BrokerIdentity(1, 11), ClusterAuthorizationFailed),
     ):
-        challenge = authenticator.challenge(NONCES[0], None, HOST)
+        challenge = authenticator.begin_handshake(NONCES[0], None, HOST)
         with pytest.raises(kind):
             authenticator.authenticate(challenge, identity, proof_for(challenge, identity), HOST)
 
@@ -187,21 +187,21 @@ def test_a_handshake_out_of_order_is_refused() -> None:
     with pytest.raises(ClusterAuthorizationFailed):
         authenticator.authenticate(None, identity, HANDSHAKE.dialler_proof(SECRET), HOST)
     with pytest.raises(ClusterAuthorizationFailed):
-        authenticator.challenge(NONCES[0], identity, HOST)  # the connection is authenticated
+        authenticator.begin_handshake(NONCES[0], identity, HOST)  # the connection is authenticated
     for nonce in (b"", b"n" * 31, b"n" * 33):
         with pytest.raises(ClusterAuthorizationFailed):
-            authenticator.challenge(nonce, None, HOST)
-    assert authenticator.failures["order"] == 5
+            authenticator.begin_handshake(nonce, None, HOST)
+    assert authenticator.failure_counts["order"] == 5
 
 
 @pytest.mark.parametrize("known", [None, registry(secret=None)], ids=["a single node", "no secret yet"])
 def test_without_a_secret_nobody_is_accepted(known: Any) -> None:
     authenticator = BrokerAuthenticator(1, known, CountingRandom())
     with pytest.raises(ClusterAuthorizationFailed):
-        authenticator.challenge(NONCES[0], None, HOST)
+        authenticator.begin_handshake(NONCES[0], None, HOST)
     with pytest.raises(ClusterAuthorizationFailed):
-        authenticator.require(None, 2, 12, HOST)
-    assert authenticator.failures["unclustered"] == 1
+        authenticator.require_identity(None, 2, 12, HOST)
+    assert authenticator.failure_counts["unclustered"] == 1
 
 
 # What an identity is good for
@@ -211,23 +211,23 @@ def test_without_a_secret_nobody_is_accepted(known: Any) -> None:
 def test_a_request_in_another_name_than_the_connections_is_refused(peer: BrokerIdentity | None) -> None:
     authenticator = listener()
     with pytest.raises(ClusterAuthorizationFailed):
-        authenticator.require(peer, 2, 12, HOST)
-    assert authenticator.refused_requests == 1
+        authenticator.require_identity(peer, 2, 12, HOST)
+    assert authenticator.refused_request_count == 1
 
 
 def test_a_broker_that_registered_again_has_to_shake_hands_again() -> None:
     epochs = dict(EPOCHS)
     authenticator = listener(epochs=epochs)
     identity = BrokerIdentity(2, 12)
-    assert authenticator.require(identity, 2, 12, HOST) == identity
+    assert authenticator.require_identity(identity, 2, 12, HOST) == identity
     epochs[2] = 15
     with pytest.raises(StaleBrokerEpoch):
-        authenticator.require(identity, 2, 12, HOST)
+        authenticator.require_identity(identity, 2, 12, HOST)
     with pytest.raises(ClusterAuthorizationFailed):
-        authenticator.require(identity, 2, 15, HOST)
+        authenticator.require_identity(identity, 2, 15, HOST)
     del epochs[2]
     with pytest.raises(StaleBrokerEpoch):
-        authenticator.require(identity, 2, 12, HOST)
+        authenticator.require_identity(identity, 2, 12, HOST)
 
 
 # Everything that was ever seen on the network is of no use
@@ -259,7 +259,7 @@ def test_an_attacker_who_has_seen_every_handshake_is_never_accepted(seed: int) -
             epochs[node_id] = next(numbers)  # it registers again
         nonce = chance.randbytes(NONCE_BYTES)
         if not seen or chance.random() < 0.3:
-            challenge = brokers[other].challenge(nonce, None, HOST)
+            challenge = brokers[other].begin_handshake(nonce, None, HOST)
             identity = BrokerIdentity(node_id, epochs[node_id])
             proof = proof_for(challenge, identity, other)
             answer = brokers[other].authenticate(challenge, identity, proof, HOST)
@@ -267,10 +267,10 @@ def test_an_attacker_who_has_seen_every_handshake_is_never_accepted(seed: int) -
             continue
         one, two, three = (chance.choice(seen) for _ in range(3))
         nonces = (nonce, one.challenge.dialler_nonce, one.challenge.listener_nonce)
-        challenge = brokers[other].challenge(chance.choice(nonces), None, HOST)
+        challenge = brokers[other].begin_handshake(chance.choice(nonces), None, HOST)
         claimed = chance.choice((two.identity, BrokerIdentity(node_id, epochs[node_id])))
         with pytest.raises(MansioError):
             brokers[other].authenticate(
                 challenge, claimed, chance.choice((three.proof, three.answer, b"")), HOST
             )
-    assert sum(broker.authenticated for broker in brokers.values()) == len(seen)
+    assert sum(broker.authenticated_count for broker in brokers.values()) == len(seen)

@@ -137,7 +137,7 @@ class AuthenticatingBroker(StubBroker):
         }
 
     def _challenge(self, request: Any) -> dict[str, Any]:
-        self._given = self.authenticator.challenge(request.nonce, None, "")
+        self._given = self.authenticator.begin_handshake(request.nonce, None, "")
         return {"nonce": self._given.listener_nonce}
 
     def _authenticate(self, request: Any) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def test_a_broker_authenticates_once_per_connection_and_again_in_a_new_session()
             peers = peers_of(broker, epochs)
             for _ in range(3):
                 await peers.send(1, REQUEST, timeout_ms=5000)
-            assert (broker.connections, broker.authenticator.authenticated) == (1, 1)
+            assert (broker.connections, broker.authenticator.authenticated_count) == (1, 1)
             epochs[2] = 9
             for _ in range(3):
                 await peers.send(1, REQUEST, timeout_ms=5000)
-            assert (broker.connections, broker.authenticator.authenticated) == (2, 2)
+            assert (broker.connections, broker.authenticator.authenticated_count) == (2, 2)
             epochs[2] = 0
             with pytest.raises(ConnectionLost, match="no session"):
                 await peers.send(1, REQUEST, timeout_ms=5000)
@@ -217,7 +217,7 @@ def test_brokers_with_different_secrets_or_views_of_an_epoch_do_not_accept_each_
                 peers = peers_of(broker, {2: 7})
                 with pytest.raises(ConnectionLost, match="did not accept"):
                     await peers.send(1, REQUEST, timeout_ms=5000)
-                assert broker.authenticator.failures[reason] == 1
+                assert broker.authenticator.failure_counts[reason] == 1
                 assert broker.asked(ApiKey.FETCH) == []
                 await peers.close()
 

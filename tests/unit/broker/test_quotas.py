@@ -55,13 +55,13 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
             quotas.alter(CLIENT, {"consumer_byte_rate": 2}),
             quotas.alter(Entity(client_id=Part.DEFAULT), {"consumer_byte_rate": 3}),
         )
-        assert Quota(CLIENT, {"producer_byte_rate": 1, "consumer_byte_rate": 2}) in quotas.all()
-        assert len(quotas.all()) == 2
+        assert Quota(CLIENT, {"producer_byte_rate": 1, "consumer_byte_rate": 2}) in quotas.list_quotas()
+        assert len(quotas.list_quotas()) == 2
         await asyncio.gather(
             quotas.alter(CLIENT, {"producer_byte_rate": None}),
             quotas.alter(CLIENT, {"consumer_byte_rate": None}),
         )
-        assert [quota.entity for quota in quotas.all()] == [Entity(client_id=Part.DEFAULT)]
+        assert [quota.entity for quota in quotas.list_quotas()] == [Entity(client_id=Part.DEFAULT)]
 
     run(check)
 
@@ -74,7 +74,7 @@ def test_a_view_that_missed_changes_has_the_right_quotas_in_force_afterwards() -
         assert view.active is not None
         await quotas.alter(CLIENT, {"producer_byte_rate": None})
         late._relist(await admin.store.list(late.keys.prefix))
-        assert (view.all(), view.active) == ([], None)
+        assert (view.list_quotas(), view.active) == ([], None)
 
     run(check)
 
@@ -85,12 +85,12 @@ def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_
         key = f"{admin.state.keys.quotas}user=alice"
         done = await admin.store.transact([], [Put(key, metadata_store.encode(document, "w"))])
         await admin.state.wait_for_revision(done.revision, admin.scheduler)
-        assert quotas.all() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
+        assert quotas.list_quotas() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
         assert quotas.active is None
         with pytest.raises(InvalidRequest):
             await quotas.alter(Entity(user="alice"), {"producer_byte_rate": 5})
         await quotas.alter(Entity(user="alice"), {"request_percentage": None})
-        assert quotas.all() == []
+        assert quotas.list_quotas() == []
 
     run(check)
 

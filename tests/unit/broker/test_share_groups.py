@@ -104,7 +104,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         await room.write(3)
         share_partition = room.service.share_partition_manager.find("g", room.topic_id, 0)
         assert (await share_partition.loaded()).ranges.start == 3, "a topic that is new to it: from its end"
-        await room.service.topics.grow("t", 2)
+        await room.service.topics.add_partitions("t", 2)
         added = room.service.partitions.find("t", None, 1)
         batch = build_batch([(room.service.clock.wall_ms(), None, b"early", ())])
         await added.committed(added.append(batch).end_offset)

@@ -147,7 +147,7 @@ def test_validate_only_makes_nothing() -> None:
         planned = await admin.topics.create(NewTopic("t", 5), validate_only=True)
         assert len(planned.partitions) == 5
         topic = await admin.topics.create(NewTopic("u"))
-        grown = await admin.topics.grow("u", 3, validate_only=True)
+        grown = await admin.topics.add_partitions("u", 3, validate_only=True)
         assert len(grown.partitions) == 3
         await admin.topics.alter_configs("u", [Change("retention.ms", 0, "1")], validate_only=True)
         assert admin.topics.find("u") is topic
@@ -167,7 +167,7 @@ def test_partitions_of_all_topics_are_bounded_while_several_are_made() -> None:
         admin.host.gate.set()
         topic = await making
         with pytest.raises(PolicyViolation):
-            await admin.topics.grow("a", 11)
+            await admin.topics.add_partitions("a", 11)
         await admin.topics.delete(topic)
         await admin.topics.create(NewTopic("b", 10))
 
@@ -261,7 +261,7 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
 def test_a_defect_while_opening_answers_instead_of_hanging(caplog: pytest.LogCaptureFixture) -> None:
     async def check(admin: Admin) -> None:
         admin.host.fail = ZeroDivisionError("a defect")
-        with pytest.raises(MansioError, match="broken off"):
+        with pytest.raises(MansioError, match="interrupted by an unexpected error"):
             await admin.topics.create(NewTopic("a"))
 
     run(check)
@@ -323,7 +323,7 @@ def test_internal_topics_are_not_for_clients() -> None:
         with pytest.raises(InvalidTopic):
             await admin.topics.delete(topic)
         with pytest.raises(InvalidTopic):
-            await admin.topics.grow("__consumer_offsets", 32)
+            await admin.topics.add_partitions("__consumer_offsets", 32)
 
     run(check)
 
@@ -331,7 +331,7 @@ def test_internal_topics_are_not_for_clients() -> None:
 def test_grow_adds_partitions_and_keeps_the_others() -> None:
     async def check(admin: Admin) -> None:
         before = await admin.topics.create(NewTopic("a", 2))
-        after = await admin.topics.grow("a", 5, [[1], [1], [1]])
+        after = await admin.topics.add_partitions("a", 5, [[1], [1], [1]])
         assert after.topic_id == before.topic_id
         assert after.partitions[:2] == before.partitions
         assert len(after.partitions) == 5
@@ -359,7 +359,7 @@ def test_refused_growth(name: str, count: int, assignments: Any, error: type[Man
     async def check(admin: Admin) -> None:
         topic = await admin.topics.create(NewTopic("a", 2))
         with pytest.raises(error):
-            await admin.topics.grow(name, count, assignments)
+            await admin.topics.add_partitions(name, count, assignments)
         assert admin.topics.find("a") is topic
 
     run(check)
@@ -471,7 +471,7 @@ def test_crash_after_every_step_leaves_each_topic_whole_or_gone(tmp_path: Path, 
     async def work(admin: Admin) -> None:
         topic = await admin.topics.create(NewTopic("a", 7))
         await admin.topics.create(NewTopic("stays", 1))
-        await admin.topics.grow("a", 12)
+        await admin.topics.add_partitions("a", 12)
         await admin.topics.alter_configs("a", [Change("retention.ms", 0, "1")])
         await admin.topics.delete(topic)
 
@@ -501,7 +501,7 @@ def test_crash_after_every_step_leaves_each_topic_whole_or_gone(tmp_path: Path, 
                 if "a" not in live:
                     await admin.topics.create(NewTopic("a", 2))
                 if len(live["a"].partitions) == 7:
-                    assert len((await admin.topics.grow("a", 12)).partitions) == 12
+                    assert len((await admin.topics.add_partitions("a", 12)).partitions) == 12
             steps += 1
         assert steps > (6 if operations_max > 100 else 15)
 

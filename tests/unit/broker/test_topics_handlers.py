@@ -237,7 +237,7 @@ def test_metadata_shows_a_change_at_once() -> None:
 
         topic = await peer.admin.topics.create(NewTopic("a", 1))
         assert await counts() == {"a": 1}
-        await peer.admin.topics.grow("a", 4)
+        await peer.admin.topics.add_partitions("a", 4)
         assert await counts() == {"a": 4}
         await peer.admin.topics.delete(peer.admin.topics.find_by_id(topic.topic_id))
         assert await counts() == {}

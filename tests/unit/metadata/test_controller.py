@@ -665,7 +665,7 @@ def test_half_deleted_topic_of_a_dead_broker_is_removed() -> None:
         async def stuck(topic: object) -> None:
             await gate.wait()
 
-        deleter.topics._steps._close_partitions = stuck
+        deleter.topics._lifecycle._close_partitions = stuck
         work = asyncio.ensure_future(deleter.topics.delete(deleter.state.topics["t"]))
         await cluster.until(lambda: "t" in seen.state.unfinished)
         await deleter.kill()

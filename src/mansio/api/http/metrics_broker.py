@@ -76,12 +76,12 @@ def _connections(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("connections_closed", "Kafka connections closed by this broker.", times, reason=reason)
     authenticator = broker.services.authenticator
     meaning = "Connections on which another broker has authenticated."
-    yield _counter("broker_handshakes", meaning, authenticator.authenticated)
-    for reason, times in authenticator.failures.items():
+    yield _counter("broker_handshakes", meaning, authenticator.authenticated_count)
+    for reason, times in authenticator.failure_counts.items():
         meaning = "Failed attempts to authenticate as a broker of the cluster."
         yield _counter("broker_handshakes_failed", meaning, times, reason=reason)
     meaning = "Requests that only brokers may send, refused because their sender is not the broker they name."
-    yield _counter("inter_broker_requests_refused", meaning, authenticator.refused_requests)
+    yield _counter("inter_broker_requests_refused", meaning, authenticator.refused_request_count)
     yield _gauge("in_flight_bytes", "Memory of requests being received.", server.memory.held_bytes)
     yield _gauge(
         "in_flight_limit_bytes",
@@ -206,9 +206,9 @@ def distributions(broker: RunningBroker) -> Iterator[Distribution]:
     yield _distribution(
         "produce_acknowledge_seconds",
         "Time from the append of a batch with acks=all to its acknowledgement; one batch in 16 is sampled.",
-        statistics.acknowledge,
+        statistics.acknowledge_latency,
     )
-    for waited, histogram in (("false", statistics.fetch), ("true", statistics.fetch_waited)):
+    for waited, histogram in (("false", statistics.fetch_latency), ("true", statistics.parked_fetch_latency)):
         yield _distribution(
             "fetch_seconds",
             "Time from a fetch request to its response, by whether it waited for data; one in 16 is sampled.",
@@ -218,7 +218,7 @@ def distributions(broker: RunningBroker) -> Iterator[Distribution]:
     yield _distribution(
         "fsync_duration_seconds",
         "Duration of one fsync, shared by all batches that waited when it began.",
-        statistics.sync,
+        statistics.flush_latency,
     )
 
 

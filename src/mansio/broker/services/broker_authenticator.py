@@ -1,14 +1,15 @@
-"""Authentication of the other brokers of a cluster, and authorization of what only they may request.
+"""Authentication of the other brokers of a cluster, and authorization of requests that only brokers may send.
 
-A broker that connects proves that it knows the cluster's secret (`state.broker_handshake`); its connection then has an
-identity, which never changes. A request that only brokers may send is accepted on a connection with exactly the
-identity that the request names, as long as that is the broker's registered session. A single node has no secret and
-accepts none.
+A broker that opens a connection proves in a handshake that it knows the cluster secret
+(`mansio.state.broker_handshake`). The connection then has a broker identity, which never changes. A request that only
+brokers may send is accepted if it names exactly the identity of its connection, and if that identity is the registered
+session of the broker. A single node has no cluster secret and refuses all such requests.
 
 Invariants:
-* The proof is verified before anything that it proves: only brokers learn whether an epoch is registered.
-* Identity, request and registration have to be equal. A newer epoch is refused like an older one: it is forged, or this
-  broker does not know it yet, and the sender retries.
+* The proof is verified before the epoch is compared with the registered one, so that only brokers learn whether an
+  epoch is registered.
+* The identity of the connection, the identity in the request and the registered session must be equal. A newer epoch is
+  refused like an older one: either it is forged, or this broker does not know it yet, and the sender retries.
 
 Model: CLUSTER_ACTION of Kafka's authorizer, with the identity of a connection instead of a principal.
 """
@@ -28,14 +29,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NOT_IN_CLUSTER: Final = "unclustered"
-OUT_OF_ORDER: Final = "order"
-WRONG_PROOF: Final = "proof"
-OTHER_EPOCH: Final = "epoch"
+# Reasons for which a handshake fails, as label values of a metric and in the log.
+REASON_NOT_IN_CLUSTER: Final = "unclustered"
+REASON_OUT_OF_ORDER: Final = "order"
+REASON_WRONG_PROOF: Final = "proof"
+REASON_OTHER_EPOCH: Final = "epoch"
 
 
 class ClusterRegistry(Protocol):
-    """What the metadata image knows of the cluster."""
+    """The parts of the metadata image that authentication needs."""
 
     cluster_id: str
 
@@ -43,11 +45,11 @@ class ClusterRegistry(Protocol):
     def cluster_secret(self) -> ClusterSecret | None: ...
 
     def epoch_of(self, node_id: int) -> int:
-        """The epoch of a broker's session; 0 without a session."""
+        """Return the epoch of a broker's session; 0 if the broker has no session."""
 
 
 class BrokerChallenge:
-    """The nonces of a connection whose dialler has not proved itself yet."""
+    """Nonces of a handshake that has begun: of the connecting broker (dialler) and of this broker (listener)."""
 
     __slots__ = ("dialler_nonce", "listener_nonce")
 
@@ -57,88 +59,106 @@ class BrokerChallenge:
 
 
 class BrokerAuthenticator:
-    """One per broker. All methods run on the broker's event loop."""
+    """Authenticates connections of other brokers and authorizes their requests. One instance per broker; all methods
+    run on the broker's event loop."""
 
-    __slots__ = ("_node_id", "_random", "_registry", "authenticated", "failures", "refused_requests")
+    __slots__ = (
+        "_node_id",
+        "_random",
+        "_registry",
+        "authenticated_count",
+        "failure_counts",
+        "refused_request_count",
+    )
 
     def __init__(self, node_id: int, registry: ClusterRegistry | None, random: Random) -> None:
         """`registry`: None on a single node."""
         self._node_id = node_id
         self._registry = registry
         self._random = random
-        self.authenticated = 0
-        """Connections on which another broker has authenticated."""
-        self.failures = dict.fromkeys((NOT_IN_CLUSTER, OUT_OF_ORDER, WRONG_PROOF, OTHER_EPOCH), 0)
-        """Failed handshakes by reason."""
-        self.refused_requests = 0
-        """Requests that only brokers may send, from others."""
+        self.authenticated_count = 0
+        """Number of connections on which another broker has authenticated."""
+        self.failure_counts = dict.fromkeys(
+            (REASON_NOT_IN_CLUSTER, REASON_OUT_OF_ORDER, REASON_WRONG_PROOF, REASON_OTHER_EPOCH), 0
+        )
+        """Number of failed handshakes by reason."""
+        self.refused_request_count = 0
+        """Number of refused requests: only brokers may send them, and the sender was not the broker that they named."""
 
-    def challenge(self, dialler_nonce: bytes, peer: BrokerIdentity | None, host: str) -> BrokerChallenge:
-        """Begin a handshake on a connection; it has one. Raises `ClusterAuthorizationFailed`."""
+    def begin_handshake(
+        self, dialler_nonce: bytes, peer: BrokerIdentity | None, host: str
+    ) -> BrokerChallenge:
+        """Begin a handshake; return the nonces, with one chosen by this broker. `peer`: identity of the connection,
+        None before a handshake; `host`: address of the peer, for the log. Raises `ClusterAuthorizationFailed`."""
         self._secret(host)
         if peer is not None:
-            raise self._failed(OUT_OF_ORDER, host, "the connection has an identity already")
+            raise self._failed(REASON_OUT_OF_ORDER, host, "the connection already has an identity")
         if len(dialler_nonce) != NONCE_BYTES:
-            raise self._failed(OUT_OF_ORDER, host, f"a nonce of {len(dialler_nonce)} bytes")
+            raise self._failed(REASON_OUT_OF_ORDER, host, f"a nonce of {len(dialler_nonce)} bytes")
         return BrokerChallenge(dialler_nonce, self._random.bytes(NONCE_BYTES))
 
     def authenticate(
         self, challenge: BrokerChallenge | None, claimed: BrokerIdentity, proof: bytes, host: str
     ) -> bytes:
-        """Verify the dialler's proof; returns the listener's. The challenge may not be used again, whatever the result.
+        """Verify the proof of the connecting broker and return the proof of this broker. The caller must not use
+        `challenge` again, whatever the result.
 
-        Raises `ClusterAuthorizationFailed`, and `StaleBrokerEpoch` for a broker whose epoch is not the registered one.
+        Raises `ClusterAuthorizationFailed`, and `StaleBrokerEpoch` if the epoch in `claimed` is not the registered one.
         """
         secret, registry = self._secret(host), self._registry
-        assert registry is not None, "there is a secret"
+        assert registry is not None, "a cluster secret comes from the registry"
         if challenge is None:
-            raise self._failed(OUT_OF_ORDER, host, "there is no challenge")
+            raise self._failed(REASON_OUT_OF_ORDER, host, "there is no challenge")
         handshake = Handshake(
             registry.cluster_id, claimed, self._node_id, challenge.dialler_nonce, challenge.listener_nonce
         )
         if not handshake.is_dialler_proof(secret, proof) or claimed.node_id == self._node_id:
-            raise self._failed(WRONG_PROOF, host, "the proof is not valid")
+            raise self._failed(REASON_WRONG_PROOF, host, "the proof is not valid")
         registered = registry.epoch_of(claimed.node_id)
         if registered == 0 or claimed.broker_epoch != registered:
-            self.failures[OTHER_EPOCH] += 1
+            self.failure_counts[REASON_OTHER_EPOCH] += 1
             raise StaleBrokerEpoch(
                 f"broker {claimed.node_id} is not registered in epoch {claimed.broker_epoch}"
             )
-        self.authenticated += 1
+        self.authenticated_count += 1
         return handshake.listener_proof(secret)
 
-    def require(
+    def require_identity(
         self, peer: BrokerIdentity | None, node_id: int, broker_epoch: int, host: str
     ) -> BrokerIdentity:
-        """The identity of the connection, if it is this broker in this epoch, and that is its registered session.
+        """Return `peer`, the identity of the connection, if it equals `node_id` and `broker_epoch` and is a registered
+        session.
 
-        Raises `ClusterAuthorizationFailed`, and `StaleBrokerEpoch` for a broker that has another session by now.
+        Raises `ClusterAuthorizationFailed`, and `StaleBrokerEpoch` if the broker has another session now.
         """
         if peer is None or peer.node_id != node_id or peer.broker_epoch != broker_epoch:
-            raise self.refused(peer, node_id, host)
-        if not self.is_current(peer):
+            raise self.count_refused_request(peer, node_id, host)
+        if not self.is_current_session(peer):
             raise StaleBrokerEpoch(f"broker {node_id} has another session than epoch {broker_epoch}")
         return peer
 
-    def refused(self, peer: BrokerIdentity | None, node_id: int, host: str) -> ClusterAuthorizationFailed:
-        """Count and log a request in the name of a broker that its sender is not; returns the error."""
-        self.refused_requests += 1
+    def count_refused_request(
+        self, peer: BrokerIdentity | None, node_id: int, host: str
+    ) -> ClusterAuthorizationFailed:
+        """Count and log a request whose sender is not the broker that the request names; return the error for the
+        response."""
+        self.refused_request_count += 1
         known = fields(peer=host, broker=node_id, authenticated=None if peer is None else peer.node_id)
         logger.warning("inter_broker_request_refused", extra=known)
         return ClusterAuthorizationFailed()
 
-    def is_current(self, identity: BrokerIdentity) -> bool:
-        """Whether this is the registered session of a broker."""
+    def is_current_session(self, identity: BrokerIdentity) -> bool:
+        """Return whether `identity` is the registered session of a broker."""
         registry = self._registry
         return registry is not None and 0 < registry.epoch_of(identity.node_id) == identity.broker_epoch
 
     def _secret(self, host: str) -> ClusterSecret:
         secret = None if self._registry is None else self._registry.cluster_secret
         if secret is None:
-            raise self._failed(NOT_IN_CLUSTER, host, "this broker is in no cluster")
+            raise self._failed(REASON_NOT_IN_CLUSTER, host, "this broker is not in a cluster")
         return secret
 
     def _failed(self, reason: str, host: str, detail: str) -> ClusterAuthorizationFailed:
-        self.failures[reason] += 1
+        self.failure_counts[reason] += 1
         logger.warning("broker_handshake_failed", extra=fields(peer=host, reason=reason, detail=detail))
         return ClusterAuthorizationFailed(detail)

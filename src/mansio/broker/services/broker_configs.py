@@ -1,10 +1,11 @@
-"""Dynamic settings of brokers: stored in the metadata store, effective on every broker they concern (KIP-226).
+"""Dynamic settings of brokers (KIP-226): of one broker, or defaults of all brokers. They are kept in the metadata
+store.
 
-A change is made on any broker and reaches the others through `MetadataImage`. A broker that starts has the stored
-values from the beginning.
+Clients can change them on any broker; the other brokers receive the change through `MetadataImage`. A broker uses the
+stored values from its start.
 
 Invariants:
-* A change is durable, and effective on this broker, when it is answered.
+* A change is durable and effective on this broker before the request is answered.
 * A value that contradicts the static settings of another broker is not applied there; all other values are.
 """
 
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALL_BROKERS: Final = ""
-"""As a resource name: the default of all brokers."""
+"""Resource name that stands for the defaults of all brokers."""
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
+"""How often a change is attempted if another broker changes the same settings concurrently."""
 
 
 class BrokerConfigManager:
@@ -49,7 +51,7 @@ class BrokerConfigManager:
         random: Random,
         settings: Settings,
     ) -> None:
-        """`settings` are the static ones."""
+        """`settings`: the static settings of this broker."""
         self._store = store
         self._state = state
         self._scheduler = scheduler
@@ -57,20 +59,20 @@ class BrokerConfigManager:
         self._node_id = settings.node_id
         self._callbacks: list[Callable[[BrokerLayers, Settings], None]] = []
         self._stored = self.layers = BrokerLayers(settings)
-        """The sources of the values in force."""
+        """The effective values with their sources: static, default of all brokers, or of this broker."""
         self.effective = settings
-        """The settings in force."""
+        """The effective settings: static settings with the dynamic ones applied."""
         self._apply()
         state.on_broker_config_change(self._apply)
 
     def on_change(self, callback: Callable[[BrokerLayers, Settings], None]) -> None:
-        """Call `callback` with the settings of this broker, now and after each change."""
+        """Call `callback` with the layers and the effective settings of this broker, now and after each change."""
         self._callbacks.append(callback)
         callback(self.layers, self.effective)
 
     def describe(self, name: str) -> list[ConfigEntry]:
-        """All settings of this broker, or the dynamic defaults of all brokers (`ALL_BROKERS`). Raises
-        `InvalidRequest`."""
+        """Return all settings of this broker, or the dynamic defaults of all brokers if `name` is `ALL_BROKERS`. Raises
+        `InvalidRequest` for the name of another broker."""
         if name == ALL_BROKERS:
             return default_broker_entries(self._overrides(ALL_BROKERS))
         if name != str(self._node_id):
@@ -80,10 +82,11 @@ class BrokerConfigManager:
     async def alter(
         self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> None:
-        """Change dynamic settings of a broker, or the defaults of all brokers; with `replace` the others are removed.
+        """Change dynamic settings of a broker, or the defaults of all brokers (`ALL_BROKERS`). With `replace`, dynamic
+        settings that `changes` does not name are removed.
 
-        Raises `InvalidConfig` (unknown, read at the start, invalid, contradictory), `InvalidRequest` (no such broker),
-        `ConcurrentChange`, `StorageError`.
+        Raises `InvalidConfig` (the setting is unknown, cannot change while the broker runs, or its value is invalid or
+        contradicts another setting), `InvalidRequest` (the broker does not exist), `ConcurrentChange`, `StorageError`.
         """
         self._check_name(name)
         for _ in range(CONFLICT_ATTEMPTS_MAX):
@@ -106,7 +109,8 @@ class BrokerConfigManager:
             raise InvalidRequest(f"there is no broker {name!r}")
 
     def _check(self, name: str, configs: Mapping[str, str]) -> None:
-        """Check the values in force on this broker after the change; another broker checks its own."""
+        """Check whether the effective settings of this broker would be free of contradictions after the change. For
+        another broker, only the dynamic settings are checked; it checks them against its static settings itself."""
         layers = self._stored
         if name == ALL_BROKERS:
             layers = layers._replace(default=configs)

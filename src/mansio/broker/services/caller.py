@@ -1,4 +1,4 @@
-"""Caller of a service: who calls, and until when the result is of use."""
+"""Caller of a service: principal, client id, address and deadline of a request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANONYMOUS_PRINCIPAL: Final = "ANONYMOUS"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Context of a call, passed where a decision depends on it. One object may serve all calls of a connection.
+    """The client for which a service is called. One object may be used for all requests of a connection.
 
     `client_id` is chosen by the client and selects its quota. `address` is the client's host, for logs and
     descriptions. `deadline` is in monotonic seconds; None for no deadline.
@@ -23,10 +23,12 @@ class Caller:
     deadline: float | None = None
 
     def timeout_ms(self, timeout_ms: float, now: float) -> float:
-        """`timeout_ms`, shortened to the time until the deadline, never negative. `now` is monotonic seconds."""
+        """Return `timeout_ms`, or the time until the deadline if it is shorter; never negative. `now`: monotonic
+        seconds."""
         if self.deadline is None:
             return timeout_ms
         return max(0.0, min(timeout_ms, (self.deadline - now) * 1000))
 
 
 ANONYMOUS: Final = Caller()
+"""Caller without authentication, client id, address and deadline."""

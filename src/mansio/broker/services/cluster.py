@@ -1,9 +1,10 @@
-"""Cluster use case: describe brokers, controller and partitions; the parts that only a broker of a cluster has.
+"""Description of the cluster for clients: brokers, controller, topics and metadata quorum.
 
 Not obvious:
-* This broker's own address is that of the listener through which a client came, not the one in the metadata.
-* In a cluster the other brokers are those with a session, and no broker without one is returned as leader. A registered
-  broker without a session is *fenced*, and its address is unknown.
+* A client gets as this broker's address the advertised address of the listener to which it is connected, not the
+  address in the metadata.
+* In a cluster, only brokers with a session are returned as brokers and as leaders. A registered broker without a
+  session is fenced; its address is unknown.
 """
 
 from __future__ import annotations
@@ -33,37 +34,41 @@ if TYPE_CHECKING:
     """Host and port that are advertised to clients."""
 
     Cursor = tuple[str, int]
-    """Topic and partition with which a page begins."""
+    """(topic, partition) with which a page of partitions begins."""
 
 NO_CONTROLLER: Final = -1
+"""Controller id while the cluster has no active controller."""
+
 EPOCH_MASK: Final = (1 << 31) - 1
+"""Controller epochs are etcd revisions; DescribeQuorum has only 31 bits for them."""
+
 PARTITIONS_PER_PAGE_MAX: Final = 2000
-"""Kafka's max.request.partition.size.limit."""
+"""Maximum number of partitions on one page: the default of Kafka's max.request.partition.size.limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterServices:
-    """What a broker of a cluster offers in addition to a single node."""
+    """Components and state that a broker of a cluster has and a single node has not."""
 
     controller: Controller
     isr_manager: IsrManager
     fetcher_manager: ReplicaFetcherManager
     session: Callable[[], Session | None]
-    """This broker's session; None while it has none."""
+    """Returns this broker's session; None while it has none."""
     is_session_valid: Callable[[], bool]
-    """Whether this broker's session has certainly not expired."""
+    """Returns whether this broker's session has certainly not expired."""
     sessions_lost: Callable[[], int]
-    """Number of sessions that ended although this broker kept running."""
+    """Returns the number of sessions that ended although this broker kept running."""
     repair_counts: Callable[[], RepairCounts] = RepairCounts
-    """Damage that was repaired from other replicas."""
+    """Returns counts of damaged batches that were repaired from other replicas."""
     store_counts: Callable[[], StoreCounts] | None = None
-    """Outcomes of calls to the metadata store, where the store counts them."""
+    """Returns counts of calls to the metadata store by outcome; None if the store does not count them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers with a session, sorted by id, and the ids of the fenced ones. `controller_id` is the active
-    controller, `NO_CONTROLLER` if there is none."""
+    """`brokers`: the brokers with a session, sorted by id. `fenced`: ids of registered brokers without a session.
+    `controller_id`: id of the active controller, `NO_CONTROLLER` if there is none."""
 
     cluster_id: str
     controller_id: int
@@ -71,14 +76,15 @@ class ClusterDescription:
     fenced: Sequence[int]
 
     @property
-    def alive(self) -> frozenset[int]:
+    def live_broker_ids(self) -> frozenset[int]:
         """Ids of the brokers with a session."""
         return frozenset(broker.node_id for broker in self.brokers)
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedTopic:
-    """Partitions of one topic on a page, or the error for which it cannot be described."""
+    """One topic on a page: `partitions` are the indexes of its partitions on the page. `error`: why the topic cannot be
+    described, None if it can."""
 
     name: str
     topic: Topic | None = None
@@ -88,7 +94,7 @@ class DescribedTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicsPage:
-    """One page of partitions; `next_cursor` is where the next page begins, None at the end."""
+    """One page of partitions. `next_cursor`: where the next page begins, None on the last page."""
 
     topics: Sequence[DescribedTopic]
     next_cursor: Cursor | None = None
@@ -96,8 +102,8 @@ class TopicsPage:
 
 @dataclass(frozen=True, slots=True)
 class QuorumDescription:
-    """State of the metadata as this broker knows it. `epoch` is the controller's term; `observer` is None on the
-    controller itself."""
+    """The metadata store in the form of a KRaft quorum. `leader_id` and `epoch`: id and epoch of the active controller;
+    `revision`: metadata revision of this broker; `observer`: id of this broker, None if it is the controller."""
 
     leader_id: int
     epoch: int
@@ -117,8 +123,8 @@ class ClusterDescriptionService:
         self._cluster = cluster
 
     def describe(self, listener: Listener) -> ClusterDescription:
-        """The cluster for a client of this listener. The brokers are never empty for a client that has reached this
-        one."""
+        """Describe the cluster to a client of `listener`, this broker's advertised address. The result contains at
+        least one broker."""
         own, state = self._settings.node_id, self._topics.state
         known = dict(state.brokers)
         if own in known or not known:
@@ -128,7 +134,8 @@ class ClusterDescriptionService:
         return ClusterDescription(state.cluster_id, self._controller_id(brokers), brokers, fenced)
 
     def _controller_id(self, brokers: Sequence[BrokerState]) -> int:
-        """A single node is its own controller; in a cluster the current one, while it has a session."""
+        """Return the id of the active controller if it has a session, else `NO_CONTROLLER`. A single node is its own
+        controller."""
         state = self._topics.state
         if not state.registrations:
             return brokers[0].node_id
@@ -138,10 +145,10 @@ class ClusterDescriptionService:
         return controller.node_id
 
     def describe_quorum(self) -> QuorumDescription:
-        """The metadata in the form of a KRaft quorum (KIP-595). Raises `LeaderNotAvailable` while there is no
-        controller.
+        """Describe the metadata store in the form of a KRaft quorum (KIP-595). The members of etcd have no broker ids;
+        therefore the active controller is returned as the only voter.
 
-        The members of etcd have no broker ids, so the active controller stands for them.
+        Raises `LeaderNotAvailable` while there is no active controller.
         """
         own, state = self._settings.node_id, self._topics.state
         if not state.registrations:
@@ -153,20 +160,20 @@ class ClusterDescriptionService:
         return QuorumDescription(controller.node_id, controller.epoch & EPOCH_MASK, state.revision, observer)
 
     def update_feature(self, name: str, version: int) -> None:
-        """Raises `InvalidUpdateVersion`: there are no finalized features (KIP-584)."""
+        """Raise `InvalidUpdateVersion`, because the cluster has no finalized features (KIP-584)."""
         raise InvalidUpdateVersion(
             f"feature {name!r} cannot have version {version}: this cluster has no finalized features and no "
             "metadata version"
         )
 
     def controller_request_target(self, described: ClusterDescription) -> int:
-        """The broker to which clients send requests for the controller: this one, which can process them as any other
-        can.
+        """Return the id of the broker to which clients shall send requests for the controller: usually this broker,
+        because every broker can process them.
 
-        Kafka's brokers also return any broker, and forward such requests (KIP-590). The broker that responds is
-        certainly up; a controller that died would be returned until its session ends, and librdkafka waits for it until
-        its request times out. A broker that cannot make changes now (its session may have expired, or it is stopping)
-        returns another one, if there is one.
+        Kafka also returns any broker as the controller, and that broker forwards such requests (KIP-590). This broker
+        is certainly up, since it responds. A controller that has died would be returned until its session ends, and
+        librdkafka would wait for it until its request times out. If this broker cannot change metadata now (its session
+        may have expired, or it is stopping), another broker is returned if there is one.
         """
         own, state, cluster = self._settings.node_id, self._topics.state, self._cluster
         if not state.registrations:
@@ -184,9 +191,10 @@ class ClusterDescriptionService:
     def describe_topics(
         self, names: Collection[str], *, cursor: Cursor | None = None, partitions_max: int = 1
     ) -> TopicsPage:
-        """Topics by name, or all, sorted, in pages of at most `partitions_max` partitions (KIP-966), bounded.
+        """Describe the topics `names`, or all if it is empty, sorted by name, in pages (KIP-966).
 
-        A cursor whose topic was deleted continues with the next topic. Raises `InvalidRequest` for an invalid cursor.
+        A page has at most `partitions_max` partitions, and at most `PARTITIONS_PER_PAGE_MAX`. It begins at `cursor`, or
+        at the next topic if the topic of the cursor was deleted. Raises `InvalidRequest` for an invalid cursor.
         """
         live = self._topics.state.topics
         wanted = sorted(set(names) or live)

@@ -1,11 +1,12 @@
-"""Config use case: describe, list and alter the settings of topics, groups and this broker.
+"""Description, listing and alteration of the settings of topics, groups and brokers.
 
-Settings of topics and groups can be changed, and those of brokers that can change while they run. A group can have
-settings before it exists, and keeps them when it is deleted.
+All settings of topics and groups can be changed, and the dynamic settings of brokers. A group can have settings before
+it exists, and keeps them when it is deleted.
 
 Invariants:
-* A result is returned for each resource; one resource's error does not affect the others.
-* A description has about `ENTRIES_MAX` settings at most, because a few bytes of a request can ask for many.
+* A result is returned for each resource; an error of one resource does not affect the others.
+* The response to one describe request has about `ENTRIES_MAX` settings at most, because a short request can name many
+  resources.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mansio.config.settings import Settings
 
 ENTRIES_MAX: Final = 250_000
-"""All settings of ten thousand topics."""
+"""Settings after which a describe request gets errors for its remaining resources; as many as 10,000 topics have."""
 
 
 class ResourceType(IntEnum):
@@ -42,7 +43,7 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigResource:
-    """A resource with settings. `kind` is a `ResourceType`, or another number, which is an error of the resource."""
+    """A resource with settings. `kind`: its `ResourceType`; any other number leads to an error for this resource."""
 
     kind: int
     name: str
@@ -50,7 +51,7 @@ class ConfigResource:
 
 @dataclass(frozen=True, slots=True)
 class ConfigQuery:
-    """Request for the settings of a resource with these names; no names for all."""
+    """Query for settings of one resource. `names`: names of the settings, empty for all."""
 
     resource: ConfigResource
     names: frozenset[str] = frozenset()
@@ -67,14 +68,15 @@ class ResourceConfigs:
 
 @dataclass(frozen=True, slots=True)
 class ConfigAlteration:
-    """Changes of one resource."""
+    """Changes of the settings of one resource."""
 
     resource: ConfigResource
     changes: Sequence[Change]
 
 
 class ConfigService:
-    """All methods run on the broker's event loop."""
+    """Describes, lists and alters settings of topics, groups and brokers. All methods run on the broker's event
+    loop."""
 
     __slots__ = ("_brokers", "_groups", "_settings", "_topics")
 
@@ -92,8 +94,8 @@ class ConfigService:
         self._settings = settings
 
     def describe(self, queries: Iterable[ConfigQuery]) -> list[ResourceConfigs]:
-        """The settings with source and type. A query that occurs several times has one result. Errors of a resource:
-        `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`, `InvalidRequest`."""
+        """Return the settings of each resource with source and type; identical queries have one result. Errors in the
+        results: `UnknownTopicOrPartition`, `InvalidTopic`, `InvalidGroupId`, `InvalidRequest`."""
         results: list[ResourceConfigs] = []
         remaining = ENTRIES_MAX
         for query in dict.fromkeys(queries):
@@ -128,7 +130,8 @@ class ConfigService:
         return self._brokers.describe(name)
 
     def list_resources(self, kinds: Iterable[int] = ()) -> list[ConfigResource]:
-        """The resources that have settings (KIP-1142), of these kinds, or of all."""
+        """Return the resources that have settings (KIP-1142): those of the `ResourceType`s `kinds`, or of all if it is
+        empty. Unknown types are ignored."""
         found: list[ConfigResource] = []
         state = self._topics.state
         for kind in dict.fromkeys(kinds or ResourceType):
@@ -145,11 +148,13 @@ class ConfigService:
     async def alter(
         self, alterations: Sequence[ConfigAlteration], *, replace: bool = False, validate_only: bool = False
     ) -> list[MansioError | None]:
-        """Change settings of topics, groups and brokers (KIP-339); with `replace` the others are reset to their
-        defaults (KIP-133). The broker with the empty name stands for all. Returns the error of each resource, or None:
+        """Change settings of topics, groups and brokers (KIP-339). With `replace`, settings that an alteration does not
+        name are reset to their defaults (KIP-133). The broker with the empty name stands for the defaults of all
+        brokers.
+
+        Returns the error of each resource, or None once its changes are durable and effective on this broker. Errors:
         those of `TopicService.alter_configs`, `GroupConfigManager.alter` and `BrokerConfigManager.alter`, and
-        `InvalidRequest` for a resource that occurs more than once or is of another type. Durable and effective on this
-        broker on return."""
+        `InvalidRequest` for a resource that occurs more than once or has another type."""
         count = Counter(each.resource for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:

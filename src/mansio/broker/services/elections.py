@@ -1,11 +1,12 @@
 """Leader elections and partition reassignments (KIP-460, KIP-455).
 
-On a single node a partition has one replica, which is its leader, so no election is ever needed. In a cluster any
-broker carries out the elections that it receives, each as a compare-and-set transaction of the metadata store.
-Partitions are not moved: a plan that does not change a partition succeeds, as in Kafka, and any other is rejected.
+On a single node every partition has one replica, which is its leader, so elections are never needed. In a cluster, the
+broker that receives the request executes the elections, each as a compare-and-set transaction of the metadata store.
+Mansio does not move partitions: a reassignment that does not change a partition succeeds, as in Kafka; any other is
+rejected.
 
-An unclean election elects the first replica whose broker is up. Records that only the other replicas had are lost,
-which is what the client requested.
+An unclean election elects the first replica whose broker is up. Records that only other replicas have are lost; by
+requesting this type of election the client accepts that.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
     from mansio.metadata.model import PartitionState
     from mansio.ports import Clock
 
-PREFERRED: Final = 0
-UNCLEAN: Final = 1
+PREFERRED_ELECTION: Final = 0
+UNCLEAN_ELECTION: Final = 1
+"""Election types of Kafka's protocol (KIP-460)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionResult:
-    """The outcome for one partition; `error` is None if its new leader was elected."""
+    """Outcome of the election for one partition. `error`: None if a new leader was elected."""
 
     topic: str
     partition: int
@@ -51,7 +53,7 @@ class ElectionResult:
 
 @dataclass(frozen=True, slots=True)
 class OngoingReassignment:
-    """A partition with replicas that are being added or removed."""
+    """A partition whose replicas are being added or removed."""
 
     topic: str
     partition: int
@@ -59,7 +61,7 @@ class OngoingReassignment:
 
 
 class ElectionService:
-    """All methods run on the broker's event loop."""
+    """Executes leader elections, and checks and lists reassignments. All methods run on the broker's event loop."""
 
     __slots__ = ("_clock", "_cluster", "_topics")
 
@@ -72,8 +74,11 @@ class ElectionService:
     async def elect_leaders(
         self, partitions: Iterable[tuple[str, int]] | None, *, election_type: int, timeout_ms: int
     ) -> list[ElectionResult]:
-        """Elect leaders of these partitions, one after the other, until the timeout. If `partitions` is None, all
-        partitions are meant, and those that need no election are omitted from the results, as in Kafka (KIP-460)."""
+        """Elect leaders of `partitions`, one after the other. Elections that have not begun when `timeout_ms` expires
+        fail with `RequestTimedOut`.
+
+        `partitions` None: all partitions; those that need no election are then omitted from the results, as in Kafka
+        (KIP-460)."""
         deadline = self._clock.monotonic() + max(timeout_ms, 0) / 1000
         results = []
         for topic, index in self._all_partitions() if partitions is None else partitions:
@@ -98,15 +103,17 @@ class ElectionService:
 
     async def _elect(self, topic: str, index: int, election_type: int, deadline: float) -> None:
         partition = self._find(topic, index)
-        if election_type not in (PREFERRED, UNCLEAN):
+        if election_type not in (PREFERRED_ELECTION, UNCLEAN_ELECTION):
             raise InvalidRequest(f"there is no election of type {election_type}")
         if self._cluster is None:
             raise _single_node_error(partition, election_type)
-        self._check_needed(partition, election_type)  # by the metadata image: the store is not asked
+        self._check_needed(
+            partition, election_type
+        )  # checks the metadata image, without a request to the store
         if self._clock.monotonic() >= deadline:
             raise RequestTimedOut("the request timed out before this election")
         controller = self._cluster.controller
-        if election_type == PREFERRED:
+        if election_type == PREFERRED_ELECTION:
             await _elect_preferred(controller, topic, index, partition)
         else:
             await self._elect_unclean(controller, topic, index, partition)
@@ -116,7 +123,7 @@ class ElectionService:
         epoch = self._topics.state.epoch_of(leader)
         if not epoch or not partition.led_by(leader, epoch):
             return
-        if election_type == UNCLEAN:
+        if election_type == UNCLEAN_ELECTION:
             raise ElectionNotNeeded(f"broker {leader} leads the partition")
         if leader == partition.replicas[0]:
             raise ElectionNotNeeded(f"broker {leader}, the preferred leader, leads the partition")
@@ -138,19 +145,22 @@ class ElectionService:
             raise EligibleLeadersNotAvailable(error.message) from error
 
     def check_reassignment(self, topic: str, index: int, replicas: Sequence[int] | None) -> None:
-        """Accept the plan that a partition has these replicas (None: cancel its reassignment) if nothing changes.
+        """Check a reassignment of a partition to `replicas`; None cancels a reassignment.
 
-        Raises `InvalidReplicaAssignment` for any other plan, `NoReassignmentInProgress` for a cancellation."""
+        Raises `InvalidReplicaAssignment` unless the partition has exactly these replicas already, and
+        `NoReassignmentInProgress` for a cancellation, because there are no reassignments. Also raises
+        `UnknownTopicOrPartition`."""
         partition = self._find(topic, index)
         if replicas is None:
             raise NoReassignmentInProgress
         if tuple(replicas) != partition.replicas:
             raise InvalidReplicaAssignment(
-                f"partitions are not moved: it stays on {list(partition.replicas)}, not {list(replicas)}"
+                f"replicas cannot be moved: the partition stays on {list(partition.replicas)}, not {list(replicas)}"
             )
 
     def list_reassignments(self, partitions: Iterable[tuple[str, int]] | None) -> list[OngoingReassignment]:
-        """Ongoing reassignments of these partitions, or of all. Partitions that do not exist are omitted."""
+        """Return the ongoing reassignments of `partitions`, or of all partitions if it is None. Partitions that do not
+        exist are omitted."""
         topics = self._topics.state.topics
         found = []
         for name, index in self._all_partitions() if partitions is None else partitions:
@@ -169,7 +179,7 @@ class ElectionService:
 def _single_node_error(partition: PartitionState, election_type: int) -> MansioError:
     if partition.leader >= 0:
         return ElectionNotNeeded("the partition has its only replica as its leader")
-    if election_type == PREFERRED:
+    if election_type == PREFERRED_ELECTION:
         return PreferredLeaderNotAvailable("the partition's only replica is not available")
     return EligibleLeadersNotAvailable("the partition's only replica is not available")
 

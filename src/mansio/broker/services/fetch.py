@@ -1,14 +1,15 @@
-"""Fetch use case: read partitions for consumers and followers, at once or when there is something to read.
+"""Fetch service: reads partitions for consumers and followers.
 
-A fetch that finds less than `min_bytes` is parked with its partitions and repeated when one of them advances, or
-completed with what there is after `max_wait_ms`. A follower's fetch (in a cluster) reads to the end of the log and
-reports what the follower has flushed; parked, it is woken by appends and not by commits.
+A fetch that finds less than `min_bytes` is parked: it is repeated when one of its partitions gets more readable
+records, and completed with the records that it then finds after `max_wait_ms`. A follower's fetch (in a cluster) reads
+to the end of the log, and its offset reports what the follower has flushed. While it is parked, appends wake it; a
+consumer's fetch is woken by commits.
 
 Invariants:
-* No record at or above the partition's readable end is returned to a client.
+* A client gets only records below the readable end of the partition: the high watermark or last stable offset.
 * A parked fetch completes exactly once, or is cancelled.
-* The first batch of a result is returned even if it is larger than the limits (KIP-74), so that a reader always makes
-  progress.
+* The first batch of a result is returned even if it is larger than the byte limits (KIP-74), so that a reader always
+  makes progress.
 """
 
 from __future__ import annotations
@@ -34,17 +35,20 @@ if TYPE_CHECKING:
     TopicData = tuple[str | None, bytes | None, list["PartitionData"]]
 
 FOLLOWER_NOTIFY_DELAY_MS: Final = 50
-"""Followers may receive the metadata of a new leader this much later than the leader itself."""
+"""Delay after which the parked fetches of followers are completed once more when this broker has become leader:
+followers may receive the metadata of the election later than this broker."""
 
 NO_REPLICA: Final = -1
+"""Replica id in the fetch of a client."""
 
 FLUSH_WAIT_MS: Final = 500
-"""Time that a fetch which wants no wait waits for the flush of records that were acknowledged before it (acks=1), or
-for the verification of what is on disk."""
+"""Maximum time for which even a fetch with `max_wait_ms` 0 waits: for the flush of records that were acknowledged
+before it (acks=1), or for the verification of batches on disk."""
 
 
 class PartitionFetch(Protocol):
-    """What is requested of one partition. Epochs and the follower's log start offset are -1 where unknown."""
+    """The part of a fetch request that concerns one partition. Epochs, and the log start offset of a follower, are -1
+    if they are unknown."""
 
     @property
     def index(self) -> int: ...
@@ -61,9 +65,9 @@ class PartitionFetch(Protocol):
 
 
 class FetchRequest(Protocol):
-    """A fetch. `topics` are (name or None, id or None, [PartitionFetch]). Whether it is a follower's is no property of
-    the request: it depends on who may send it. `is_repair_read`: the replica reads batches that are damaged in its own
-    log; of a client it has no effect."""
+    """A fetch request. `topics`: (name or None, topic id or None, [PartitionFetch]). `is_repair_read`: a replica reads
+    batches that are damaged in its own log; without effect in the request of a client. The request itself does not tell
+    whether a follower sent it; this depends on the authenticated identity of the connection."""
 
     @property
     def max_wait_ms(self) -> int: ...
@@ -80,8 +84,8 @@ class FetchRequest(Protocol):
 
 
 class PartitionData(NamedTuple):
-    """Result for one partition. `records` is `size_bytes` long. `diverging` is (leader epoch, end offset) where a
-    follower's log diverges (KIP-595)."""
+    """Result of a fetch for one partition. `records` has `size_bytes` bytes. `diverging`: (leader epoch, end offset)
+    from which the follower's log diverges from this one (KIP-595), None if it does not."""
 
     partition: int
     error: MansioError | None = None
@@ -94,24 +98,26 @@ class PartitionData(NamedTuple):
 
 
 class FetchResult(NamedTuple):
-    """Result of one attempt. `is_urgent`: it contains an error, or news for a follower, and must be returned now.
+    """Result of reading all partitions of a fetch once.
 
-    `error` rejects the whole fetch. `group_commit` flushes the logs that a follower receives copies of. `is_pending`:
-    there are records that are verified or repaired first.
+    `is_urgent`: the result must be returned now, because it contains an error, or a log start offset or divergence
+    that the follower does not know yet. `error`: rejects the whole fetch. `group_commit`: flushes the logs of the
+    returned batches, for a follower. `is_pending`: records exist that can be returned only after they are verified or
+    repaired.
     """
 
     topics: list[TopicData]
     size_bytes: int
     is_urgent: bool
     error: MansioError | None = None
-    by_replica: bool = False
+    is_by_follower: bool = False
     group_commit: GroupCommit | None = None
     is_pending: bool = False
 
     @classmethod
-    def refused(cls, request: FetchRequest, error: MansioError) -> FetchResult:
-        """The whole fetch is rejected. Each partition has the error, too: before version 7 (KIP-227) a response has no
-        other place for it."""
+    def for_rejected_request(cls, request: FetchRequest, error: MansioError) -> FetchResult:
+        """Return the result of a fetch that is rejected as a whole. Each partition also has the error, because a
+        response has no other field for it before version 7 (KIP-227)."""
         topics: list[TopicData] = [
             (name, topic_id, [PartitionData(want.index, error) for want in wanted])
             for name, topic_id, wanted in request.topics
@@ -119,7 +125,7 @@ class FetchResult(NamedTuple):
         return cls(topics, 0, True, error)
 
     def without_records(self) -> FetchResult:
-        """The same result for a client that is throttled first (KIP-219)."""
+        """Return a copy of the result without records, for a client that must pause first (KIP-219)."""
         topics = [
             (name, topic_id, [one._replace(size_bytes=0, records=None) for one in partitions])
             for name, topic_id, partitions in self.topics
@@ -128,7 +134,7 @@ class FetchResult(NamedTuple):
 
 
 class FetchCounters:
-    """Incremented per fetch, never per record."""
+    """Counters of fetches and of fetched bytes; incremented per fetch, never per record."""
 
     __slots__ = ("fetched_bytes", "fetches")
 
@@ -136,7 +142,8 @@ class FetchCounters:
         self.fetches = 0
         self.fetched_bytes = 0
 
-    def fetched(self, size_bytes: int) -> None:
+    def count_fetch(self, size_bytes: int) -> None:
+        """Count one fetch that returned `size_bytes` bytes of records."""
         self.fetches += 1
         self.fetched_bytes += size_bytes
 
@@ -181,11 +188,12 @@ class FetchService:
         self.counters = FetchCounters()
         self.parked: dict[ParkedFetch, None] = {}
 
-    def begin(
+    def begin_fetch(
         self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
     ) -> tuple[FetchResult, bool]:
-        """Read every partition of a request that has just arrived. Returns the result, and whether it is final; if not,
-        the request is to be parked. `follower`: the authenticated broker that replicates with it; None for a client."""
+        """Read all partitions of a request that has just arrived. Return the result and whether it is final; if it is
+        not, the caller must `park` the request. `follower`: the authenticated broker that sent the request, None for a
+        client."""
         if follower is not None:
             return self._begin_for_replica(request, follower)
         result = self.read(request, client_id)
@@ -200,8 +208,9 @@ class FetchService:
         return result, is_final
 
     def _awaits_flush(self, request: FetchRequest, result: FetchResult) -> bool:
-        """There is nothing to read but what was acknowledged and is not flushed yet. A producer with acks=1 expects
-        that a consumer finds its record, and Kafka's brokers would return it."""
+        """Return whether the result is empty although records at the requested offsets are acknowledged (acks=1) and
+        not flushed yet. A producer with acks=1 expects that a consumer finds its record; Kafka's brokers would return
+        it."""
         if result.size_bytes:
             return False
         find = self._partitions.find
@@ -212,7 +221,8 @@ class FetchService:
         )
 
     def _begin_for_replica(self, request: FetchRequest, follower: BrokerIdentity) -> tuple[FetchResult, bool]:
-        """The same for a follower, whose response may be delayed to coalesce batches (`FetchCoalescer`)."""
+        """Like `begin_fetch`, for a follower, whose response may be delayed so that it carries more batches
+        (`FetchCoalescer`)."""
         if request.is_repair_read:
             return self._read_for_replica(request, follower, first=False), True
         pending_before = len(self._produce.pending)
@@ -231,8 +241,8 @@ class FetchService:
         on_done: Callable[[FetchResult], None],
         follower: BrokerIdentity | None = None,
     ) -> ParkedFetch:
-        """Wait for more to read: `on_done` is called once with the final result, later. `first` is the result of
-        `begin`."""
+        """Park a request until more can be read; `on_done` is called once, later, with the final result. `first`: the
+        result of `begin_fetch`."""
         parked = ParkedFetch(self, request, client_id, on_done, follower)
         parked.park(coalesce=follower is not None and first.size_bytes >= request.min_bytes)
         return parked
@@ -240,7 +250,7 @@ class FetchService:
     def read(
         self, request: FetchRequest, client_id: str | None, follower: BrokerIdentity | None = None
     ) -> FetchResult:
-        """Read every partition once, within the request's byte limits and the client's quota."""
+        """Read all partitions once, within the byte limits of the request and the client's quota."""
         if follower is not None:
             return self._read_for_replica(request, follower, first=False)
         remaining = min(request.max_bytes, self._response_bytes_max)
@@ -263,7 +273,7 @@ class FetchService:
                         records = partition.read(
                             want.fetch_offset, min(remaining, want.max_bytes), isolation_level
                         )
-                except VerificationPending:  # woken when it is done
+                except VerificationPending:  # the end of the verification wakes the parked fetch
                     records, is_pending = None, True
                 except MansioError as error:
                     has_error = True
@@ -291,12 +301,13 @@ class FetchService:
     def _read_for_replica(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
     ) -> FetchResult:
-        """Read for a follower. The whole fetch is rejected if its broker has another session by now, or none known
-        here: two processes, and two disks, may then have its broker id. `first`: the request has just arrived."""
+        """Read for a follower. The whole fetch is rejected unless `follower` is a current session according to the
+        metadata: otherwise two processes with two disks may have its broker id. `first`: the request has just
+        arrived."""
         node_id, broker_epoch = follower
-        if not self._authenticator.is_current(follower):
+        if not self._authenticator.is_current_session(follower):
             stale = StaleBrokerEpoch(f"broker {node_id} has another session than epoch {broker_epoch}")
-            return FetchResult([], 0, True, stale, by_replica=True)
+            return FetchResult([], 0, True, stale, is_by_follower=True)
         remaining = min(request.max_bytes, self._response_bytes_max)
         total = 0
         group_commit = None
@@ -343,31 +354,32 @@ class FetchService:
                     )
                 )
             topics.append((name, topic_id, results))
-        return FetchResult(topics, total, is_urgent, by_replica=True, group_commit=group_commit)
+        return FetchResult(topics, total, is_urgent, is_by_follower=True, group_commit=group_commit)
 
-    def answer_followers(self) -> None:
-        """Complete the parked fetches of followers, because this broker has become leader of a partition: their next
-        fetches include it. Repeated after `FOLLOWER_NOTIFY_DELAY_MS` for followers that receive the metadata later."""
+    def complete_follower_fetches(self) -> None:
+        """Complete the parked fetches of followers, because this broker has become leader of a partition, which the
+        next fetches of the followers include. This is repeated after `FOLLOWER_NOTIFY_DELAY_MS` for followers that
+        receive the metadata later."""
         if not self._follower_notification_scheduled:
             self._follower_notification_scheduled = True
             for delay_ms, last in ((0, False), (FOLLOWER_NOTIFY_DELAY_MS, True)):
-                self._scheduler.call_later(delay_ms, self._answer_followers, last)
+                self._scheduler.call_later(delay_ms, self._complete_follower_fetches, last)
 
-    def _answer_followers(self, last: bool) -> None:
+    def _complete_follower_fetches(self, last: bool) -> None:
         if last:
             self._follower_notification_scheduled = False
         for parked in tuple(self.parked):
-            if parked.by_replica:
+            if parked.is_by_follower:
                 parked.complete_now()
 
     def stop(self) -> None:
-        """Complete every parked fetch with what there is: the broker stops."""
+        """Complete all parked fetches with the records that are available, because the broker stops."""
         for parked in tuple(self.parked):
             parked.complete_now()
 
 
 class ParkedFetch:
-    """A fetch that waits for more to read, for its timeout, or for the broker to stop."""
+    """A fetch that waits until more can be read, its timeout expires, or the broker stops."""
 
     __slots__ = (
         "_client_id",
@@ -379,7 +391,7 @@ class ParkedFetch:
         "_service",
         "_timer",
         "_woken",
-        "by_replica",
+        "is_by_follower",
     )
 
     def __init__(
@@ -399,19 +411,20 @@ class ParkedFetch:
         self._woken = False
         self._coalesces = False
         self._follower = follower
-        self.by_replica = follower is not None
+        self.is_by_follower = follower is not None
 
     def park(self, *, coalesce: bool = False) -> None:
-        """Start to wait. `coalesce`: a follower's fetch that has found something and is only delayed.
+        """Start to wait. `coalesce`: the fetch of a follower has found batches, and waits only for more of them.
 
-        A request that names a partition several times does not wait: each append would repeat the whole fetch for each.
+        A request that names a partition more than once does not wait: otherwise an append would wake it once for each
+        time the partition is named.
         """
         service = self._service
         named = 0
         for name, topic_id, wanted in self._request.topics:
             for want in wanted:
                 partition = service._partitions.find(name, topic_id, want.index)
-                if self.by_replica:
+                if self.is_by_follower:
                     partition.park_follower(self.wake)
                 else:
                     partition.park(self.wake)
@@ -428,13 +441,14 @@ class ParkedFetch:
         service.parked[self] = None
 
     def wake(self) -> None:
-        """A partition has advanced. Everything that advances in this iteration of the loop is read once, at its end."""
+        """Repeat the fetch at the end of this iteration of the event loop, because a partition has advanced. Several
+        calls in one iteration repeat it once."""
         if not self._woken:
             self._woken = True
             self._service._scheduler.call_soon(self._retry)
 
     def complete_now(self) -> None:
-        """Complete with what there is."""
+        """Complete the fetch with the records that are available now."""
         if self._timer is not None:
             self._complete(self._service.read(self._request, self._client_id, self._follower))
 
@@ -444,7 +458,7 @@ class ParkedFetch:
             self._timer.cancel()
             self._timer = None
         for partition in self._partitions:
-            if self.by_replica:
+            if self.is_by_follower:
                 partition.unpark_follower(self.wake)
             else:
                 partition.unpark(self.wake)
@@ -464,15 +478,15 @@ class ParkedFetch:
         if result.is_urgent:
             self._complete(result)
         elif result.size_bytes >= self._request.min_bytes:
-            if self.by_replica and coalescer.should_wait(result.size_bytes):
+            if self.is_by_follower and coalescer.should_wait(result.size_bytes):
                 self._coalesce()
             else:
                 self._complete(result)
-        elif result.size_bytes and self._request.max_wait_ms <= 0:  # it waited for a flush only
+        elif result.size_bytes and self._request.max_wait_ms <= 0:  # the fetch waited only for a flush
             self._complete(result)
 
     def _coalesce(self) -> None:
-        """There is something for a follower; complete when the round is full, after `WAIT_MS` at the latest."""
+        """Wait for more batches for the follower: until the coalescer is full, `WAIT_MS` at most."""
         assert self._timer is not None
         self._coalesces = True
         self._timer.cancel()
@@ -488,7 +502,8 @@ class ParkedFetch:
 
 
 def _replica_error(partition: Partition | None, index: int, error: MansioError) -> PartitionData:
-    """A follower whose offset is out of range is sent the start of this log."""
+    """Return the result of a partition with an error. If the follower's offset is out of range, the result also has the
+    high watermark and the start offset of this log."""
     if partition is None or not isinstance(error, OffsetOutOfRange):
         return PartitionData(index, error)
     return PartitionData(

@@ -1,7 +1,7 @@
-"""Groups and committed offsets: use cases for every protocol.
+"""Group service: membership, committed offsets, description and deletion of groups.
 
-Validates requests, calls the group coordinator, and maps errors of `__consumer_offsets` to errors that clients of a
-coordinator handle.
+Validates requests, calls the group coordinator, and replaces errors of the `__consumer_offsets` log by the errors of a
+coordinator, which clients handle.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ if TYPE_CHECKING:
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 MEMBER_BYTES_MAX: Final = 255
-"""Maximum length of a member id of a share group, which is kept with every leased range."""
+"""Maximum length of a share group member's id in bytes. The id is stored with every leased range."""
 
 TOPIC_NAMES_MAX: Final = 10_000
-"""Topic names in the subscription of one member; larger subscriptions use a regular expression."""
+"""Maximum number of topic names in the subscription of one member; larger subscriptions need a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeavingMember:
-    """A member of a classic group that leaves; a static member may be identified by its instance id alone."""
+    """A member of a classic group that leaves. A static member may be identified by its instance id alone; its
+    `member_id` is then empty."""
 
     member_id: str
     instance_id: str | None
@@ -58,8 +59,9 @@ class GroupService:
         self._node_id = node_id
 
     async def find_coordinator(self, group_id: str) -> BrokerState | None:
-        """The broker that coordinates a group; None if it is this broker. Creates `__consumer_offsets` if needed, as in
-        Kafka: some clients wait until it exists. Raises `InvalidGroupId`, `CoordinatorNotAvailable`."""
+        """Return the broker that coordinates a group; None if it is this broker. Creates `__consumer_offsets` if it
+        does not exist, as Kafka does, because some clients wait until it exists. Raises `InvalidGroupId`,
+        `CoordinatorNotAvailable`."""
         check_group_id(group_id)
         coordinator = self._coordinator
         await coordinator.ready()
@@ -73,20 +75,23 @@ class GroupService:
     # ------------------------------------------------------------------ membership
 
     async def join(self, group_id: str, request: Join) -> JoinResponse:
-        """Add a classic member; returns at the end of the rebalance. Raises as `GroupCoordinator.join`."""
+        """Add a member to a classic group; return at the end of the rebalance. Raises the errors of
+        `GroupCoordinator.join`."""
         return await self._coordinator.join(group_id, request)
 
     async def sync(self, group_id: str, request: Sync) -> SyncResponse:
-        """Return the assignment of a classic member. Raises as `GroupCoordinator.sync`."""
+        """Return the assignment of a member of a classic group, once it is known. Raises the errors of
+        `GroupCoordinator.sync`."""
         return await self._coordinator.sync(group_id, request)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
-        """Extend the session of a classic member. Raises `RebalanceInProgress` when it has to rejoin."""
+        """Extend the session of a member of a classic group. Raises `RebalanceInProgress` if the member has to rejoin,
+        and the other errors of `GroupCoordinator.heartbeat`."""
         self._coordinator.heartbeat(group_id, member_id, instance_id, generation)
 
     def leave(self, group_id: str, members: Iterable[LeavingMember]) -> list[MansioError | None]:
-        """Remove classic members. Returns the error of each member, or None. Raises `InvalidGroupId`, and
-        `NotCoordinator` and the like, which concern all of them."""
+        """Remove members of a classic group. Return the error of each member, or None. Raises errors that concern all
+        members: `InvalidGroupId`, and errors of the coordinator such as `NotCoordinator`."""
         check_group_id(group_id)
         self._coordinator.store.find(group_id)
         errors: list[MansioError | None] = []
@@ -100,24 +105,24 @@ class GroupService:
         return errors
 
     def new_member_id(self) -> str:
-        """Generate an id for a member of the consumer protocol that has none."""
+        """Generate an id for a new member of a consumer group."""
         return self._coordinator.new_member_id()
 
     async def consumer_heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatResponse:
-        """Handle a heartbeat of the consumer protocol; returns once its changes are committed. Raises `InvalidRequest`,
-        and as `ConsumerGroups.heartbeat`."""
+        """Process a heartbeat of a member of a consumer group (KIP-848); return once its changes are committed. Raises
+        `InvalidRequest`, and the errors of `ConsumerGroups.heartbeat`."""
         _check_heartbeat(request)
         return await self._coordinator.consumer_heartbeat(group_id, request)
 
     async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResponse:
-        """Handle a heartbeat of a member of a share group (KIP-932); returns once its changes are committed. Raises
-        `InvalidRequest`, and as `ShareGroups.heartbeat`."""
+        """Process a heartbeat of a member of a share group (KIP-932); return once its changes are committed. Raises
+        `InvalidRequest`, and the errors of `ShareGroups.heartbeat`."""
         if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
             raise InvalidRequest(f"a member id has at most {MEMBER_BYTES_MAX} bytes")
         if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
-            raise InvalidRequest("a rack is null or has a name")
+            raise InvalidRequest(f"a rack id must be null or have 1 to {NAME_BYTES_MAX} bytes")
         if request.topic_names is not None and len(request.topic_names) > TOPIC_NAMES_MAX:
-            raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics")
+            raise InvalidRequest(f"a member may subscribe to at most {TOPIC_NAMES_MAX} topics")
         return await self._coordinator.share_heartbeat(group_id, request)
 
     # ------------------------------------------------------------------ offsets
@@ -131,7 +136,7 @@ class GroupService:
         instance_id: str | None = None,
         generation: int = -1,
     ) -> list[MansioError | None]:
-        """Commit offsets; returns the error of each one, or None, when the others are durable. Raises as
+        """Commit offsets. Return the error of each offset, or None once the offset is durable. Raises the errors of
         `OffsetManager.commit`."""
         with coordinator_errors():
             return await self._coordinator.offsets.commit(
@@ -141,49 +146,52 @@ class GroupService:
     async def fetch_offsets(
         self,
         group_id: str,
-        wanted: Iterable[tuple[str, int]] | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
         *,
         member_id: str = "",
         member_epoch: int = -1,
     ) -> dict[tuple[str, int], CommittedOffset]:
-        """The committed offsets of the wanted partitions, or of all. Raises as `OffsetManager.fetch`."""
+        """Return the committed offsets of `partitions`, or of all partitions if it is None. Raises the errors of
+        `OffsetManager.fetch`."""
         with coordinator_errors():
             return await self._coordinator.offsets.fetch(
-                group_id, wanted, member_id=member_id, member_epoch=member_epoch
+                group_id, partitions, member_id=member_id, member_epoch=member_epoch
             )
 
     async def delete_offsets(
-        self, group_id: str, wanted: Sequence[tuple[str, int]]
+        self, group_id: str, partitions: Sequence[tuple[str, int]]
     ) -> list[MansioError | None]:
-        """Delete committed offsets; returns the error of each partition, or None. Raises as `OffsetManager.delete`."""
+        """Delete committed offsets. Return the error of each partition, or None. Raises the errors of
+        `OffsetManager.delete`."""
         with coordinator_errors():
-            return await self._coordinator.offsets.delete(group_id, wanted)
+            return await self._coordinator.offsets.delete(group_id, partitions)
 
     # ------------------------------------------------------------------ administration
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """The groups that this broker coordinates, filtered by state and type. Raises `CoordinatorLoadInProgress`."""
+        """List the groups that this broker coordinates and whose state and type are in `states` and `types`; an empty
+        collection does not filter. Raises `CoordinatorLoadInProgress`."""
         led = self._coordinator.led_partitions(self._node_id)
         return self._coordinator.inspection.list_groups(states, types, led=led)
 
     def describe(self, group_id: str) -> DescribedGroup:
-        """A classic group; a group that does not exist has the state Dead. Raises `InvalidGroupId` and the errors
-        of the coordinator."""
+        """Describe a classic group; the state of a group that does not exist is Dead. Raises `InvalidGroupId` and
+        errors of the coordinator."""
         check_group_id(group_id)
         return self._coordinator.inspection.describe(group_id)
 
     def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
-        """A consumer group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
+        """Describe a consumer group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
         check_group_id(group_id)
         return self._coordinator.inspection.describe_consumer(group_id)
 
     def describe_share_group(self, group_id: str) -> DescribedShareGroup:
-        """A share group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
+        """Describe a share group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
         check_group_id(group_id)
         return self._coordinator.share_groups.describe(group_id)
 
     def topic_name(self, topic_id: bytes) -> str | None:
-        """Name of a topic of an assignment; None if the topic was deleted."""
+        """Return the name of a topic that is assigned to a member; None if the topic was deleted."""
         return self._coordinator.topic_resolver.name_of(topic_id)
 
     async def delete(self, group_ids: Iterable[str]) -> list[MansioError | None]:
@@ -200,7 +208,7 @@ class GroupService:
 
 
 def _check_heartbeat(request: Heartbeat) -> None:
-    """Raise `InvalidRequest` for what no group accepts."""
+    """Raise `InvalidRequest` if the heartbeat has a value that is invalid in every group."""
     names = (request.instance_id, request.rack_id, request.assignor, request.topic_regex)
     if any(len(name.encode()) > NAME_BYTES_MAX for name in (request.member_id, *names) if name):
         raise InvalidRequest("a name is too long")

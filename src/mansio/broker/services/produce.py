@@ -1,16 +1,17 @@
-"""Produce use case: append batches to partitions and complete when they are committed.
+"""Produce service: appends batches to partitions, and tracks the requests that wait for their commit.
 
-acks=0 and acks=1 complete when the batch is in the operating system's page cache, acks=all when it is flushed on every
-in-sync replica. Each partition's batch succeeds or fails on its own.
+A request with acks=0 or acks=1 is complete when its batches are in the operating system's page cache, with acks=all
+when they are flushed on every in-sync replica. The batch of each partition succeeds or fails on its own.
 
-Hot path: `append` does not create an object per batch beyond the result of the log; `PendingAppend` is one object per
-batch that waits. `begin` serves requests with several partitions, and topics whose batches are recompressed on append:
-these may be appended later, and complete then, whatever the acks.
+Hot path: `ProduceService.append` creates no object per batch except the result of the log; a batch that waits needs
+one object, a `PendingAppend`. `ProduceService.begin_produce` is for requests with several partitions, and for topics
+whose batches are recompressed. Such batches may be appended later; the request is complete only then, even with acks=0
+or acks=1.
 
 Invariants:
-* The caller's buffers are only read until `append` or `begin` returns.
-* A pending produce completes exactly once: all batches committed or failed, or its timeout is over. `cancel` ends the
-  waiting, never the append.
+* The caller's buffers are not read after `append` or `begin_produce` has returned.
+* A pending request completes exactly once: when all batches are committed or failed, or when its timeout expires.
+  `cancel` ends the waiting, never the append.
 """
 
 from __future__ import annotations
@@ -46,20 +47,20 @@ ACKS_ALL: Final = -1
 ACKS_NONE: Final = 0
 
 TIMEOUT_CHECK_INTERVAL_MS: Final = 1000
-"""Interval at which the owner of the service has to call `expire`."""
+"""Interval at which the listener must call `ProduceService.time_out_requests`."""
 
-CODEC_POSITION: Final = 22  # the byte of a batch's attributes that contains the codec
+ATTRIBUTES_BYTE_POSITION: Final = 22  # position in a batch of the byte that contains the codec
 CODEC_MASK: Final = 7
 
-TIMED_OUT: Final = "the batch was appended, but was not committed in time"
-NOT_APPENDED_IN_TIME: Final = "the batch was not appended in time, and may be appended later"
+TIMED_OUT_MESSAGE: Final = "the batch was appended, but was not committed in time"
+NOT_APPENDED_IN_TIME_MESSAGE: Final = "the batch was not appended in time, and may be appended later"
 
-NOT_APPENDED: Final = -1
-"""As the end offset of a batch that is not appended yet."""
+NOT_APPENDED_OFFSET: Final = -1
+"""End offset of a batch that is not appended yet."""
 
 
 class ProduceCounters:
-    """Incremented per batch, never per record."""
+    """Counters of appended and rejected batches; incremented per batch, never per record."""
 
     __slots__ = ("appended_batches", "appended_bytes", "rejected_batches")
 
@@ -70,7 +71,8 @@ class ProduceCounters:
 
 
 class RecompressionRequired(Exception):
-    """A batch for this partition has to be appended through the `Recompressor`; nothing was done."""
+    """The caller must append the batch through `ProduceService.begin_produce`, because it has to be recompressed.
+    Nothing was appended."""
 
     def __init__(self, partition: Partition) -> None:
         super().__init__(partition.name)
@@ -78,8 +80,8 @@ class RecompressionRequired(Exception):
 
 
 class BatchResult(NamedTuple):
-    """Result of one partition's batch. With `error` the offsets are -1. `append_time_ms` is -1 unless the topic uses
-    log-append time."""
+    """Result of the batch of one partition. If it has an `error`, its offsets are -1. `append_time_ms` is -1 unless the
+    topic uses log-append time."""
 
     partition: int
     error: MansioError | None = None
@@ -102,7 +104,7 @@ class ProduceService:
         statistics: Statistics,
         wait_ms_max: int,
     ) -> None:
-        """`wait_ms_max` bounds the timeout of a request, in ms."""
+        """`wait_ms_max`: upper bound of the timeout of a request."""
         self._partitions = partitions
         self._scheduler = scheduler
         self._statistics = statistics
@@ -122,10 +124,10 @@ class ProduceService:
         acks: int,
         allow_zstd: bool = True,
     ) -> tuple[Partition, AppendResult]:
-        """Append one batch to a partition, which is named by the topic's name or id.
+        """Append one batch to partition `index` of the topic with this name or, if `topic` is None, id.
 
-        With acks=all the caller waits for the commit (`PendingAppend`). Raises the `MansioError` for which the batch is
-        rejected, and `RecompressionRequired`, after which the caller calls `begin`.
+        With acks=all the caller must wait for the commit (`PendingAppend`). Raises the `MansioError` for which the
+        batch is rejected, and `RecompressionRequired` if the caller must use `begin_produce` instead.
         """
         counters = self.counters
         try:
@@ -146,7 +148,7 @@ class ProduceService:
         counters.appended_bytes += len(records)
         return partition, appended
 
-    def begin(
+    def begin_produce(
         self,
         topics: Sequence[TopicBatches],
         *,
@@ -154,9 +156,11 @@ class ProduceService:
         allow_zstd: bool = True,
         client: Hashable = None,
     ) -> PendingProduce:
-        """Append all batches. The result is complete unless a batch is being recompressed, or acks=all and it is not
-        committed yet; then call `PendingProduce.wait`. `allow_zstd` False: the client's protocol version excludes zstd
-        (KIP-110). `client`: whose share of the recompression queue the batches take; None for the broker's own."""
+        """Append the batches of a request. If the result is not complete, the caller must call `PendingProduce.wait`: a
+        batch is being recompressed, or acks=all and a batch is not committed yet.
+
+        `allow_zstd` False: reject zstd, because the protocol version of the request excludes it (KIP-110). `client`:
+        the client whose share of the recompression queue is used; None for batches of the broker itself."""
         pending = PendingProduce(self)
         for name, topic_id, entries in topics:
             results: list[BatchResult] = []
@@ -175,7 +179,7 @@ class ProduceService:
                     continue
                 base_offset, end_offset, append_time_ms, _ = appended
                 if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
-                    pending.add(partition, end_offset, len(pending.results) - 1, len(results))
+                    pending.add_pending_batch(partition, end_offset, len(pending.results) - 1, len(results))
                 results.append(
                     BatchResult(index, None, base_offset, append_time_ms, partition.log.start_offset)
                 )
@@ -184,10 +188,10 @@ class ProduceService:
     def _append_recompressed(
         self, pending: PendingProduce, partition: Partition, records: Buffer, acks: int, client: Hashable
     ) -> None:
-        """Append a batch, now or later; its result is the last one of `pending`."""
+        """Append a batch after its recompression, now or later. Its result is the last one of `pending`."""
         pending.is_recompressed = True
-        waiting = pending.add(
-            partition, NOT_APPENDED, len(pending.results) - 1, len(pending.results[-1][2]) - 1
+        waiting = pending.add_pending_batch(
+            partition, NOT_APPENDED_OFFSET, len(pending.results) - 1, len(pending.results[-1][2]) - 1
         )
         size = len(records)
 
@@ -197,7 +201,7 @@ class ProduceService:
             else:
                 self.counters.appended_batches += 1
                 self.counters.appended_bytes += size
-            pending.appended(waiting, outcome, is_committed_awaited=acks == ACKS_ALL)
+            pending.record_outcome(waiting, outcome, awaits_commit=acks == ACKS_ALL)
 
         urgent = acks == ACKS_ALL
         self._partitions.recompressor.append(
@@ -207,8 +211,8 @@ class ProduceService:
     async def produce(
         self, topics: Sequence[TopicBatches], *, acks: int, timeout_ms: int
     ) -> list[TopicResults]:
-        """Append all batches and return their results when all are complete, or after `timeout_ms`."""
-        pending = self.begin(topics, acks=acks)
+        """Append all batches; return their results when all are committed or failed, or after `timeout_ms`."""
+        pending = self.begin_produce(topics, acks=acks)
         if not pending.is_complete:
             promise: Promise[None] = self._scheduler.promise()
 
@@ -223,19 +227,20 @@ class ProduceService:
                 pending.cancel()
         return pending.results
 
-    def deadline(self, timeout_ms: int) -> float:
-        """Monotonic seconds at which a request that arrives now times out after `timeout_ms` (bounded). Late by at most
-        `TIMEOUT_CHECK_INTERVAL_MS`, never early."""
+    def deadline_after(self, timeout_ms: int) -> float:
+        """Return the deadline, in monotonic seconds, of a request that arrives now; `timeout_ms` is bounded by the
+        service. The deadline is late by at most `TIMEOUT_CHECK_INTERVAL_MS`, never early."""
         return self._now + (TIMEOUT_CHECK_INTERVAL_MS + min(timeout_ms, self._wait_ms_max)) / 1000
 
-    def stopwatch(self) -> Stopwatch | None:
-        """Measures the time to the acknowledgement for one batch in `SAMPLE_EVERY`; None for the others."""
+    def start_stopwatch(self) -> Stopwatch | None:
+        """Start to measure the time until the acknowledgement, for one batch in `SAMPLE_EVERY`; return None for the
+        others."""
         if self.counters.appended_batches & SAMPLE_MASK:
             return None
-        return self._statistics.time(self._statistics.acknowledge)
+        return self._statistics.start_stopwatch(self._statistics.acknowledge_latency)
 
-    def expire(self, now: float) -> None:
-        """Time out every request whose deadline has passed. `now` is monotonic seconds; to be called every
+    def time_out_requests(self, now: float) -> None:
+        """Time out all requests whose deadline has passed. `now`: monotonic seconds. The listener must call this every
         `TIMEOUT_CHECK_INTERVAL_MS`."""
         self._now = now
         for pending in [one for one in self.pending if one.deadline <= now]:
@@ -245,8 +250,8 @@ class ProduceService:
 class PendingAppend:
     """One batch that is appended with acks=all and not committed yet.
 
-    `context` and `response` belong to the caller, which needs no object of its own per batch: `on_done(pending, error)`
-    may call `respond`.
+    `context` and `response` are for the caller, so that it needs no object of its own per batch. The callback
+    `on_done(pending, error)` may set the response with `respond`.
     """
 
     __slots__ = ("_on_done", "_pending", "_stopwatch", "context", "deadline", "response")
@@ -261,13 +266,15 @@ class PendingAppend:
         self._on_done = on_done
         self._pending = service.pending
         self._pending[self] = None
-        self._stopwatch = None if service.counters.appended_batches & SAMPLE_MASK else service.stopwatch()
+        self._stopwatch = (
+            None if service.counters.appended_batches & SAMPLE_MASK else service.start_stopwatch()
+        )
         self.context = context
-        self.deadline = service.deadline(timeout_ms)
+        self.deadline = service.deadline_after(timeout_ms)
         self.response: Any = None
 
     def complete(self, error: MansioError | None) -> None:
-        """The batch is committed, or failed."""
+        """Report that the batch is committed or, with `error`, that it failed. Has no effect after a timeout."""
         if self._pending.pop(self, False) is False:
             return  # timed out before
         if self._stopwatch is not None:
@@ -278,11 +285,11 @@ class PendingAppend:
         self.response = response
 
     def time_out(self) -> None:
-        self.complete(RequestTimedOut(TIMED_OUT))
+        self.complete(RequestTimedOut(TIMED_OUT_MESSAGE))
 
 
 class _Wait(NamedTuple):
-    """One batch that is not committed yet, or not appended yet, and the position of its result."""
+    """One batch that is not committed yet, or not even appended, and the position of its result."""
 
     partition: Partition
     end_offset: int
@@ -291,9 +298,10 @@ class _Wait(NamedTuple):
 
 
 class PendingProduce:
-    """A produce request with several batches. `response` belongs to the caller, as in `PendingAppend`.
+    """A produce request with several batches. `response` is for the caller, as in `PendingAppend`.
 
-    A batch's outcome is stored when its own wait ends: when the last wait ends, other records may be at its offsets.
+    The outcome of each batch is stored when its own wait ends. When the last wait ends, it could not be determined any
+    more: other records may be at the offsets of the batch.
     """
 
     __slots__ = (
@@ -312,31 +320,34 @@ class PendingProduce:
         self._service = service
         self._ended = False
         self.is_recompressed = False
-        """A batch was passed to the `Recompressor`."""
+        """Whether any batch was passed to the `Recompressor`."""
         self._waits: dict[_Wait, None] = {}
         self._on_done: Callable[[PendingProduce], None] | None = None
         self._stopwatch: Stopwatch | None = None
         self.results: list[TopicResults] = []
-        """Results so far, in the order of the request; final once complete."""
+        """Results in the order of the request; final once `is_complete`."""
         self.deadline = 0.0
         self.response: Any = None
 
     @property
     def is_complete(self) -> bool:
-        """Every batch is committed or failed."""
+        """Whether every batch is committed or failed."""
         return not self._waits
 
-    def add(self, partition: Partition, end_offset: int, topic_position: int, position: int) -> _Wait:
-        """Register a batch that is not committed yet, and the position of its result in `results`. `end_offset` is
-        `NOT_APPENDED` if it is not appended yet."""
+    def add_pending_batch(
+        self, partition: Partition, end_offset: int, topic_position: int, position: int
+    ) -> _Wait:
+        """Register a batch that is not committed yet, with the position of its result in `results`. `end_offset`:
+        `NOT_APPENDED_OFFSET` if the batch is not appended yet."""
         wait = _Wait(partition, end_offset, topic_position, position)
         self._waits[wait] = None
         return wait
 
-    def appended(
-        self, wait: _Wait, outcome: AppendResult | MansioError, *, is_committed_awaited: bool
+    def record_outcome(
+        self, wait: _Wait, outcome: AppendResult | MansioError, *, awaits_commit: bool
     ) -> None:
-        """A batch that was registered as not appended is appended, or rejected."""
+        """Record the outcome of a batch that was registered with `NOT_APPENDED_OFFSET`: it was appended, or it was
+        rejected. `awaits_commit`: the request also waits for the commit of the batch."""
         if self._ended:
             return
         if isinstance(outcome, MansioError):
@@ -348,8 +359,8 @@ class PendingProduce:
             results[position] = BatchResult(
                 results[position].partition, None, base_offset, append_time_ms, partition.log.start_offset
             )
-            if is_committed_awaited and end_offset > partition.replica.high_watermark:
-                following = self.add(partition, end_offset, topic_position, position)
+            if awaits_commit and end_offset > partition.replica.high_watermark:
+                following = self.add_pending_batch(partition, end_offset, topic_position, position)
                 if self._on_done is not None:
                     self._wait_committed(following)
         del self._waits[wait]
@@ -357,22 +368,25 @@ class PendingProduce:
             self._finish()
 
     def wait(self, timeout_ms: int, on_done: Callable[[PendingProduce], None]) -> None:
-        """Call `on_done` once when every batch is committed or failed, or after `timeout_ms`; maybe immediately."""
+        """Call `on_done` once when every batch is committed or failed, or after `timeout_ms`; possibly before this
+        returns."""
         service = self._service
         self._on_done = on_done
-        self.deadline = service.deadline(timeout_ms)
-        self._stopwatch = service.stopwatch()
+        self.deadline = service.deadline_after(timeout_ms)
+        self._stopwatch = service.start_stopwatch()
         service.pending[self] = None
         for wait in tuple(self._waits):
-            if wait.end_offset != NOT_APPENDED:
+            if wait.end_offset != NOT_APPENDED_OFFSET:
                 self._wait_committed(wait)
         if not self._waits and not self._ended:  # the last one was appended before this call
             self._finish()
 
     def time_out(self) -> None:
-        """Fail the batches that are still waiting."""
+        """End the request; the batches that are not committed get an error."""
         for wait in self._waits:
-            reason = NOT_APPENDED_IN_TIME if wait.end_offset == NOT_APPENDED else TIMED_OUT
+            reason = (
+                NOT_APPENDED_IN_TIME_MESSAGE if wait.end_offset == NOT_APPENDED_OFFSET else TIMED_OUT_MESSAGE
+            )
             self._fail(wait, wait.partition.failure or RequestTimedOut(reason))
         self._finish()
 
@@ -380,7 +394,7 @@ class PendingProduce:
         self.response = response
 
     def cancel(self) -> None:
-        """Stop waiting; the batches stay appended, or are appended later."""
+        """Stop waiting without a call of `on_done`; the batches stay appended, or are appended later."""
         self._ended = True
         self._on_done = None
         self._service.pending.pop(self, None)
@@ -413,4 +427,7 @@ class PendingProduce:
 
 
 def _is_zstd(records: Buffer) -> bool:
-    return len(records) > CODEC_POSITION and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD
+    return (
+        len(records) > ATTRIBUTES_BYTE_POSITION
+        and records[ATTRIBUTES_BYTE_POSITION] & CODEC_MASK == Codec.ZSTD
+    )

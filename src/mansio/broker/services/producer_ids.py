@@ -1,7 +1,7 @@
 """Producer-id allocation in blocks from the metadata store.
 
-Invariant: a block is taken by compare-and-set before any of its ids is used, so no id is assigned twice in the life of
-the cluster, whatever crashes. Unused ids of a block are skipped.
+Invariant: a broker reserves a block of ids by compare-and-set before it assigns any of them, so that no id is ever
+assigned twice in a cluster. Ids of a block that are unassigned when the broker stops or crashes are not used.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 ATTEMPTS_MAX: Final = 20
+"""How often a block is requested if other brokers reserve blocks concurrently."""
+
 IDS_PER_BLOCK: Final = 1000
 
 
 class ProducerIdAllocator:
-    """Assigns producer ids of this broker's blocks."""
+    """Assigns producer ids from blocks that are reserved for this broker."""
 
     __slots__ = ("_end", "_key", "_next", "_random", "_store")
 
@@ -32,7 +34,8 @@ class ProducerIdAllocator:
         self._end = 0
 
     async def new_producer_id(self) -> int:
-        """A producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`, `Unavailable`."""
+        """Return a producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`,
+        `Unavailable`."""
         if self._next == self._end:
             first = await self.take_block(IDS_PER_BLOCK)
             if self._next == self._end:  # no other caller took a block meanwhile
@@ -42,7 +45,8 @@ class ProducerIdAllocator:
         return producer_id
 
     async def take_block(self, count: int) -> int:
-        """Take `count` consecutive ids for this broker; returns the first."""
+        """Reserve `count` consecutive ids for this broker; return the first. Raises `ConcurrentChange`, `StorageError`,
+        `Unavailable`."""
         for _ in range(ATTEMPTS_MAX):
             entry = await self._store.get(self._key)
             first = decode(entry.key, entry.value)["next"] if entry else 0
@@ -54,4 +58,4 @@ class ProducerIdAllocator:
                     return int(first)
             except ConcurrentChange:
                 continue
-        raise ConcurrentChange(f"other brokers took producer ids {ATTEMPTS_MAX} times before this one could")
+        raise ConcurrentChange(f"other brokers reserved producer ids concurrently in {ATTEMPTS_MAX} attempts")

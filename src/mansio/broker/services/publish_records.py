@@ -1,11 +1,12 @@
-"""Publish use case: decoded records to a topic, for protocols whose clients do not build record batches.
+"""Publish service: appends single records to a topic, for protocols whose clients do not build record batches.
 
-Chooses the partition of each record as Kafka's clients do (murmur2 of the key; without a key sticky, KIP-480), encodes
-batches and appends them through `ProduceService`. Every record has a result of its own.
+Chooses the partition of each record as Kafka's clients do (murmur2 of the key; records without a key go to one
+partition per batch, KIP-480), encodes batches, and appends them through `ProduceService`. Every record has its own
+result.
 
 Invariants:
-* Records of one partition are appended in the order of the call.
-* The bytes of a call and the number of its records are bounded.
+* Records of one partition are appended in the order in which the caller passes them.
+* The number of records in a call and their bytes are bounded.
 * `cancel`, a timeout and a cancelled `publish_records` end the waiting, never the append.
 """
 
@@ -44,22 +45,23 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import NewRecord as BatchRecord
 
 RECORDS_MAX: Final = 10_000
-"""Records of one call."""
+"""Maximum number of records in one call."""
 
 RECORD_OVERHEAD_BYTES_MAX: Final = 40
-"""Upper bound of a record's bytes apart from key, value and headers: lengths, deltas and attributes as varints."""
+"""Upper bound of the bytes of an encoded record without key, value and headers: lengths, deltas and attributes."""
 
 HEADER_OVERHEAD_BYTES_MAX: Final = 10
-"""Upper bound of the lengths of one header."""
+"""Upper bound of the bytes of the two length fields of one header."""
 
 TIMESTAMP_MS_MAX: Final = (1 << 63) - 1
 NO_PARTITION: Final = -1
+"""Partition in the result of a record for which no partition was chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordToPublish:
-    """A record for a topic. `timestamp_ms` is since the epoch, None for the broker's clock; `partition` None lets the
-    service choose it."""
+    """A record to be appended to a topic. `timestamp_ms`: since the Unix epoch, None for the broker's clock.
+    `partition`: None lets the service choose it."""
 
     value: bytes | None
     key: bytes | None = None
@@ -70,9 +72,9 @@ class RecordToPublish:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRecord:
-    """Result of one record: its position and its stored timestamp, or the error for which it was not published.
+    """Result of one record: its partition, offset and stored timestamp, or its error.
 
-    With `RequestTimedOut` and the errors of replication the record may be stored nevertheless.
+    If the error is `RequestTimedOut` or an error of replication, the record may be stored nevertheless.
     """
 
     partition: int = NO_PARTITION
@@ -83,7 +85,7 @@ class PublishedRecord:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """Results in the order of the records. `throttle_ms`: the time for which the client has to pause (KIP-219)."""
+    """Results in the order of the records. `throttle_ms`: time for which the client must pause (KIP-219)."""
 
     records: Sequence[PublishedRecord]
     throttle_ms: int = 0
@@ -91,7 +93,7 @@ class PublishResult:
 
 @dataclass(slots=True)
 class _Batch:
-    """Records that are appended as one batch, with their positions in the call."""
+    """Records that are appended as one batch. `positions`: their positions in the list that the caller passed."""
 
     partition: int
     size_bytes: int
@@ -100,7 +102,7 @@ class _Batch:
 
 
 class PublishService:
-    """All methods run on the broker's event loop."""
+    """Appends single records to topics. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_bytes_max",
@@ -125,7 +127,7 @@ class PublishService:
         random: Random,
         bytes_max: int,
     ) -> None:
-        """`bytes_max` bounds the bytes of the records of one call."""
+        """`bytes_max`: maximum size of the records of one call in total."""
         self._topics = topics
         self._partitions = partitions
         self._produce = produce
@@ -145,9 +147,9 @@ class PublishService:
         codec: Codec = Codec.NONE,
         caller: Caller = ANONYMOUS,
     ) -> PublishResult:
-        """Append the records and return their results when all are complete, after `timeout_ms`, or at the caller's
-        deadline. Raises as `begin`."""
-        pending = self.begin(topic, records, acks=acks, codec=codec, caller=caller)
+        """Append records; return their results when all are committed or failed, after `timeout_ms`, or at the deadline
+        of `caller`. Raises the errors of `begin_publish`."""
+        pending = self.begin_publish(topic, records, acks=acks, codec=codec, caller=caller)
         if not pending.is_complete:
             promise: Promise[None] = self._scheduler.promise()
 
@@ -162,7 +164,7 @@ class PublishService:
                 pending.cancel()
         return pending.result()
 
-    def begin(
+    def begin_publish(
         self,
         topic: str,
         records: Sequence[RecordToPublish],
@@ -171,12 +173,12 @@ class PublishService:
         codec: Codec = Codec.NONE,
         caller: Caller = ANONYMOUS,
     ) -> PendingPublish:
-        """Append the records. The result is complete unless acks=all and a batch is not committed yet; then call
-        `PendingPublish.wait`.
+        """Append records. If the result is not complete, because acks=all and a batch is not committed yet, or because
+        a batch is being recompressed, the caller must call `PendingPublish.wait`.
 
-        Raises what concerns all records: `UnknownTopicOrPartition`, `InvalidTopic` (internal), `InvalidRequest` (too
-        many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other errors are in the
-        results, `NotLeaderOrFollower` for a partition that another broker leads among them.
+        Raises errors that concern all records: `UnknownTopicOrPartition`, `InvalidTopic` (the topic is internal),
+        `InvalidRequest` (too many records), `MessageTooLarge` (too many bytes in total), `InvalidRequiredAcks`. Other
+        errors are in the results, for example `NotLeaderOrFollower` if another broker leads a partition.
         """
         if acks == ACKS_NONE or not -1 <= acks <= 1:
             raise InvalidRequiredAcks(f"acks={acks}: must be 1 or -1 (all)")
@@ -188,7 +190,7 @@ class PublishService:
         results: list[PublishedRecord | None] = [None] * len(records)
         batches, total_bytes = self._batches(found, records, results)
         entries = [(batch.partition, build_batch(batch.records, codec=codec)) for batch in batches]
-        pending = self._produce.begin([(topic, None, entries)], acks=acks)
+        pending = self._produce.begin_produce([(topic, None, entries)], acks=acks)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_produce(caller.client_id, total_bytes)
         return PendingPublish(pending, results, batches, throttle_ms)
@@ -196,8 +198,9 @@ class PublishService:
     def _batches(
         self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRecord | None]
     ) -> tuple[list[_Batch], int]:
-        """The batches in the order to append them, and their bytes. An invalid record gets its result now, because it
-        would fail its whole batch."""
+        """Distribute the records to batches. Return the batches in the order in which they are to be appended, and
+        their bytes in total. An invalid record is left out and gets its result in `results`, because it would fail its
+        batch."""
         settings = self._topics.settings_of(topic)
         partition_count = len(topic.partitions)
         now_ms = self._clock.wall_ms()
@@ -239,7 +242,8 @@ class PublishService:
         return batches, total_bytes
 
     def _next_partition(self, topic: Topic) -> int:
-        """A random partition for records without a key: one that this broker leads, if there is any."""
+        """Choose a partition for records without a key at random, among those that this broker leads, or among all if
+        it leads none."""
         led = []
         for index in range(len(topic.partitions)):
             try:
@@ -252,7 +256,7 @@ class PublishService:
 
 
 class PendingPublish:
-    """Records that are appended, and may not be committed yet."""
+    """Result of `PublishService.begin_publish`: appended records that may not be committed yet."""
 
     __slots__ = ("_batches", "_pending", "_results", "throttle_ms")
 
@@ -267,23 +271,24 @@ class PendingPublish:
         self._results = results
         self._batches = batches
         self.throttle_ms = throttle_ms
-        """The time for which the client has to pause, 0 for none."""
+        """Time for which the client must pause, 0 for none."""
 
     @property
     def is_complete(self) -> bool:
-        """Every record is committed or failed."""
+        """Whether every record is committed or failed."""
         return self._pending.is_complete
 
     def wait(self, timeout_ms: int, on_done: Callable[[PendingPublish], None]) -> None:
-        """Call `on_done` once when every record is committed or failed, or after `timeout_ms`; maybe immediately."""
+        """Call `on_done` once when every record is committed or failed, or after `timeout_ms`; possibly before this
+        returns."""
         self._pending.wait(timeout_ms, lambda _: on_done(self))
 
     def cancel(self) -> None:
-        """Stop waiting; the records stay appended."""
+        """Stop waiting without a call of `on_done`; the records stay appended."""
         self._pending.cancel()
 
     def result(self) -> PublishResult:
-        """The results so far; final once `on_done` was called, or if `is_complete`."""
+        """Return the results; they are final once `is_complete` or after the call of `on_done`."""
         found = list(self._results)
         ((_, _, appended),) = self._pending.results
         for batch, stored in zip(self._batches, appended, strict=True):
@@ -297,7 +302,8 @@ class PendingPublish:
 
 
 def _size_bytes(record: RecordToPublish) -> int:
-    """Upper bound of a record's encoded size. Raises `InvalidRecord` for a header name that is no Unicode text."""
+    """Return an upper bound of the encoded size of a record. Raises `InvalidRecord` if a header name is not valid
+    Unicode."""
     size = RECORD_OVERHEAD_BYTES_MAX + len(record.key or b"") + len(record.value or b"")
     try:
         for name, content in record.headers:
@@ -310,12 +316,12 @@ def _size_bytes(record: RecordToPublish) -> int:
 def _check_record(
     topic: str, settings: TopicSettings, record: RecordToPublish, timestamp_ms: int, now_ms: int
 ) -> None:
-    """Raise the error for which a partition would reject a batch with this record: `InvalidRecord`,
+    """Raise the error with which a partition would reject the batch of this record: `InvalidRecord` or
     `InvalidTimestamp`."""
     if settings.compacts and record.key is None:
         raise InvalidRecord(f"{topic}: a record of a compacted topic needs a key")
     if not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
-        raise InvalidTimestamp(f"{topic}: {timestamp_ms} is no timestamp in milliseconds")
+        raise InvalidTimestamp(f"{topic}: {timestamp_ms} is not a timestamp in milliseconds")
     if settings.log_append_time:
         return
     if timestamp_ms > now_ms + settings.timestamp_after_max_ms:

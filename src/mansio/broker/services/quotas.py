@@ -1,14 +1,16 @@
-"""Quota service: byte-rate quotas of this broker, stored in the metadata store and enforced by throttling (KIP-13).
+"""Quota service: byte-rate quotas, stored in the metadata store and enforced by throttling (KIP-13).
 
-Every broker of a cluster grants the whole quota, as in Kafka. A request that exceeds the quota is answered at once with
-the time for which its client has to pause (`throttle_time_ms`), and its connection is not read for that time (KIP-219).
+Each broker of a cluster enforces a quota for itself, as in Kafka: a client may use the whole rate on every broker. A
+request that exceeds the quota is answered at once with the time for which its client must pause (`throttle_time_ms`),
+and its connection is not read for that time (KIP-219).
 
-Owns the effective rates (`active`) and the throttle counters. The quotas themselves are keys of the metadata store,
-read through `MetadataImage`.
+Owns the effective rates (`QuotaService.active`) and the throttle counters. The quotas are keys of the metadata store
+and are read through `MetadataImage`.
 
 Invariants:
-* `active` is None while there is no quota, so that produce and fetch pay one comparison.
-* A change is durable when it is answered. A value that this version does not know is shown and has no effect.
+* `active` is None while there is no quota, so that produce and fetch need only one comparison.
+* A change is durable before the request is answered. A stored quota whose name this version does not know is described,
+  and has no effect.
 """
 
 from __future__ import annotations
@@ -40,24 +42,32 @@ logger = logging.getLogger(__name__)
 USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
-FIELDS: Final = {USER: "user", CLIENT_ID: "client_id"}
-"""Kinds of entities that can have quotas, as Kafka names them, and the field of `Entity`."""
+ENTITY_FIELDS: Final = {USER: "user", CLIENT_ID: "client_id"}
+"""Types of entities that can have quotas: Kafka's name, and the field of `Entity`."""
 
 ENTITIES_MAX: Final = 10_000
-NAME_CHARACTERS_MAX: Final = 1000
-RATE_MAX: Final = float(1 << 62)
-CONFLICT_ATTEMPTS_MAX: Final = 5
+"""Maximum number of entities with quotas."""
 
-KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
-NOT_OFFERED: Final = {
+NAME_CHARACTERS_MAX: Final = 1000
+"""Maximum length of a user or client id that has quotas."""
+
+RATE_MAX: Final = float(1 << 62)
+"""Maximum rate in bytes per second."""
+
+CONFLICT_ATTEMPTS_MAX: Final = 5
+"""How often a change is attempted if other brokers change the same quotas concurrently."""
+
+QUOTA_NAMES: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+UNSUPPORTED_QUOTA_REASONS: Final = {
     "request_percentage": "all requests are served by one event loop, so there is no thread time to divide",
     "controller_mutation_rate": "topic changes are not limited by rate",
     "connection_creation_rate": "connections are limited by number (max_connections), not by rate",
 }
+"""Quotas of Kafka that Mansio does not support, with the reason."""
 
 
 class QuotaCounters:
-    """Throttled responses, and the sum of their throttle times."""
+    """Numbers of throttled responses, and the sums of their throttle times."""
 
     __slots__ = ("fetch_throttled", "fetch_throttled_ms", "produce_throttled", "produce_throttled_ms")
 
@@ -69,7 +79,7 @@ class QuotaCounters:
 
 
 class Quota(NamedTuple):
-    """Stored quotas of one entity: rates by Kafka's names, in bytes/s."""
+    """Stored quotas of one entity. `values`: bytes per second by Kafka's name of the quota."""
 
     entity: Entity
     values: Mapping[str, float]
@@ -85,7 +95,8 @@ class MatchType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuotaFilter:
-    """Component of a filter: entities that have this kind (`USER`, `CLIENT_ID`, `IP`) and, for `EXACT`, this name."""
+    """Component of a filter: matches entities that have a component of type `kind` (`USER`, `CLIENT_ID`, `IP`) and, for
+    `MatchType.EXACT`, with this name."""
 
     kind: str
     match_type: int
@@ -94,15 +105,15 @@ class QuotaFilter:
 
 @dataclass(frozen=True, slots=True)
 class QuotaAlteration:
-    """Changes of one entity's quotas. `entity` are (kind, name), the name None for the default of the kind; `changes`
-    are (quota, bytes/s), None to remove it."""
+    """Changes of the quotas of one entity. `entity`: (type, name) pairs, the name None for the default of the type.
+    `changes`: (quota, bytes per second) pairs, the rate None to remove the quota."""
 
     entity: Sequence[tuple[str, str | None]]
     changes: Sequence[tuple[str, float | None]]
 
 
 class ActiveQuotas:
-    """Rate limiters of produce and fetch, while there is any quota."""
+    """Rate limiters of produce and fetch. They exist while any quota is set."""
 
     __slots__ = ("_clock", "_counters", "consumers", "producers")
 
@@ -113,7 +124,8 @@ class ActiveQuotas:
         self.consumers = RateLimiter(burst_ms=burst_ms)
 
     def record_produce(self, client_id: str | None, size_bytes: int) -> int:
-        """Record a produce request; returns the throttle time in ms, for which the connection must not be read."""
+        """Record a produce request of `size_bytes`; return the throttle time in ms, for which the caller must not read
+        from the connection."""
         throttle_ms = self.producers.take(
             ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
         )
@@ -123,7 +135,8 @@ class ActiveQuotas:
         return throttle_ms
 
     def record_fetch(self, client_id: str | None, size_bytes: int) -> int:
-        """Record the bytes of records of a fetch response; returns the throttle time in ms, as above."""
+        """Record a fetch response with `size_bytes` of records; return the throttle time in ms, for which the caller
+        must not read from the connection."""
         throttle_ms = self.consumers.take(
             ANONYMOUS_PRINCIPAL, client_id or "", size_bytes, self._clock.monotonic()
         )
@@ -133,17 +146,17 @@ class ActiveQuotas:
         return throttle_ms
 
     def is_throttled(self, client_id: str | None) -> bool:
-        """Whether a fetch returns no records now, because earlier fetches exceeded the quota."""
+        """Return whether a fetch must return no records now, because earlier fetches exceeded the quota."""
         return self.consumers.take(ANONYMOUS_PRINCIPAL, client_id or "", 0, self._clock.monotonic()) > 0
 
     def fetch_max_bytes(self, client_id: str | None) -> int | None:
-        """Upper bound of one response, so that no response costs a throttle time longer than a burst; None for no
-        bound."""
+        """Return the maximum size of one fetch response, None for no bound. A response of this size does not lead to a
+        throttle time longer than the burst time."""
         return self.consumers.burst_bytes(ANONYMOUS_PRINCIPAL, client_id or "", self._clock.monotonic())
 
 
 class QuotaService:
-    """All methods run on the broker's event loop."""
+    """Describes, alters and enforces quotas. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_burst_ms",
@@ -180,36 +193,37 @@ class QuotaService:
         self._refresh()
 
     @property
-    def tracked(self) -> int:
-        """Number of buckets; each stands for a client that was active recently."""
+    def bucket_count(self) -> int:
+        """Number of token buckets: one for each recently active client and each limited direction."""
         active = self.active
         return 0 if active is None else len(active.producers) + len(active.consumers)
 
     def stop(self) -> None:
-        """End all throttling: the broker is stopping, and waiting requests are answered soon."""
+        """End all throttling, because the broker is stopping and waiting requests shall be answered soon."""
         self._stopped = True
         self.active = None
 
-    def all(self) -> list[Quota]:
-        """Every stored quota."""
+    def list_quotas(self) -> list[Quota]:
+        """Return all stored quotas."""
         return [
             Quota(_entity(entry.document["entity"]), entry.document["values"])
             for _, entry in sorted(self._state.quotas.items())
         ]
 
     def describe(self, filters: Sequence[QuotaFilter] = (), *, strict: bool = False) -> list[Quota]:
-        """The quotas of the entities that match all filters; with `strict` only those without other components.
+        """Return the quotas of the entities that match all filters. With `strict`, entities that have other components
+        are left out.
 
-        Raises `InvalidRequest`, and `UnsupportedVersion` for an unknown kind of entity.
+        Raises `InvalidRequest`, and `UnsupportedVersion` for an unknown type of entity.
         """
         _check_filters(filters)
-        return [quota for quota in self.all() if _matches(quota.entity, filters, strict=strict)]
+        return [quota for quota in self.list_quotas() if _matches(quota.entity, filters, strict=strict)]
 
     async def alter_each(
         self, alterations: Sequence[QuotaAlteration], *, validate_only: bool = False
     ) -> list[MansioError | None]:
-        """Change the quotas of several entities; returns the error of each, or None: those of `alter`, and
-        `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
+        """Change the quotas of several entities. Return the error of each entity, or None. Errors: those of `alter`,
+        and `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
         count = Counter(_identity(each) for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:
@@ -231,7 +245,8 @@ class QuotaService:
     async def alter(
         self, entity: Entity, changes: Mapping[str, float | None], *, validate_only: bool = False
     ) -> None:
-        """Set quotas of one entity, in bytes/s; None removes one, also one that could not be set. Effective on return.
+        """Set quotas of one entity in bytes per second; None removes a quota, even one that could not be set. The
+        change is effective on this broker on return.
 
         Raises `InvalidRequest`, `PolicyViolation` (too many entities), `ConcurrentChange`, `StorageError`.
         """
@@ -268,9 +283,9 @@ class QuotaService:
         return done.succeeded
 
     def _refresh(self) -> None:
-        rates: dict[str, dict[Entity, float]] = {name: {} for name in KEYS}
-        for entity, values in self.all():
-            for name in KEYS:
+        rates: dict[str, dict[Entity, float]] = {name: {} for name in QUOTA_NAMES}
+        for entity, values in self.list_quotas():
+            for name in QUOTA_NAMES:
                 if name in values:
                     rates[name][entity] = values[name]
         if self._stopped or not any(rates.values()):
@@ -286,13 +301,13 @@ def _check_filters(filters: Sequence[QuotaFilter]) -> None:
     kinds = [each.kind for each in filters]
     for kind in kinds:
         if kind == "":
-            raise InvalidRequest("a filter names no kind of entity")
-        if kind not in FIELDS and kind != IP:
+            raise InvalidRequest("a filter names no type of entity")
+        if kind not in ENTITY_FIELDS and kind != IP:
             raise UnsupportedVersion(f"{kind!r}: quotas are for user and client-id")
     if len(set(kinds)) != len(kinds):
-        raise InvalidRequest("a filter names a kind of entity more than once")
+        raise InvalidRequest("a filter names a type of entity more than once")
     if IP in kinds and len(kinds) > 1:
-        raise InvalidRequest("ip does not go together with other kinds of entities")
+        raise InvalidRequest("ip cannot be combined with other types of entities")
     for each in filters:
         if each.match_type not in tuple(MatchType):
             raise InvalidRequest(f"unknown match type {each.match_type}")
@@ -304,7 +319,7 @@ def _matches(entity: Entity, filters: Sequence[QuotaFilter], *, strict: bool) ->
     for each in filters:
         if each.kind == IP:
             return False
-        name: Name = getattr(entity, FIELDS[each.kind])
+        name: Name = getattr(entity, ENTITY_FIELDS[each.kind])
         if name is Part.ABSENT:
             return False
         if each.match_type == MatchType.EXACT and name != each.name:
@@ -324,18 +339,18 @@ def _named_entity(components: Sequence[tuple[str, str | None]]) -> Entity:
     for kind, name in components:
         if kind == IP:
             raise InvalidRequest("quotas by ip limit new connections by rate, which is not offered")
-        if kind not in FIELDS:
+        if kind not in ENTITY_FIELDS:
             raise InvalidRequest(f"{kind!r}: quotas are for user and client-id")
-        if FIELDS[kind] in names:
+        if ENTITY_FIELDS[kind] in names:
             raise InvalidRequest(f"{kind} is named twice in one entity")
-        names[FIELDS[kind]] = Part.DEFAULT if name is None else name
+        names[ENTITY_FIELDS[kind]] = Part.DEFAULT if name is None else name
     if not names:
         raise InvalidRequest("an entity needs a user, a client-id, or both")
     return Entity(**names)
 
 
 def check_entity(entity: Entity) -> None:
-    """Check whether an entity can have quotas. Raises `InvalidRequest`."""
+    """Raise `InvalidRequest` if an entity cannot have quotas."""
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
             raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
@@ -346,8 +361,8 @@ def check_entity(entity: Entity) -> None:
 
 
 def _check_value(name: str, value: float) -> None:
-    if name not in KEYS:
-        why = NOT_OFFERED.get(name)
+    if name not in QUOTA_NAMES:
+        why = UNSUPPORTED_QUOTA_REASONS.get(name)
         raise InvalidRequest(f"{name} is not offered: {why}" if why else f"{name}: no such quota")
     if not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
         raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
@@ -366,7 +381,7 @@ def _key(entity: Entity) -> str:
 
 
 def _entity_document(entity: Entity) -> dict[str, str | None]:
-    """The stored form: a null name stands for the default."""
+    """Return the stored form of an entity; a null name stands for the default of its type."""
     return {
         kind: None if name is Part.DEFAULT else name
         for kind, name in entity._asdict().items()

@@ -1,12 +1,13 @@
-"""Receive use case: decoded records of a share group, for protocols whose clients keep no share session.
+"""Receive service: leases decoded records of a share group, for protocols whose clients have no share session.
 
-Each call leases records to a member of its own, whose id is in the result: `ShareService.acknowledge` takes it. A lease
-that is not acknowledged expires as any other.
+Each call leases records to a new member. The result has the id of this member, which the client passes to
+`ShareService.acknowledge`. A lease that is not acknowledged expires, as any other lease.
 
 Invariants:
-* Records and bytes of a result are bounded, compressed and decompressed.
-* Every leased offset is in the result, or acknowledged as a gap, or released: none waits for its lease to expire.
-* The leases of a call that is cancelled are released, and do not count as attempts.
+* The number of records in a result and their compressed and decompressed bytes are bounded.
+* Every leased offset is in the result, is acknowledged as a gap, or is released, so that no offset that the client does
+  not get stays leased.
+* The leases of a cancelled call are released, and their deliveries are not counted.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_reader import Record
 
 RECORDS_MAX: Final = 10_000
-"""Records of one call."""
+"""Maximum number of records in one call."""
 
 BYTES_MAX: Final = 8 << 20
-"""Bytes of stored batches of one call, apart from a larger first batch."""
+"""Maximum bytes of stored batches in one call; a larger first batch is returned nevertheless."""
 
 DECODED_BYTES_MAX: Final = 64 << 20
-"""Decompressed bytes of one call."""
+"""Maximum decompressed bytes in one call."""
 
 MEMBER_ID_RANDOM_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRecord:
-    """A leased record. `delivery_count` is 1 for its first delivery; `timestamp_ms` is since the epoch."""
+    """A leased record. `delivery_count`: 1 for the first delivery. `timestamp_ms`: since the Unix epoch."""
 
     topic: str
     topic_id: bytes
@@ -66,10 +67,10 @@ class ReceivedRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveResult:
-    """Leased records, in the order of their offsets in each partition.
+    """Leased records; those of one partition are in the order of their offsets.
 
-    `member_id` holds the leases, each for `lock_ms`. `errors` are by (topic, partition). `throttle_ms`: the time for
-    which the client has to pause (KIP-219).
+    `member_id`: the member that has the leases, each for `lock_ms`. `errors`: by (topic, partition). `throttle_ms`:
+    time for which the client must pause (KIP-219).
     """
 
     member_id: str
@@ -80,7 +81,7 @@ class ReceiveResult:
 
 
 class ReceiveService:
-    """All methods run on the broker's event loop."""
+    """Leases decoded records of share groups. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_clock",
@@ -127,8 +128,8 @@ class ReceiveService:
         max_bytes: int = BYTES_MAX,
         caller: Caller = ANONYMOUS,
     ) -> ReceiveResult:
-        """Lease up to `max_records` records of the partitions that this broker leads; waits for at most `max_wait_ms`,
-        or until the caller's deadline, while there is none.
+        """Lease at most `max_records` records of the partitions of `topics` that this broker leads. While no records
+        are available, wait for at most `max_wait_ms`, or until the deadline of `caller`.
 
         Raises `InvalidGroupId`, `InvalidRequest`, `UnknownTopicOrPartition`, and `NotLeaderOrFollower` if this broker
         leads no partition of the topics. Errors of single partitions are in the result.
@@ -143,7 +144,9 @@ class ReceiveService:
                 f"this broker leads no partition of {', '.join(sorted(names.values()))}"
             )
         member_id = self._random.bytes(MEMBER_ID_RANDOM_BYTES).hex()
-        promise: Promise[ReceiveResult] = self._scheduler.promise()  # done: the result is not wanted any more
+        promise: Promise[ReceiveResult] = (
+            self._scheduler.promise()
+        )  # done: the caller does not wait for the result any more
         receive = ReceiveOperation(
             self._share_service,
             group_id,
@@ -173,16 +176,16 @@ class ReceiveService:
             except MansioError as error:
                 if not promise.done():
                     promise.set_exception(error)
-            finally:  # the scheduler reports a defect, and the caller does not wait forever
+            finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
                 if not promise.done():
-                    promise.set_exception(Unavailable("receive records: broken off"))
+                    promise.set_exception(Unavailable("receive records: interrupted by an unexpected error"))
 
         self._scheduler.spawn(run(), name="receive records")
         try:
             result = await promise
             is_returned = True
             return result
-        finally:  # if this is cancelled, the storing of leases is not interrupted; they are released after it
+        finally:  # a cancellation does not interrupt the storing of leases; they are released afterwards
             receive.finish()
             if is_complete and not is_returned:
                 self._scheduler.spawn(
@@ -190,7 +193,7 @@ class ReceiveService:
                 )
 
     def _led(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
-        """The partitions that this broker leads, each time beginning with another one."""
+        """Return the partitions of the topics that this broker leads, beginning with a random one."""
         led: list[TopicPartition] = []
         for topic_id, name in names.items():
             for index in range(len(self._topics.find(name).partitions)):
@@ -255,7 +258,7 @@ class ReceiveService:
                 unused.append(PartitionAcknowledgements(topic_id, index, missing))
         if unused:
             await self._share_service.acknowledge(group_id, member_id, unused)
-        self._counters.fetched(size_bytes)
+        self._counters.count_fetch(size_bytes)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_fetch(caller.client_id, size_bytes)
         return ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
@@ -264,8 +267,8 @@ class ReceiveService:
 def _decode(
     part: ReceivedPartition, by_offset: dict[int, Record], bytes_left: int
 ) -> tuple[MansioError | None, int]:
-    """Add the records of a partition's batches; returns the error that ended this early, and the bytes left to decode
-    in this call."""
+    """Decode the batches of a partition into `by_offset`. Return the error that ended the decoding early, or None, and
+    what remains of `bytes_left`, the bytes that may still be decompressed in this call."""
     try:
         for piece in part.slices:
             data = memoryview(piece.read())

@@ -1,11 +1,12 @@
-"""Record use cases apart from produce and fetch: list offsets, end of a leader epoch, delete records.
+"""Record service: lists offsets, returns end offsets of leader epochs, and deletes records.
 
 Invariants:
-* A result is returned for each item, in the order of the call; one item's error does not affect the others.
-* A search by timestamp may decompress a large batch, so a call with many items yields the event loop every `SLICE_S`.
-* A call sees what was acknowledged before it, although acks=1 is answered before the flush: it starts the flush and
-  waits for it, `COMMIT_WAIT_MS_MAX` at most, and `REPLICATION_WAIT_MS_MAX` where followers have to confirm. With
-  acks=all traffic only it does not wait.
+* A result is returned for each item, in the order of the request; an error of one item does not affect the others.
+* A search by timestamp may decompress a large batch. Therefore a request with many items yields to the event loop every
+  `EVENT_LOOP_SLICE_S`.
+* Results include all records that were acknowledged before the request, although records with acks=1 are acknowledged
+  before their flush. If there are such records, the request starts the flush and waits for it, at most
+  `COMMIT_WAIT_MS_MAX`, or `REPLICATION_WAIT_MS_MAX` if followers have to flush them too.
 """
 
 from __future__ import annotations
@@ -25,29 +26,34 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.ports import Clock, Promise, Scheduler
 
-LATEST: Final = -1
-EARLIEST: Final = -2
+LATEST_TIMESTAMP: Final = -1
+EARLIEST_TIMESTAMP: Final = -2
 MAX_TIMESTAMP: Final = -3
-EARLIEST_LOCAL: Final = -4
-LATEST_TIERED: Final = -5
+EARLIEST_LOCAL_TIMESTAMP: Final = -4
+LATEST_TIERED_TIMESTAMP: Final = -5
+"""Values of `OffsetQuery.timestamp_ms` that stand for a position in the log, with Kafka's names and values."""
 
-AT_THE_START: Final = frozenset((EARLIEST, EARLIEST_LOCAL, LATEST_TIERED))
-"""Positions that do not depend on where the log ends."""
+TIMESTAMPS_INDEPENDENT_OF_LOG_END: Final = frozenset(
+    (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP, LATEST_TIERED_TIMESTAMP)
+)
+"""Positions that do not depend on the end of the log."""
 
-SLICE_S: Final = 0.01
-"""Time after which a call with many items yields the event loop."""
+EVENT_LOOP_SLICE_S: Final = 0.01
+"""Time after which a request with many items yields to the event loop."""
 
 COMMIT_WAIT_MS_MAX: Final = 5_000
-"""Maximum time for the commit of what was acknowledged before a call; afterwards it sees what is committed."""
+"""Maximum wait for the commit of records that were acknowledged before the request; afterwards the request uses the
+records that are committed."""
 
 REPLICATION_WAIT_MS_MAX: Final = 500
-"""The same where followers have to confirm: one that is down counts as in sync for seconds. Kafka does not wait."""
+"""Maximum wait for the commit if followers have to flush the records too. It is shorter because a follower that is down
+stays in sync for seconds. Kafka does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetQuery:
-    """Search for an offset of one partition: the first record at or after `timestamp_ms`, or the position that one of
-    the constants above names. `leader_epoch` is the caller's, -1 where it is unknown."""
+    """Search for an offset in one partition: of the first record with a timestamp of at least `timestamp_ms`, or of a
+    position such as `LATEST_TIMESTAMP`. `leader_epoch`: the epoch that the client knows, -1 if unknown."""
 
     topic: str
     partition: int
@@ -57,7 +63,7 @@ class OffsetQuery:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """An offset found by timestamp or by position in the log; all values are -1 where there is none."""
+    """Offset that was found by timestamp or position in the log. All values are -1 if there is none."""
 
     offset: int = -1
     timestamp_ms: int = -1
@@ -66,7 +72,7 @@ class ListedOffset:
 
 @dataclass(frozen=True, slots=True)
 class RecordsToDelete:
-    """Deletion of one partition's records below `before_offset` (-1: the high watermark)."""
+    """Request to delete the records of one partition below `before_offset`; -1 stands for the high watermark."""
 
     topic: str
     partition: int
@@ -74,22 +80,22 @@ class RecordsToDelete:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochEnd:
-    """The end offset of a leader epoch; -1 where it is unknown."""
+class EpochEndOffset:
+    """End offset of a leader epoch. Both values are -1 if it is unknown."""
 
     leader_epoch: int
     end_offset: int
 
 
 class RecordService:
-    """Offsets and deletion of records. All methods run on the broker's event loop."""
+    """Lists offsets and deletes records. All methods run on the broker's event loop."""
 
     __slots__ = ("_clock", "_partitions", "_scheduler", "_wait_ms_max")
 
     def __init__(
         self, partitions: PartitionSet, *, clock: Clock, scheduler: Scheduler, wait_ms_max: int
     ) -> None:
-        """`wait_ms_max` bounds the timeout of a deletion, in ms."""
+        """`wait_ms_max`: upper bound of the timeout of a deletion."""
         self._partitions = partitions
         self._clock = clock
         self._scheduler = scheduler
@@ -98,13 +104,15 @@ class RecordService:
     async def list_offsets(
         self, queries: Sequence[OffsetQuery], *, isolation_level: int = 0
     ) -> list[ListedOffset | MansioError]:
-        """The offset of each query, or its error: those of `list_offset`, and `InvalidRequest` for each query of a
-        partition that occurs more than once, as in Kafka."""
+        """Return the offset or the error of each query. Errors: those of `list_offset`, and `InvalidRequest` for all
+        queries of a partition that occurs more than once, as in Kafka."""
         count = Counter((query.topic, query.partition) for query in queries)
         await self._wait_for_acknowledged(
-            (query.topic, query.partition) for query in queries if query.timestamp_ms not in AT_THE_START
+            (query.topic, query.partition)
+            for query in queries
+            if query.timestamp_ms not in TIMESTAMPS_INDEPENDENT_OF_LOG_END
         )
-        slice_end = self._clock.monotonic() + SLICE_S
+        slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
         results: list[ListedOffset | MansioError] = []
         for query in queries:
             if count[query.topic, query.partition] > 1:
@@ -127,11 +135,11 @@ class RecordService:
                 results.append(found)
             if self._clock.monotonic() >= slice_end:
                 await self._yield_to_loop()
-                slice_end = self._clock.monotonic() + SLICE_S
+                slice_end = self._clock.monotonic() + EVENT_LOOP_SLICE_S
         return results
 
     async def _wait_for_acknowledged(self, wanted: Iterable[tuple[str, int]]) -> None:
-        """Wait until what these partitions have acknowledged is committed, or cannot be."""
+        """Wait until the records that these partitions have acknowledged are committed, or cannot be, or time is up."""
         behind = {
             partition: end
             for topic, index in wanted
@@ -156,7 +164,8 @@ class RecordService:
         isolation_level: int = 0,
         leader_epoch: int = -1,
     ) -> ListedOffset:
-        """The first record at or after `timestamp_ms`, or the position that one of the constants above names.
+        """Return the offset of the first record with a timestamp of at least `timestamp_ms`, or of a position such as
+        `LATEST_TIMESTAMP`.
 
         Raises `OffsetNotAvailable` while a new leader does not know the high watermark, `NotLeaderOrFollower`,
         `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `UnknownTopicOrPartition`, `CorruptLog`.
@@ -164,23 +173,23 @@ class RecordService:
         partition = self._partitions.find(topic, topic_id, index)
         partition.check_leader_epoch(leader_epoch)
         end = partition.readable_end(isolation_level)
-        if timestamp_ms == LATEST:
+        if timestamp_ms == LATEST_TIMESTAMP:
             partition.ensure_high_watermark_known()
             return ListedOffset(end, -1, partition.leader_epoch)
-        if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+        if timestamp_ms in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):
             return ListedOffset(partition.start_offset, -1, partition.leader_epoch)
-        if timestamp_ms == LATEST_TIERED:
+        if timestamp_ms == LATEST_TIERED_TIMESTAMP:
             return ListedOffset()
         if timestamp_ms == MAX_TIMESTAMP:
             partition.ensure_high_watermark_known()
             found = partition.max_timestamp_offset(end)
         else:
             found = partition.offset_at_timestamp(timestamp_ms, end)
-            if found is None:  # a reader continues at the end of the log then, so the answer must be certain
+            if found is None:  # a reader then continues at the end of the log, so the result must be certain
                 partition.ensure_high_watermark_known()
         return ListedOffset() if found is None else ListedOffset(*found)
 
-    def epoch_end(
+    def offset_for_leader_epoch(
         self,
         topic: str | None,
         topic_id: bytes | None,
@@ -188,17 +197,19 @@ class RecordService:
         epoch: int,
         *,
         current_leader_epoch: int = -1,
-    ) -> EpochEnd:
-        """The end offset of the largest epoch at or below `epoch` (KIP-101, KIP-279). Raises as `list_offset`."""
+    ) -> EpochEndOffset:
+        """Return the largest leader epoch at or below `epoch` with its end offset (KIP-101, KIP-279). Raises the errors
+        of `list_offset`."""
         partition = self._partitions.find(topic, topic_id, index)
         partition.check_leader_epoch(current_leader_epoch)
-        return EpochEnd(*partition.log.end_offset_for_epoch(epoch))
+        return EpochEndOffset(*partition.log.end_offset_for_epoch(epoch))
 
-    def delete(self, topic: str, index: int, before_offset: int) -> Promise[int]:
-        """Delete the records below an offset (-1: the high watermark); see `Partition.delete_records`.
+    def delete_partition_records(self, topic: str, index: int, before_offset: int) -> Promise[int]:
+        """Delete the records of one partition below an offset; -1 stands for the high watermark.
 
-        Raises what that raises, `InvalidTopic` for an internal topic, `PolicyViolation` where records are deleted only
-        by compaction, or a pipeline still needs some of them.
+        Returns a promise of the new low watermark; see `Partition.delete_records`, whose errors this raises too. Raises
+        `InvalidTopic` for an internal topic, and `PolicyViolation` if records are deleted by compaction only, or if a
+        pipeline still needs some of them.
         """
         partition = self._partitions.find(topic, None, index)
         if partition.internal:
@@ -214,17 +225,19 @@ class RecordService:
     async def delete_records(
         self, deletions: Sequence[RecordsToDelete], *, timeout_ms: int
     ) -> list[int | MansioError]:
-        """Delete records of several partitions. Returns the new low watermark of each one once it is flushed on every
-        in-sync replica, or its error: those of `delete`, and `RequestTimedOut` after `timeout_ms`, when the records are
-        deleted but not all replicas have flushed that. The timeout is for other replicas, as in Kafka: where this
-        broker has the only one, its own flush is waited for even with a timeout of 0.
+        """Delete records of several partitions. Return the new low watermark of each partition once every in-sync
+        replica has flushed it, or an error.
+
+        Errors: those of `delete_partition_records`, and `RequestTimedOut` if not all in-sync replicas have flushed the
+        deletion after `timeout_ms`; the records are deleted nevertheless. As in Kafka, `timeout_ms` is a limit for
+        other replicas: if this broker has the only replica, its flush is awaited even if `timeout_ms` is 0.
         """
         await self._wait_for_acknowledged((each.topic, each.partition) for each in deletions)
         pending: list[Promise[int] | MansioError] = []
         replicated: list[Promise[int]] = []
         for each in deletions:
             try:
-                promise = self.delete(each.topic, each.partition, each.before_offset)
+                promise = self.delete_partition_records(each.topic, each.partition, each.before_offset)
             except MansioError as error:
                 pending.append(error)
                 continue
@@ -253,8 +266,8 @@ class RecordService:
 
 
 class _CommitWait:
-    """Wait until each of several partitions has committed everything below an offset. It is parked at them like a
-    fetch, which starts the flush."""
+    """Waits until each of several partitions has committed all records below an offset. The wait is parked at the
+    partitions like a fetch, which starts the flush."""
 
     __slots__ = ("_behind", "_promise", "_scheduler")
 
@@ -264,7 +277,7 @@ class _CommitWait:
         self._promise: Promise[None] = scheduler.promise()
 
     async def wait(self) -> None:
-        """Return when all have, or can no longer, or after the maximum time."""
+        """Return when all partitions have committed the records or can no longer do so, or after the maximum time."""
         parked = {partition: partial(self._advanced, partition) for partition in self._behind}
         for partition, wake in parked.items():
             partition.park(wake)

@@ -1,14 +1,13 @@
-"""Topic lifecycle: creates, extends and deletes topics in steps, so that a crash between any two leaves no inconsistent
-topic.
+"""Topic lifecycle: creates and deletes topics and adds partitions, in steps between which a crash is harmless.
 
-A creation is first written as `creating`, then its partitions are opened on disk, then it is written as `live`; a
-deletion is first written as `deleting`, then its data is removed, then its keys. So after a crash a topic is either
-live with all its directories, or its deletion is completed: on a single node at the start, in a cluster by the
-controller. What fails without a crash is completed by the broker that began it, as soon as the store accepts it; in a
-cluster while its session lasts.
+To create a topic, the broker writes its key in state `creating`, opens its partitions on disk, and writes the key in
+state `live`. To delete a topic, the broker writes its key in state `deleting`, removes the data, and deletes the keys.
+So after a crash a topic is either live with all its directories, or unfinished. Unfinished topics are deleted: on a
+single node at the next start, in a cluster by the controller. If a step fails without a crash, the broker that began
+deletes what exists of the topic as soon as the metadata store allows; in a cluster as long as its session lasts.
 
-Invariant: each step is a transaction guarded by the topic's key as the step before left it, and in a cluster by this
-broker's session.
+Invariant: each step is a transaction of the metadata store. It succeeds only if the key of the topic is unchanged since
+the previous step and, in a cluster, if the session of this broker still exists.
 """
 
 from __future__ import annotations
@@ -43,11 +42,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
-ABANDON_AGAIN_MS: Final = 1000
+"""How often a change is attempted if another broker changes the same topic concurrently."""
+
+DELETION_RETRY_MS: Final = 1000
+"""Interval between attempts to delete an unfinished topic."""
 
 
 class TopicLifecycle:
-    """`TopicService` decides what is done; all methods run on the broker's event loop."""
+    """Executes the changes that `TopicService` has checked. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -61,10 +63,10 @@ class TopicLifecycle:
         close_partitions: Callable[[Topic], Awaitable[None]],
         broker_epoch: Callable[[], int] | None,
     ) -> None:
-        """Parameters as of `TopicService`."""
+        """The parameters are those of `TopicService`."""
         self.state = state
-        self.opening = 0
-        """Partitions that are planned but not in the metadata image yet."""
+        self.opening_count = 0
+        """Number of partitions that are being created and are not in the metadata image yet."""
         self._store = store
         self._scheduler = scheduler
         self._random = random
@@ -72,30 +74,31 @@ class TopicLifecycle:
         self._open_partitions = open_partitions
         self._close_partitions = close_partitions
         self._broker_epoch = broker_epoch
-        self._at_work: Counter[UUID] = Counter()
-        """Topics that this broker is creating, deleting or abandoning now."""
+        self._topics_in_progress: Counter[UUID] = Counter()
+        """Topics that this broker is creating or deleting now, with the number of concurrent operations."""
         self._opened: dict[UUID, Topic] = {}
-        """In a cluster: topics whose partitions were opened here to create them, and that are not known to be live."""
+        """In a cluster: topics that this broker is creating, whose partitions it has opened, and that are not live
+        yet."""
         if broker_epoch is not None:
             state.on_progress(self._check_remaining)
 
     async def create(self, planned: Topic) -> None:
-        """Create a topic; it is live in the metadata image on return."""
+        """Create a topic. It is live in the metadata image of this broker on return."""
         count = len(planned.partitions)
-        self.opening += count
+        self.opening_count += count
         try:
             topic = dataclasses.replace(planned, topic_id=new_uuid(self._random), created_by=self._owner())
-            await self._abandon_on_failure(topic, self._make(topic))
+            await self._abandon_on_failure(topic, self._execute_creation(topic))
         finally:
-            self.opening -= count
+            self.opening_count -= count
 
-    async def _make(self, topic: Topic) -> None:
+    async def _execute_creation(self, topic: Topic) -> None:
         puts = self._partition_puts(topic, 0)
-        if not await self.write(topic, with_puts=puts[: self._bytes_beside_topic]):
+        if not await self.write(topic, with_puts=puts[: self._partition_puts_max]):
             self._check_session(topic.created_by)
             raise TopicAlreadyExists(f"topic {topic.name!r} already exists")
         written = self._unfinished(topic)
-        await self._put_partitions(written, puts[self._bytes_beside_topic :])
+        await self._put_partitions(written, puts[self._partition_puts_max :])
         if self._broker_epoch is not None:
             self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
@@ -107,10 +110,10 @@ class TopicLifecycle:
         self._opened.pop(topic.topic_id, None)
 
     async def delete(self, topic: Topic) -> None:
-        """Delete a live topic: its data here, then its keys."""
-        await self._abandon_on_failure(topic, self._mark_and_remove(topic))
+        """Delete a live topic: first its data on this broker, then its keys in the metadata store."""
+        await self._abandon_on_failure(topic, self._execute_deletion(topic))
 
-    async def _mark_and_remove(self, topic: Topic) -> None:
+    async def _execute_deletion(self, topic: Topic) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             if await self.write(dataclasses.replace(topic, state=DELETING, created_by=self._owner())):
                 await self.remove(self._unfinished(topic))
@@ -122,32 +125,35 @@ class TopicLifecycle:
         raise ConcurrentChange(f"topic {topic.name} is being changed concurrently")
 
     def _unfinished(self, topic: Topic) -> Topic:
-        """The topic as this broker has just written it."""
+        """Return the unfinished topic that this broker has just written. Raises `ConcurrentChange` if it has changed
+        since."""
         found = self.state.unfinished.get(topic.name)
         if found is None or found.topic_id != topic.topic_id:
-            raise ConcurrentChange(f"topic {topic.name} was changed by another")
+            raise ConcurrentChange(f"topic {topic.name} was changed by another broker")
         return found
 
-    async def grow(self, topic: Topic, added: tuple[PartitionState, ...]) -> None:
-        """Add partitions; they are in the metadata image on return."""
+    async def add_partitions(self, topic: Topic, added: tuple[PartitionState, ...]) -> None:
+        """Add partitions to a topic. They are in the metadata image of this broker on return."""
         there = len(topic.partitions)
         grown = dataclasses.replace(topic, partitions=topic.partitions + added)
-        self.opening += len(added)
+        self.opening_count += len(added)
         try:
             await self._open_partitions(grown)
             puts = self._partition_puts(grown, there)
-            first = max(0, len(puts) - self._bytes_beside_topic)
+            first = max(0, len(puts) - self._partition_puts_max)
             await self._put_partitions(topic, puts[:first])
             if not await self.write(grown, with_puts=puts[first:]):
                 raise ConcurrentChange(f"topic {topic.name} was changed concurrently; read it and retry")
         finally:
-            self.opening -= len(added)
+            self.opening_count -= len(added)
 
     async def _abandon_on_failure(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out steps of creating or deleting a topic. If one fails, what was begun is deleted: now, or as soon
-        as the store accepts it; in a cluster while this session lasts (then by the controller). A single node tries
-        once before it returns the error, so that an immediate retry by the client finds no remains."""
-        self._at_work[topic.topic_id] += 1
+        """Run the steps that create or delete a topic. If a step fails, delete what exists of the topic.
+
+        A single node first tries this once before it returns the error, so that the client can retry at once. Otherwise
+        a task tries it until the metadata store accepts it; in a cluster only while the session of this broker lasts,
+        afterwards the controller does it."""
+        self._topics_in_progress[topic.topic_id] += 1
         try:
             await work
         except TopicAlreadyExists:
@@ -160,9 +166,9 @@ class TopicLifecycle:
             self._end_work(topic)
 
     async def delete_unfinished(self, topic: Topic) -> None:
-        """Delete an unfinished topic of a single node after a crash: now, or as soon as the store and the disk allow
-        it, because a full disk must not prevent the start."""
-        self._at_work[topic.topic_id] += 1
+        """Delete an unfinished topic on a single node after a crash. If that fails, a task tries again, because a full
+        disk must not prevent the start of the broker."""
+        self._topics_in_progress[topic.topic_id] += 1
         try:
             if not await self._is_abandoned_now(topic):
                 self._begin_abandoning(topic)
@@ -176,22 +182,23 @@ class TopicLifecycle:
             return False
 
     def _check_remaining(self) -> None:
-        """Check abandoned topics again: a step whose response was lost may be committed long after it was abandoned,
-        and while this broker's session lasts no other broker may complete what it owns."""
+        """Delete unfinished topics of this broker that no task is working on: a step whose response was lost may be
+        committed after the topic was deleted, and while the session of this broker lasts no other broker may delete
+        it."""
         own = TopicCreator(self._node_id, self.epoch())
         for topic in self.state.unfinished.values():
-            if topic.created_by == own and topic.topic_id not in self._at_work:
+            if topic.created_by == own and topic.topic_id not in self._topics_in_progress:
                 self._begin_abandoning(topic)
         self._close_deleted()
 
     def _close_deleted(self) -> None:
-        """Close the partitions of topics that the controller deleted before they were live: no other event closes
-        what was opened for them here."""
+        """Close the partitions that this broker opened for topics that the controller deleted before they were live.
+        Nothing else closes them."""
         if not self._opened:
             return
         unfinished = {topic.topic_id for topic in self.state.unfinished.values()}
         for topic_id, topic in tuple(self._opened.items()):
-            if topic_id in self._at_work or topic_id in unfinished:
+            if topic_id in self._topics_in_progress or topic_id in unfinished:
                 continue
             del self._opened[topic_id]
             if topic_id not in self.state.topics_by_id:
@@ -200,17 +207,17 @@ class TopicLifecycle:
     async def _close(self, topic: Topic) -> None:
         try:
             await self._close_partitions(topic)
-        except StorageError as error:  # the next start finds its directory
+        except StorageError as error:  # the next start finds the directory
             logger.warning("topic_removal_failed", extra=fields(topic=topic.name, reason=error.message))
 
     def _end_work(self, topic: Topic) -> None:
-        self._at_work[topic.topic_id] -= 1
-        if not self._at_work[topic.topic_id]:
-            del self._at_work[topic.topic_id]
+        self._topics_in_progress[topic.topic_id] -= 1
+        if not self._topics_in_progress[topic.topic_id]:
+            del self._topics_in_progress[topic.topic_id]
             self._close_deleted()
 
     def _begin_abandoning(self, topic: Topic) -> None:
-        self._at_work[topic.topic_id] += 1
+        self._topics_in_progress[topic.topic_id] += 1
         work = self._abandon(topic, self.epoch())
         self._scheduler.spawn(work, name=f"delete unfinished topic {topic.name}")
 
@@ -231,10 +238,12 @@ class TopicLifecycle:
                     known = fields(topic=topic.name, reason=error.message)
                     logger.warning("unfinished_topic_deletion_failed", extra=known)
                 is_reported = True
-            await self._scheduler.sleep(ABANDON_AGAIN_MS)
+            await self._scheduler.sleep(DELETION_RETRY_MS)
 
     async def _is_abandoned(self, topic: Topic) -> bool:
-        """The state in the store decides: failed steps may have been committed all the same, also the last one."""
+        """Delete what exists of the topic according to the metadata store; return whether nothing is left to do.
+
+        Steps that were reported as failed may have been committed nevertheless; if the topic is live, it is kept."""
         key = self.state.keys.topic(topic.name)
         entry = await self._store.get(key)
         document = None if entry is None else metadata_store.decode(key, entry.value)
@@ -252,20 +261,20 @@ class TopicLifecycle:
         return True
 
     async def remove(self, topic: Topic) -> None:
-        """Remove the data, then the partitions' keys, then the topic's key."""
+        """Remove the data of a topic on this broker, then the keys of its partitions, then the key of the topic."""
         await self._close_partitions(topic)
         listing = await self._store.list(f"{self.state.keys.partitions}{topic.topic_id}/")
         key = self.state.keys.topic(topic.name)
         deletes = [Delete(entry.key) for entry in listing.entries]
         guard = [Compare(key, mod_revision=topic.mod_revision)]
-        for chunk in chunks(deletes, self._store.operations_max):
+        for chunk in split_into_chunks(deletes, self._store.operations_max):
             await metadata_store.transact_with_retries(self._store, guard, chunk)
         done = await metadata_store.transact_with_retries(self._store, guard, [Delete(key)])
         await self.state.wait_for_revision(done.revision, self._scheduler)
 
     async def write(self, topic: Topic, with_puts: Sequence[Put] = ()) -> bool:
-        """Write a topic's key over revision `topic.mod_revision`; returns False if another write was first. In both
-        cases the metadata image has caught up."""
+        """Write the key of a topic if its revision still is `topic.mod_revision`, together with `with_puts`. Return
+        False if another write changed it before. In both cases the metadata image then includes the current key."""
         key = self.state.keys.topic(topic.name)
         writer = new_writer_id(self._random)
         puts = [Put(key, metadata_store.encode(topic_document(topic), writer)), *with_puts]
@@ -275,7 +284,7 @@ class TopicLifecycle:
         return done.succeeded
 
     def _owner(self) -> TopicCreator | None:
-        """This broker and its session. Raises `Unavailable` if it has none; None on a single node."""
+        """Return this broker and its session; None on a single node. Raises `Unavailable` if it has no session."""
         if self._broker_epoch is None:
             return None
         epoch = self.epoch()
@@ -284,11 +293,11 @@ class TopicLifecycle:
         return TopicCreator(self._node_id, epoch)
 
     def epoch(self) -> int:
-        """The epoch of this broker's session; 0: none."""
+        """Return the epoch of this broker's session; 0 if it has none."""
         return 0 if self._broker_epoch is None else self._broker_epoch()
 
     def _session_guard(self) -> list[Compare]:
-        """The condition that makes a write fail when this broker's session has ended."""
+        """Return the condition with which a write fails if the session of this broker has ended."""
         created_by = self._owner()
         if created_by is None:
             return []
@@ -299,7 +308,8 @@ class TopicLifecycle:
             raise Unavailable("this broker's session has ended")
 
     @property
-    def _bytes_beside_topic(self) -> int:
+    def _partition_puts_max(self) -> int:
+        """Number of partition keys that one transaction can write together with the key of the topic."""
         return self._store.operations_max - 1
 
     def _partition_puts(self, topic: Topic, start: int) -> list[Put]:
@@ -314,7 +324,7 @@ class TopicLifecycle:
 
     async def _put_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
         guard = Compare(self.state.keys.topic(topic.name), mod_revision=topic.mod_revision)
-        for chunk in chunks(puts, self._store.operations_max):
+        for chunk in split_into_chunks(puts, self._store.operations_max):
             done = await metadata_store.transact_with_retries(
                 self._store, [guard, *self._session_guard()], chunk
             )
@@ -322,6 +332,6 @@ class TopicLifecycle:
                 raise ConcurrentChange(f"topic {topic.name} was changed by another")
 
 
-def chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    """`items`, at most `size` at a time."""
+def split_into_chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    """Yield the items in order, in sequences of at most `size`."""
     return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,12 +1,13 @@
 """Topic service: create, delete, describe and configure topics, and add partitions.
 
-Decides what may be changed, and returns the outcome to the caller; `TopicLifecycle` carries it out, in an order that
-survives a crash at any time. In a cluster any broker creates and deletes topics; the others open and close their
-replicas when their metadata images change.
+`TopicService` checks which changes are valid; `TopicLifecycle` executes them in steps between which a crash is
+harmless. In a cluster, the broker that receives the request creates or deletes the topic; the other brokers open and
+close their replicas when their metadata images change.
 
 Invariants:
-* A topic is in `state.topics` only while it is live, durably. Open partitions that are not in it are not served.
-* Of two changes of the same topic only one succeeds: each step is a guarded transaction.
+* `state.topics` contains exactly the topics that are durably live. Clients cannot use partitions of other topics, even
+  if they are open.
+* Of two concurrent changes of one topic only one succeeds, because each step is a guarded transaction.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
-from mansio.broker.services.topic_lifecycle import TopicLifecycle, chunks
+from mansio.broker.services.topic_lifecycle import TopicLifecycle, split_into_chunks
 from mansio.config import topic_config
 from mansio.config.broker_config import BrokerLayers
 from mansio.config.config_entries import topic_entries
@@ -66,11 +67,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
-NO_TOPIC_ID: Final = UUID(int=0)
-MISSING_TOPICS_LOGGED_MAX: Final = 100
-"""Topics of which the log says that they were not created; clients may name any number of them."""
+"""How often a change is attempted if another broker changes the same topic concurrently."""
 
-INTERNAL_CHANGEABLE: Final = frozenset(
+NO_TOPIC_ID: Final = UUID(int=0)
+"""Topic id of a topic that is not created yet."""
+
+MISSING_TOPICS_LOGGED_MAX: Final = 100
+"""Maximum number of topics that are logged as missing and not created automatically; clients may name any number."""
+
+INTERNAL_TOPIC_CHANGEABLE_SETTINGS: Final = frozenset(
     {
         "delete.retention.ms",
         "index.interval.bytes",
@@ -81,26 +86,26 @@ INTERNAL_CHANGEABLE: Final = frozenset(
         "segment.ms",
     }
 )
-"""Settings of internal topics that may be changed: storage layout and compaction. Kafka allows all; another cleanup
-policy or a retention would delete the offsets of groups."""
+"""Settings of internal topics that may be changed: storage layout and compaction. Kafka allows all; a
+different cleanup policy or retention would delete the offsets of groups."""
 
 
 class TopicService:
-    """All methods run on the broker's event loop.
+    """Creates, deletes, describes and alters topics. All methods run on the broker's event loop.
 
-    `open_partitions(topic)` creates the directories and opens the logs that are not open yet; `close_partitions(topic)`
-    closes the open ones and removes the data of the whole topic, also where there is none. Both are complete and
-    durable on return.
+    `open_partitions(topic)` creates the directories of a topic and opens its logs, as far as they are not open yet.
+    `close_partitions(topic)` closes its open logs and removes all its data; it is no error if there is none. The
+    effects of both are durable on return.
     """
 
     __slots__ = (
         "_broker_epoch",
         "_layers",
+        "_lifecycle",
         "_missing_topics_logged",
         "_random",
         "_scheduler",
         "_settings",
-        "_steps",
         "_store",
         "encoder",
         "state",
@@ -118,8 +123,8 @@ class TopicService:
         close_partitions: Callable[[Topic], Awaitable[None]],
         broker_epoch: Callable[[], int] | None = None,
     ) -> None:
-        """`broker_epoch` returns the epoch of this broker's session (0: it has none, and nothing can be changed);
-        None on a single node."""
+        """`broker_epoch`: None on a single node; in a cluster it returns the epoch of this broker's session, 0 if it
+        has no session and therefore cannot change anything."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
@@ -129,7 +134,7 @@ class TopicService:
         self._random = random
         self._broker_epoch = broker_epoch
         self._missing_topics_logged: set[str] = set()
-        self._steps = TopicLifecycle(
+        self._lifecycle = TopicLifecycle(
             store=store,
             state=state,
             scheduler=scheduler,
@@ -141,38 +146,38 @@ class TopicService:
         )
 
     def use_settings(self, layers: BrokerLayers, effective: Settings) -> None:
-        """The settings of the broker in force, and their sources."""
+        """Use new settings of the broker: `effective` values, and `layers` with their sources."""
         self._layers = layers
         self._settings = effective
 
     # Read
 
     def find(self, name: str) -> Topic:
-        """The live topic of this name. Raises `UnknownTopicOrPartition`."""
+        """Return the live topic with this name. Raises `UnknownTopicOrPartition`."""
         topic = self.state.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {name!r}")
         return topic
 
     def find_by_id(self, topic_id: UUID) -> Topic:
-        """The live topic with this id. Raises `UnknownTopicId`."""
+        """Return the live topic with this id. Raises `UnknownTopicId`."""
         topic = self.state.topics_by_id.get(topic_id)
         if topic is None:
             raise UnknownTopicId(f"there is no topic with id {topic_id}")
         return topic
 
     def settings_of(self, topic: Topic) -> TopicSettings:
-        """The effective settings of a topic."""
+        """Return the effective settings of a topic."""
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
-        """Every setting of a topic with its source."""
+        """Return all settings of a topic with their sources."""
         return topic_entries(topic.configs, self._layers, topic.replication_factor)
 
     # Change
 
     async def create(self, new: NewTopic, *, validate_only: bool = False, internal: bool = False) -> Topic:
-        """Create a topic; it is open, durable and visible on return.
+        """Create a topic. On return it is durable, its partitions are open, and clients can find it.
 
         Raises `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
         `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only` nothing is
@@ -195,11 +200,12 @@ class TopicService:
         return created
 
     async def find_or_auto_create(self, name: str, *, is_allowed_by_client: bool) -> Topic:
-        """The topic for a client's request for metadata; it is created where the client allows it and
-        `auto_create_topics_enable` is set. Raises `InvalidTopic`, `UnknownTopicOrPartition`, and as `create`.
+        """Return the topic for which a client requests metadata. If it does not exist, it is created if the client
+        allows it and `auto_create_topics_enable` is set. Raises `InvalidTopic`, `UnknownTopicOrPartition`, and the
+        errors of `create`.
 
-        Kafka's default is to create topics: programs that rely on it wait for the topic, or fail without a reason.
-        Therefore the setting is named in the log, once for each topic.
+        Kafka creates topics by default. Programs that rely on it wait for the topic, or fail with a misleading error;
+        therefore the setting is mentioned in the log, once for each topic.
         """
         topic = self.state.topics.get(name)
         if topic is not None:
@@ -213,13 +219,13 @@ class TopicService:
         try:
             return await self.auto_create(name)
         except UnknownTopicOrPartition:
-            raise  # being created by another request, or deleted meanwhile
+            raise  # another request is creating the topic, or has deleted it meanwhile
         except MansioError as error:
             logger.warning("topic_auto_create_failed", extra=fields(topic=name, reason=error))
             raise
 
     async def auto_create(self, name: str) -> Topic:
-        """Create a topic with the broker's defaults; one that was created concurrently is returned."""
+        """Create a topic with the broker's default settings, or return it if another request has just created it."""
         try:
             return await self.create(NewTopic(name))
         except TopicAlreadyExists:
@@ -237,10 +243,10 @@ class TopicService:
         """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal), `StorageError`."""
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
-        await self._uninterrupted(self._steps.delete(topic), name=f"delete topic {topic.name}")
+        await self._uninterrupted(self._lifecycle.delete(topic), name=f"delete topic {topic.name}")
         logger.info("topic_deleted", extra=fields(topic=topic.name, id=topic.topic_id))
 
-    async def grow(
+    async def add_partitions(
         self,
         name: str,
         count: int,
@@ -248,7 +254,8 @@ class TopicService:
         *,
         validate_only: bool = False,
     ) -> Topic:
-        """Add partitions, to `count` in total; `assignments` names the brokers of the new ones.
+        """Add partitions to a topic until it has `count`. `assignments`: the brokers of each new partition, None to let
+        this broker choose them.
 
         Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`.
         """
@@ -274,9 +281,10 @@ class TopicService:
     async def alter_configs(
         self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> Topic:
-        """Change settings of a topic (KIP-339); with `replace` the others are reset to their defaults.
+        """Change settings of a topic (KIP-339). With `replace`, settings that `changes` does not name are reset to
+        their defaults; settings that an internal topic requires keep their values.
 
-        Settings that an internal topic requires keep their values. Raises `UnknownTopicOrPartition`, `InvalidConfig`,
+        Raises `UnknownTopicOrPartition`, `InvalidConfig`,
         `InvalidRequest`, `PolicyViolation` (a required setting of an internal topic).
         """
         for _ in range(CONFLICT_ATTEMPTS_MAX):
@@ -292,7 +300,7 @@ class TopicService:
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed
-            if await self._steps.write(changed):
+            if await self._lifecycle.write(changed):
                 _warn_without_effect(
                     name, {key: value for key, value in configs.items() if topic.configs.get(key) != value}
                 )
@@ -303,15 +311,16 @@ class TopicService:
         raise ConcurrentChange(f"the settings of {name} are being changed concurrently")
 
     async def begin_leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> None:
-        """Start a new leader epoch of these partitions (topic, index), led by this broker. One change for all of them:
-        each change rebuilds the topic in every metadata image.
+        """Start a new leader epoch of (topic, partition) pairs that this broker leads. All are changed together,
+        because each change rebuilds topics in the metadata image.
 
-        Needed after a recovery that truncated a torn tail, because the offsets of that tail are assigned again. Not in
-        a cluster, where a leader is elected per session, so that a start has a new epoch in any case.
+        This is necessary after a recovery that truncated a torn tail, because the offsets of that tail are assigned
+        again. In a cluster this does nothing: there a restarted broker has a new session, and leaders get a new epoch
+        with each session.
         """
         if self._broker_epoch is not None:
             return
-        for chunk in chunks(partitions, self._store.operations_max):
+        for chunk in split_into_chunks(partitions, self._store.operations_max):
             await self._begin_leader_epochs(chunk)
 
     async def _begin_leader_epochs(self, partitions: Sequence[tuple[str, int]]) -> None:
@@ -337,18 +346,18 @@ class TopicService:
         )
 
     async def recover(self) -> None:
-        """At start: finish the deletion of unfinished topics, later if the disk is full, and bring internal topics
-        that an earlier version created to their current settings. In a cluster other brokers may be working on
-        unfinished topics; the controller decides there."""
+        """Prepare the topics at the start of the broker: delete unfinished topics (a task tries again if the disk is
+        full), and add new required settings to internal topics that an earlier version created. In a cluster,
+        unfinished topics are left to the controller, because other brokers may be working on them."""
         for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
             logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
-            await self._steps.delete_unfinished(topic)
+            await self._lifecycle.delete_unfinished(topic)
         for topic in tuple(self.state.topics.values()):
             if topic.internal and (missing := _own_configs(topic.name).keys() - topic.configs.keys()):
                 settings = ",".join(sorted(missing))
                 logger.info("topic_settings_added", extra=fields(topic=topic.name, settings=settings))
                 configs = {**_own_configs(topic.name), **topic.configs}
-                await self._steps.write(dataclasses.replace(topic, configs=configs))
+                await self._lifecycle.write(dataclasses.replace(topic, configs=configs))
 
     # Plan, without effects
 
@@ -383,10 +392,10 @@ class TopicService:
 
     @property
     def _partitions_available(self) -> int:
-        return self._settings.partitions_max - self.state.partition_count - self._steps.opening
+        return self._settings.partitions_max - self.state.partition_count - self._lifecycle.opening_count
 
     def _hosts(self, start: int) -> ClusterBrokers | None:
-        """The brokers that can hold partitions; None on a single node."""
+        """Return the brokers that can have replicas of new partitions; None on a single node."""
         if self._broker_epoch is None:
             return None
         brokers = {
@@ -398,15 +407,15 @@ class TopicService:
     # Execute
 
     async def _create(self, topic: Topic) -> Topic:
-        await self._steps.create(topic)
+        await self._lifecycle.create(topic)
         return self.find(topic.name)
 
     async def _grow(self, topic: Topic, added: Partitions) -> Topic:
-        await self._steps.grow(topic, added)
+        await self._lifecycle.add_partitions(topic, added)
         return self.find(topic.name)
 
     async def _uninterrupted(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
-        """Complete `work` even if the caller is cancelled."""
+        """Run `work` to its end even if the caller is cancelled; return its result."""
         promise: Promise[T] = self._scheduler.promise()
 
         async def run() -> None:
@@ -419,30 +428,30 @@ class TopicService:
                     logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
                 else:
                     promise.set_exception(error)
-            finally:  # the scheduler reports a defect, and the caller does not wait forever
+            finally:  # after an unexpected error, which the scheduler logs, the caller must not wait forever
                 if not promise.done():
-                    promise.set_exception(Unavailable(f"{name}: broken off"))
+                    promise.set_exception(Unavailable(f"{name}: interrupted by an unexpected error"))
 
         self._scheduler.spawn(run(), name=name)
         return await promise
 
 
 def _own_configs(name: str) -> dict[str, str]:
-    """The settings with which the internal topic of this name is created."""
+    """Return the settings with which the internal topic of this name is created."""
     return INTERNAL_CONFIGS_PRUNED if name in PRUNED_TOPICS else INTERNAL_CONFIGS
 
 
 def _check_internal(name: str, changes: Sequence[Change]) -> None:
     for change in changes:
-        if change.name in topic_config.SETTINGS and change.name not in INTERNAL_CHANGEABLE:
+        if change.name in topic_config.SETTINGS and change.name not in INTERNAL_TOPIC_CHANGEABLE_SETTINGS:
             raise PolicyViolation(
                 f"{name} is the broker's own: {change.name} cannot be changed there, only "
-                f"{', '.join(sorted(INTERNAL_CHANGEABLE))}"
+                f"{', '.join(sorted(INTERNAL_TOPIC_CHANGEABLE_SETTINGS))}"
             )
 
 
 def _warn_without_effect(name: str, configs: Mapping[str, str]) -> None:
-    """Log the settings among `configs` that are only stored, in one line."""
+    """Log in one line the settings among `configs` that Mansio stores without any effect."""
     ineffective = sorted(configs.keys() & topic_config.WITHOUT_EFFECT.keys())
     if ineffective:
         reasons = "; ".join(f"{each}: {topic_config.WITHOUT_EFFECT[each]}" for each in ineffective)
@@ -450,7 +459,8 @@ def _warn_without_effect(name: str, configs: Mapping[str, str]) -> None:
 
 
 def _described(before: Topic, after: Topic) -> str:
-    """The changes as `name=value` with commas; a setting that was reset to its default has no value."""
+    """Return the changed settings as `name=value`, separated by commas; the value is empty after a reset to the
+    default."""
     names = sorted({*before.configs, *after.configs})
     return ",".join(
         f"{name}={after.configs.get(name, '')}"

@@ -56,7 +56,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
     operations = ALL_OF_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
     described = service.cluster_description.describe(context.listener)
     encoder = service.topics.encoder
-    alive = described.alive
+    alive = described.live_broker_ids
     if request.topics is None or (version == 0 and not request.topics):
         topics = [
             encoder.encode(version, topic, alive, operations)
@@ -171,7 +171,7 @@ async def describe_topic_partitions(
     A page ends before the partition that `next_cursor` names; a cursor whose topic was deleted continues with the next
     topic.
     """
-    alive = service.cluster_description.describe(context.listener).alive
+    alive = service.cluster_description.describe(context.listener).live_broker_ids
     cursor = None if request.cursor is None else (request.cursor.topic_name, request.cursor.partition_index)
     page = service.cluster_description.describe_topics(
         {topic.name for topic in request.topics},

@@ -48,19 +48,19 @@ def fetch(
         request = wire.decode_request(header.api_version, frame, header.body_position)
     if request.replica_id >= 0:
         try:
-            follower = service.authenticator.require(
+            follower = service.authenticator.require_identity(
                 peer, request.replica_id, request.replica_epoch, connection.client_host
             )
         except MansioError as error:
-            return _encode(service, connection, header, FetchResult.refused(request, error))
+            return _encode(service, connection, header, FetchResult.for_rejected_request(request, error))
     sampled = follower is None and not fetches.counters.fetches & SAMPLE_MASK
-    stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
-    result, is_final = fetches.begin(request, header.client_id, follower)
+    stopwatch = service.statistics.start_stopwatch(service.statistics.fetch_latency) if sampled else None
+    result, is_final = fetches.begin_fetch(request, header.client_id, follower)
     if is_final:
         if stopwatch is not None:
             stopwatch.stop()
         return _encode(service, connection, header, result)
-    waited = service.statistics.time(service.statistics.fetch_waited) if sampled else None
+    waited = service.statistics.start_stopwatch(service.statistics.parked_fetch_latency) if sampled else None
     response = connection.defer()
     reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
     response.on_lost = fetches.park(request, header.client_id, result, reply.send, follower).cancel
@@ -101,12 +101,12 @@ def _encode(
     error_code = 0
     if result.is_urgent:
         error_code = _count_errors(service, result)
-    if result.by_replica and header.api_version == wire.REPLICA_FETCH_VERSION:
+    if result.is_by_follower and header.api_version == wire.REPLICA_FETCH_VERSION:
         parts = wire.encode_replica_response(header.correlation_id, _topics(result.topics), error_code)
         if parts is not None:
             return parts
     throttle_ms = 0
-    if not result.by_replica:
+    if not result.is_by_follower:
         quotas = service.quotas.active  # replication is not subject to clients' quotas
         if quotas is not None:
             if quotas.is_throttled(header.client_id):
@@ -114,7 +114,7 @@ def _encode(
             throttle_ms = quotas.record_fetch(header.client_id, result.size_bytes)
             if throttle_ms:
                 connection.pause_reading_ms(throttle_ms)
-        service.fetch.counters.fetched(result.size_bytes)
+        service.fetch.counters.count_fetch(result.size_bytes)
     return wire.encode_response(
         header.api_version, header.correlation_id, _topics(result.topics), throttle_ms, error_code
     )

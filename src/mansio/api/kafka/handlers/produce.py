@@ -65,7 +65,7 @@ def produce(
         if connection.template_misses % LEARN_EVERY == 0:
             connection.template = wire.build_template(header, frame, request)
         connection.template_misses += 1
-        pending = service.produce.begin(
+        pending = service.produce.begin_produce(
             request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN, client=connection
         )
         results = pending.results
@@ -167,7 +167,7 @@ def _recompressed(
 ) -> Sequence[ResponsePart] | None:
     """The rest of `produce_by_template` for a topic whose batches are recompressed."""
     topics = [(template.topic, template.topic_id, [(index, records)])]
-    pending = service.produce.begin(
+    pending = service.produce.begin_produce(
         topics,
         acks=template.acks,
         allow_zstd=template.version >= ZSTD_VERSION_MIN,

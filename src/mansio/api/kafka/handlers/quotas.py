@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.services.quotas import FIELDS, QuotaAlteration, QuotaFilter
+from mansio.broker.services.quotas import ENTITY_FIELDS, QuotaAlteration, QuotaFilter
 from mansio.state.quota import Entity, Part
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ async def describe_client_quotas(
 def _entity(entity: Entity) -> list[dict[str, Any]]:
     return [
         {"entity_type": kind, "entity_name": None if name is Part.DEFAULT else name}
-        for kind, field in FIELDS.items()
+        for kind, field in ENTITY_FIELDS.items()
         if (name := getattr(entity, field)) is not Part.ABSENT
     ]
 

@@ -136,7 +136,7 @@ def _refusal(service: BrokerServices, request: Struct, context: RequestContext) 
         return None
     peer, authenticator = context.peer, service.authenticator
     try:
-        authenticator.require(
+        authenticator.require_identity(
             peer, request.replica_id, -1 if peer is None else peer.broker_epoch, context.client_host
         )
     except MansioError as error:
@@ -150,7 +150,7 @@ def _epoch_end(
     try:
         if refusal is not None:
             raise refusal
-        end = service.records.epoch_end(
+        end = service.records.offset_for_leader_epoch(
             topic,
             None,
             wanted.partition,

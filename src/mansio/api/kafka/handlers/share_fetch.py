@@ -195,7 +195,7 @@ class _ShareFetch:
             throttle_ms = quotas.record_fetch(self._header.client_id, sent_bytes)
             if throttle_ms:
                 self._connection.pause_reading_ms(throttle_ms)
-        service.fetch.counters.fetched(sent_bytes)
+        service.fetch.counters.count_fetch(sent_bytes)
         return wire.encode_response(
             self._header.api_version,
             self._header.correlation_id,

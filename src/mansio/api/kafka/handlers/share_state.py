@@ -115,8 +115,8 @@ def _refusal(
     authenticator = service.authenticator
     try:
         if sender is None:
-            raise authenticator.refused(context.peer, UNKNOWN_SENDER_ID, context.client_host)
-        authenticator.require(context.peer, *sender, context.client_host)
+            raise authenticator.count_refused_request(context.peer, UNKNOWN_SENDER_ID, context.client_host)
+        authenticator.require_identity(context.peer, *sender, context.client_host)
     except MansioError as error:
         return StateResult(error.kafka_code, error.message)
     return None

@@ -124,7 +124,9 @@ async def create_partitions(
         try:
             if item.name in repeated:
                 raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
-            await service.topics.grow(item.name, item.count, assignments, validate_only=request.validate_only)
+            await service.topics.add_partitions(
+                item.name, item.count, assignments, validate_only=request.validate_only
+            )
         except MansioError as error:
             result |= _failure(error)
         results.append(result)

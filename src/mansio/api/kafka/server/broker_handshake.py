@@ -48,7 +48,7 @@ def handshake(
 
 
 def _challenge(service: BrokerServices, connection: Connection, request: Struct) -> dict[str, Any]:
-    connection.challenge = challenge = service.authenticator.challenge(
+    connection.challenge = challenge = service.authenticator.begin_handshake(
         request.nonce, connection.peer, connection.client_host
     )
     return {"nonce": challenge.listener_nonce}

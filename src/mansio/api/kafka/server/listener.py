@@ -92,7 +92,7 @@ class KafkaServer:
         self._sweep: Timer | None = None
         self._stall_watch: Timer | None = None
         self._stall_time_s = 0.0
-        service.produce.expire(self.now)
+        service.produce.time_out_requests(self.now)
         self._draining = False
 
     # Start and stop
@@ -189,7 +189,7 @@ class KafkaServer:
             logger.info("idle_connection_closed", extra=fields(peer=connection.client_host))
             self.counters.closed("idle")
             connection.close()
-        self.service.produce.expire(now)
+        self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
     def _close_stalled(self) -> None:
