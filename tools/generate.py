@@ -57,10 +57,10 @@ def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     return {
         "docs/ARCHITECTURE.md": _architecture,
-        "config.example.yaml": _settings("example"),
+        "config.example.yaml": _settings("render_example"),
         "docs/CLI.md": _command_line,
         "docs/COMPATIBILITY.md": compatibility.render,
-        "docs/CONFIGURATION.md": _settings("document"),
+        "docs/CONFIGURATION.md": _settings("render_document"),
         "docs/DELIVERY.md": _delivery,
         "docs/FEATURES.md": features.document,
     }

@@ -95,7 +95,7 @@ def _arrow(state: int, after: int) -> str:
 def group_settings() -> str:
     """Table of the settings of a share group."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
-    for row in share_group_config.KEYS:
+    for row in share_group_config.SHARE_CONFIG_KEYS:
         default = f"`{row.default}`" if row.default else "none"
         if row.broker_setting:
             default += f" (`{row.broker_setting}`)"

@@ -28,7 +28,7 @@ from mansio.metadata.metadata_store import (
     encode,
     transact_resolving_ambiguity,
 )
-from mansio.testing.metadata import ModelStore
+from mansio.testing.metadata import InMemoryStore
 from support.etcd import store_as_new
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store
@@ -57,13 +57,13 @@ def on_etcd(etcd: Etcd) -> Factory:
 
 
 def in_memory() -> Factory:
-    kept: list[ModelStore] = []
+    kept: list[InMemoryStore] = []
 
     @asynccontextmanager
     async def opened(_: Path) -> AsyncIterator[MetadataStore]:
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         if not kept:
-            kept.append(ModelStore(HostClock(), scheduler, events_kept=EVENTS_KEPT))
+            kept.append(InMemoryStore(HostClock(), scheduler, events_kept=EVENTS_KEPT))
         kept[0]._scheduler = scheduler  # opened again, on another loop
         store_client = kept[0].store_client()
         try:

@@ -101,7 +101,7 @@ class BrokerScheduler(SimulatedScheduler):
         self._tasks: list[_Work] = []
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
-        task = _Work(self, work, name, caught=True)
+        task = _Work(self, work, name, is_error_stored=True)
         self._tasks.append(task)
         return task
 

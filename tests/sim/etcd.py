@@ -1,6 +1,6 @@
 """The model of etcd as a simulated cluster meets it: late answers, late requests, leases that end late or early.
 
-`EtcdModel` is `mansio.testing.metadata.ModelStore` with a majority that can be lost; `SimulatedDoor` is one broker's
+`EtcdModel` is `mansio.testing.metadata.InMemoryStore` with a majority that can be lost; `SimulatedDoor` is one broker's
 way there, on which everything takes time. `KeepAliveTurns` runs the shipped keep-alive, whose thread is a scheduler of
 its own here.
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mansio.errors import MansioError, Unavailable
 from mansio.metadata.metadata_store import Ambiguous, LeaseExpired
 from mansio.node.lease_keep_alive import LeaseKeepAlive
-from mansio.testing.metadata import ModelStore, StoreClient
+from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +31,7 @@ CALL_MS_MAX = 1000
 """A call that is not answered in this time is given up; etcd may carry it out all the same."""
 
 
-class EtcdModel(ModelStore):
+class EtcdModel(InMemoryStore):
     """See the module. `renewed_ms`: when each lease was last granted or renewed, in simulated time."""
 
     def __init__(self, simulation: Simulation, clock: Clock, scheduler: SimulatedScheduler) -> None:
@@ -72,7 +72,7 @@ class EtcdModel(ModelStore):
         self.wake()
 
 
-class SimulatedDoor(StoreClient):
+class SimulatedDoor(InMemoryStoreClient):
     """`MetadataStore` and `Leases` of one broker's life."""
 
     def __init__(self, store: EtcdModel, scheduler: SimulatedScheduler, etcd: SimulatedScheduler) -> None:
@@ -249,7 +249,7 @@ class KeepAliveTurns(LeaseKeepAlive):
         door = self._door
         door._check()
         left_s = door.model.keep_alive(lease)
-        if door.answers_lost > 0:
-            door.answers_lost -= 1
+        if door.lost_response_count > 0:
+            door.lost_response_count -= 1
             raise Unavailable("the answer was lost")
         return left_s

@@ -237,7 +237,7 @@ def etcd_leader(world: World) -> bool:
     """etcd changes its leader: a second without, answers lost, leases lengthened."""
     for broker in world.brokers():
         if broker.running and hasattr(broker, "door"):
-            broker.door.answers_lost = world.random.randrange(2)
+            broker.door.lost_response_count = world.random.randrange(2)
     world.etcd.lose_majority()
     world.later(world.etcd.elect, 500, 1800)
     return True
@@ -263,8 +263,8 @@ def ambiguous(world: World) -> bool:
     broker = _ready(world)
     if broker is None:
         return False
-    broker.door.answers_lost = world.random.randrange(3)
-    broker.door.requests_lost = world.random.randrange(3)
+    broker.door.lost_response_count = world.random.randrange(3)
+    broker.door.lost_request_count = world.random.randrange(3)
     broker.door.late_requests = world.random.randrange(3)
     return True
 

@@ -16,7 +16,7 @@ from mansio.metadata.controller.controller import Controller
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import LeaseExpired
 from mansio.metadata.session import RENEW_FRACTION
-from mansio.testing.metadata import ModelStore, StoreClient
+from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
 from support.metadata import Host
 from support.virtual_time import SeededRandom, VirtualClock, VirtualLoop
 
@@ -39,7 +39,7 @@ class Cluster:
         self.loop = loop
         self.clock = VirtualClock(loop)
         self.scheduler = AsyncioScheduler(loop)
-        self.store = ModelStore(self.clock, self.scheduler)
+        self.store = InMemoryStore(self.clock, self.scheduler)
         self.balance_interval_ms = balance_interval_ms
         self.seeds = itertools.count(1)
         self.brokers: dict[int, Member] = {}
@@ -96,7 +96,7 @@ class Member:
         self.cluster = cluster
         self.node_id = node_id
         self.running = False
-        self.store_client: StoreClient = cluster.store.store_client()
+        self.store_client: InMemoryStoreClient = cluster.store.store_client()
         self.scheduler = AsyncioScheduler(cluster.loop)
         self.random = SeededRandom(next(cluster.seeds))
         self.host = SlowHost()

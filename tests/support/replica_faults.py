@@ -133,8 +133,8 @@ class History:
             self._change_leader()
             self.driver.call_later(self.random.uniform(5, 400), self._change_leader)
         elif name == "lost":
-            node.store.store_client.answers_lost = self.random.randrange(3)
-            node.store.store_client.requests_lost = self.random.randrange(3)
+            node.store.store_client.lost_response_count = self.random.randrange(3)
+            node.store.store_client.lost_request_count = self.random.randrange(3)
         elif name == "heal":
             cut.clear()
 

@@ -37,7 +37,7 @@ from mansio.storage.flush.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.testing.metadata import ModelStore, StoreClient
+from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, SimulatedRandom, Simulation
 from mansio.wire.batch.record_batch import TimestampType, build_batch
 from mansio.wire.batch.record_reader import read_records
@@ -143,7 +143,7 @@ class MemoryConnection:
 class SlowStore:
     """A store client with delays; `held` keeps transactions from reaching the store."""
 
-    def __init__(self, store_client: StoreClient, node: Node) -> None:
+    def __init__(self, store_client: InMemoryStoreClient, node: Node) -> None:
         self.store_client = store_client
         self._node = node
         self.held = False
@@ -289,7 +289,9 @@ class Node:
             rules=RULES,
             clock=self.clock,
             scheduler=self.scheduler,
-            settings=topic_config.resolve(self.cluster.topic_configs, {}, len(self.cluster.node_ids)),
+            settings=topic_config.resolve_topic_settings(
+                self.cluster.topic_configs, {}, len(self.cluster.node_ids)
+            ),
             storage_health=self.storage_health,
         )
         partition.add_hook(
@@ -405,7 +407,7 @@ class Cluster:
     ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
-        self.store = ModelStore(SimulatedClock(self.simulation), self.simulation.scheduler("store"))
+        self.store = InMemoryStore(SimulatedClock(self.simulation), self.simulation.scheduler("store"))
         self.topic_configs = configs or {}
         self.log_settings = log_settings or LogSettings()
         self.follower_settings = follower_settings or ReplicaFetcherSettings()

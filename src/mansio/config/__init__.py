@@ -1,1 +1,1 @@
-"""Broker settings: definitions, sources, reference."""
+"""Settings of brokers, topics and groups: definitions, sources, generated reference."""

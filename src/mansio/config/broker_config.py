@@ -11,7 +11,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import topic_config
-from mansio.config.config_def import INT64_MAX, ConfigDef, ConfigKey, ConfigType, integer, one_of
+from mansio.config.config_def import (
+    INT64_MAX,
+    ConfigDef,
+    ConfigKey,
+    ConfigType,
+    choice_parser,
+    integer_parser,
+)
 from mansio.config.settings import SPECIFICATIONS, Settings, default_of
 from mansio.errors import ConfigError
 
@@ -32,7 +39,8 @@ DYNAMIC_SETTINGS: Final = (
     "partitions_max",
     "replica_throttle_bytes_per_second",
 )
-"""Fields of `Settings`. What uses them reads the effective value, or is told by `BrokerRuntime`."""
+"""Fields of `Settings` that can be changed at run time. Their users read the effective value when they need it, or
+`BrokerRuntime` calls them after a change."""
 
 FOLLOWER_THROTTLE: Final = "follower.replication.throttled.rate"
 _REPLICA_THROTTLE: Final = "replica_throttle_bytes_per_second"
@@ -41,48 +49,48 @@ _THROTTLE_MAX: Final = 1 << 40
 _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType.STRING}
 
 
-def shown_name(name: str) -> str:
-    """The name under which clients see a field of `Settings`."""
+def config_name(name: str) -> str:
+    """The name that DescribeConfigs returns for a field of `Settings`: Kafka's, or `mansio.<name>`."""
     return SPECIFICATIONS[name].kafka_name or f"mansio.{name}"
 
 
 def _field_key(name: str) -> ConfigKey:
     specification, default = SPECIFICATIONS[name], default_of(name)
     if isinstance(default, bool):
-        parse: Any = one_of("true", "false", ignore_case=True)
+        parse: Any = choice_parser("true", "false", ignore_case=True)
     elif isinstance(default, int):
         assert specification.minimum is not None
         assert specification.maximum is not None
-        parse = integer(specification.minimum, specification.maximum)
+        parse = integer_parser(specification.minimum, specification.maximum)
     else:
-        parse = one_of(*specification.choices, ignore_case=True)
+        parse = choice_parser(*specification.choices, ignore_case=True)
     text = str(default).lower() if isinstance(default, bool) else str(default)
-    shown = shown_name(name)
+    shown = config_name(name)
     return ConfigKey(shown, _KINDS[type(default)], text, shown, specification.meaning, parse)
 
 
-_FIELDS: Final = {shown_name(name): name for name in DYNAMIC_SETTINGS}
+_FIELDS: Final = {config_name(name): name for name in DYNAMIC_SETTINGS}
 _TOPIC_NAMES: Final = {key.broker_name: key.name for key in topic_config.SETTINGS.values() if key.broker_name}
 THROTTLES: Final = (
     ConfigKey(
         FOLLOWER_THROTTLE, ConfigType.LONG, str(INT64_MAX), FOLLOWER_THROTTLE,
         "Maximum bytes per second that all replicas of this broker which are not in sync fetch together; it replaces"
-        f" {shown_name(_REPLICA_THROTTLE)} while it is set.",
-        integer(0, INT64_MAX),
+        f" {config_name(_REPLICA_THROTTLE)} while it is set.",
+        integer_parser(0, INT64_MAX),
     ),
     ConfigKey(
         "leader.replication.throttled.rate", ConfigType.LONG, str(INT64_MAX), "leader.replication.throttled.rate",
         "Maximum bytes per second that this broker sends to throttled replicas.",
-        integer(0, INT64_MAX), no_effect="replication is throttled on the followers",
+        integer_parser(0, INT64_MAX), no_effect="replication is throttled on the followers",
     ),
     ConfigKey(
         "replica.alter.log.dirs.io.max.bytes.per.second", ConfigType.LONG, str(INT64_MAX),
         "replica.alter.log.dirs.io.max.bytes.per.second",
         "Maximum bytes per second that are moved between log directories.",
-        integer(0, INT64_MAX), no_effect="there is one log directory",
+        integer_parser(0, INT64_MAX), no_effect="there is one log directory",
     ),
 )  # fmt: skip
-"""Kafka's throttles, which have dynamic values only and are shown only where they are set."""
+"""Kafka's replication throttles. They have dynamic values only; DescribeConfigs returns those that are set."""
 
 BROKER_CONFIG: Final = ConfigDef(
     "broker",
@@ -95,8 +103,8 @@ BROKER_CONFIG: Final = ConfigDef(
         ),
         *THROTTLES,
     ),
-    not_offered={
-        shown_name(
+    unsupported={
+        config_name(
             name
         ): "it is read at the start: set it in the broker's file or environment and restart the broker"
         for name in SPECIFICATIONS
@@ -105,21 +113,22 @@ BROKER_CONFIG: Final = ConfigDef(
 )
 
 
-class BrokerLayers(NamedTuple):
-    """The sources of a broker's values. `own` and `default` are the dynamic values of the broker and of all brokers."""
+class BrokerConfigSources(NamedTuple):
+    """The sources of a broker's settings. `own_values`: dynamic values of this broker; `default_values`: dynamic values
+    for all brokers."""
 
-    static: Settings
-    own: Mapping[str, str] = {}
-    default: Mapping[str, str] = {}
+    static_settings: Settings
+    own_values: Mapping[str, str] = {}
+    default_values: Mapping[str, str] = {}
 
-    def effective(self) -> Settings:
-        """The values in force. Values that this version does not know are ignored. Raises `ConfigError` if they
-        contradict each other."""
-        if not self.own and not self.default:
-            return self.static
-        topics = dict(self.static.topic_defaults)
+    def effective_settings(self) -> Settings:
+        """The effective settings. Dynamic values that this version does not know are ignored. Raises `ConfigError` if
+        values contradict each other."""
+        if not self.own_values and not self.default_values:
+            return self.static_settings
+        topics = dict(self.static_settings.topic_defaults)
         values: dict[str, Any] = {}
-        for layer in (self.default, self.own):
+        for layer in (self.default_values, self.own_values):
             for name, text in layer.items():
                 key = BROKER_CONFIG.keys.get(name)
                 if key is None or (key.no_effect and name not in _TOPIC_NAMES):
@@ -133,19 +142,20 @@ class BrokerLayers(NamedTuple):
                 elif name in _FIELDS:
                     field = _FIELDS[name]
                     values[field] = value == "true" if isinstance(default_of(field), bool) else value
-        throttle = self.own.get(FOLLOWER_THROTTLE, self.default.get(FOLLOWER_THROTTLE))
+        throttle = self.own_values.get(FOLLOWER_THROTTLE, self.default_values.get(FOLLOWER_THROTTLE))
         if throttle is not None:
             values[_REPLICA_THROTTLE] = max(int(throttle), 1) if int(throttle) <= _THROTTLE_MAX else 0
-        return dataclasses.replace(self.static, topic_defaults=topics, **values)
+        return dataclasses.replace(self.static_settings, topic_defaults=topics, **values)
 
-    def without_contradictions(self) -> tuple[BrokerLayers, dict[str, str]]:
-        """These sources without the dynamic values that contradict the others, and the reason for each of those.
+    def without_contradictions(self) -> tuple[BrokerConfigSources, dict[str, str]]:
+        """(sources without the dynamic values that contradict others, name of a removed value -> reason).
 
-        Another broker accepts a default that contradicts the static values of this one. The other values apply
-        nevertheless, in this order: those of this broker, then the defaults, each by name.
+        Such values exist because another broker accepts a default for all brokers that contradicts the static
+        settings of this one. Values are added one after the other, those of this broker first, then the defaults, each
+        in order of names; a value that contradicts those before it is removed.
         """
         try:
-            self.effective()
+            self.effective_settings()
         except ConfigError:
             pass
         else:
@@ -153,12 +163,12 @@ class BrokerLayers(NamedTuple):
         own: dict[str, str] = {}
         default: dict[str, str] = {}
         refused: dict[str, str] = {}
-        accepted = self._replace(own=own, default=default)
-        for source, target in ((self.own, own), (self.default, default)):
+        accepted = self._replace(own_values=own, default_values=default)
+        for source, target in ((self.own_values, own), (self.default_values, default)):
             for name in sorted(source):
                 target[name] = source[name]
                 try:
-                    accepted.effective()
+                    accepted.effective_settings()
                 except ConfigError as error:
                     del target[name]
                     refused[name] = str(error)

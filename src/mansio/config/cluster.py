@@ -16,7 +16,7 @@ from mansio.errors import ConfigError
 PEER_PORT: Final = 2380
 CLIENT_PORT: Final = 2379
 MEMBERS_MAX: Final = 7
-"""Recommended by etcd: each additional member makes every write slower."""
+"""Limit on the etcd members of a cluster, as etcd recommends: each additional member makes writes slower."""
 
 ENDPOINTS_MAX: Final = 16
 WILDCARD_HOSTS: Final = ("0.0.0.0", "::")  # noqa: S104  # refused as an address for clients
@@ -27,7 +27,7 @@ _ENTRY: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class MemberAddress:
-    """Addresses of one etcd member: for the other members, and for its clients."""
+    """Host of one etcd member, with the port for the other members and the port for its clients."""
 
     host: str
     peer_port: int = PEER_PORT
@@ -35,7 +35,7 @@ class MemberAddress:
 
     @property
     def name(self) -> str:
-        """The member's name in etcd."""
+        """The name under which the member is registered in etcd."""
         return re.sub(r"[^A-Za-z0-9.-]", "-", f"{self.host}-{self.peer_port}")
 
     def peer_url(self, scheme: str = "http") -> str:
@@ -54,7 +54,7 @@ def url_host(host: str) -> str:
 
 
 def parse_endpoints(text: str) -> tuple[str, ...]:
-    """The URLs in the setting `etcd_endpoints`, without duplicates and trailing slashes."""
+    """Parse the setting `etcd_endpoints`: URLs, without duplicates and trailing slashes. Raises `ConfigError`."""
     found = []
     for part in _parts(text):
         try:
@@ -74,7 +74,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 
 def parse_members(text: str) -> tuple[MemberAddress, ...]:
-    """The members in the setting `etcd_join`, sorted."""
+    """Parse the setting `etcd_join`: members, sorted. Raises `ConfigError`."""
     members = [parse_member("etcd_join", part) for part in _parts(text)]
     if len({member.name for member in members}) < len(members):
         raise ConfigError("etcd_join: two members have the same host and peer port")
@@ -94,7 +94,7 @@ def _parts(text: str) -> list[str]:
 
 
 def parse_member(name: str, text: str) -> MemberAddress:
-    """Parse one entry of the setting `name`."""
+    """Parse `text`, one etcd member in the setting `name`. Raises `ConfigError`."""
     found = _ENTRY.fullmatch(text)
     ports = (int(found["peer"] or PEER_PORT), int(found["client"] or CLIENT_PORT)) if found else (0, 0)
     if found is None or not all(0 < port < 65536 for port in ports) or ports[0] == ports[1]:

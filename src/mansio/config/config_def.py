@@ -1,11 +1,11 @@
 """Definitions of dynamic settings: names, types, defaults, validation and incremental changes (Kafka's ConfigDef).
 
-`topic_config` and `group_config` each define one `ConfigDef`. Values are kept as normalized text, because
-DescribeConfigs returns text.
+`topic_config`, `group_config` and `broker_config` each define one `ConfigDef`. Values are stored as text without
+redundant whitespace, because DescribeConfigs returns text.
 
-Invariant: a setting without effect is not accepted silently. It is either rejected with the reason (`not_offered`, or a
+Invariant: a setting without effect is not accepted silently. It is either rejected with the reason (`unsupported`, or a
 value that its validator rejects), or stored and documented with the reason (`no_effect`), which is logged when it is
-set; `effect` states from when on a setting is effective.
+set; `effect` states when a change becomes effective.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INT32_MAX: Final = (1 << 31) - 1
 
 
 class ConfigType(IntEnum):
-    """Type of a setting, with the numbers of DescribeConfigs v3 (KIP-569)."""
+    """Type of a setting, with the numbers of DescribeConfigs version 3 (KIP-569)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -59,8 +59,8 @@ class ConfigKey:
     """Definition of one setting.
 
     `parse` converts text to a value, or raises `ValueError` with the reason. `broker_name`: Kafka's name of the broker
-    setting that is the default; `broker_setting`: the name of that setting in `Settings`, for groups; both empty where
-    the broker has none. `no_effect`: why the setting is only stored.
+    setting that determines the default; `broker_setting`: in group settings, the field of `Settings` with that meaning;
+    both are empty if brokers have no such setting. `no_effect`: why the setting is stored but not used, or empty.
     """
 
     name: str
@@ -75,21 +75,22 @@ class ConfigKey:
 
 
 class ConfigDef:
-    """The settings of one type of resource. `not_offered`: Kafka's settings that are rejected, with the reason."""
+    """The settings of one type of resource: topics, groups or brokers. `unsupported`: name -> reason, for Kafka's
+    settings that are rejected."""
 
-    def __init__(self, resource: str, keys: Iterable[ConfigKey], *, not_offered: Mapping[str, str]) -> None:
+    def __init__(self, resource: str, keys: Iterable[ConfigKey], *, unsupported: Mapping[str, str]) -> None:
         self.keys: dict[str, ConfigKey] = {key.name: key for key in keys}
         self._resource = resource
-        self._not_offered = not_offered
+        self._unsupported = unsupported
         self._has_lists = any(key.kind is ConfigType.LIST for key in self.keys.values())
 
     def key(self, name: str) -> ConfigKey:
-        """The definition of a setting. Raises `InvalidConfig` with the reason or a similar name."""
+        """The definition of a setting. Raises `InvalidConfig` for an unknown or unsupported name."""
         key = self.keys.get(name)
         if key is not None:
             return key
-        if name in self._not_offered:
-            raise InvalidConfig(f"{name} is not offered: {self._not_offered[name]}")
+        if name in self._unsupported:
+            raise InvalidConfig(f"{name} is not supported: {self._unsupported[name]}")
         import difflib  # only for an error: it takes a tenth of the start time of an embedded broker
 
         similar = difflib.get_close_matches(str(name), list(self.keys), n=1, cutoff=0.6)
@@ -97,7 +98,7 @@ class ConfigDef:
         raise InvalidConfig(f"{name}: no such {self._resource} setting{hint}")
 
     def parse(self, name: str, text: str | None) -> Any:
-        """The value of a setting. Raises `InvalidConfig`, one line that contains the name."""
+        """Parse the value of a setting. Raises `InvalidConfig`, one line that contains the name."""
         key = self.key(name)
         if text is None:
             raise InvalidConfig(f"{name}: a value is required")
@@ -106,7 +107,7 @@ class ConfigDef:
         except ValueError as error:
             raise InvalidConfig(f"{name}: {error}") from error
 
-    def normalized(self, name: str, text: str | None) -> str:
+    def normalize(self, name: str, text: str | None) -> str:
         """The text of a value without redundant whitespace. Raises `InvalidConfig`."""
         value = self.parse(name, text)
         return ",".join(value) if isinstance(value, tuple) else str(value)
@@ -117,8 +118,8 @@ class ConfigDef:
         changes: Iterable[Change],
         default_of: Callable[[ConfigKey], str] = lambda key: key.default,
     ) -> dict[str, str]:
-        """The overrides after incremental changes (KIP-339). `default_of`: the base of a change to a list without an
-        override.
+        """The overrides after incremental changes (KIP-339). `default_of`: returns the value that APPEND and SUBTRACT
+        change if the setting has no override.
 
         DELETE of a setting without an override changes nothing, whatever its name: tools remove settings that they may
         have set before. Raises `InvalidConfig` for an invalid setting or value, `InvalidRequest` for an invalid
@@ -145,7 +146,7 @@ class ConfigDef:
                 if key.kind is not ConfigType.LIST:
                     raise InvalidConfig(f"{name}: append and subtract apply to lists only")
                 value = _changed_list(result.get(name, default_of(key)), operation, value)
-            result[name] = self.normalized(name, value)
+            result[name] = self.normalize(name, value)
         return result
 
 
@@ -160,8 +161,8 @@ def _changed_list(current: str, operation: int, value: str) -> str:
 # ---------------------------------------------------------------------- validators
 
 
-def integer(minimum: int, maximum: int) -> Callable[[str], int]:
-    """A whole number between two bounds, both included."""
+def integer_parser(minimum: int, maximum: int) -> Callable[[str], int]:
+    """A parser of whole numbers from `minimum` to `maximum`, both included."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*-?\d{1,19}\s*", text, re.ASCII):
@@ -171,8 +172,9 @@ def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
-def decimal(minimum: float, maximum: float) -> Callable[[str], float]:
-    """A decimal number between two bounds, both included; no infinity, no hexadecimal digits, no underscores."""
+def decimal_parser(minimum: float, maximum: float) -> Callable[[str], float]:
+    """A parser of decimal numbers from `minimum` to `maximum`, both included; it rejects infinity, hexadecimal digits
+    and underscores."""
 
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*-?(\d{1,19}(\.\d{0,19})?|\.\d{1,19})([eE]-?\d{1,3})?\s*", text, re.ASCII):
@@ -190,10 +192,11 @@ def _within(value: Number, minimum: Number, maximum: Number) -> Number:
     return value
 
 
-def one_of(
+def choice_parser(
     *choices: str, refused: Mapping[str, str] | None = None, ignore_case: bool = False
 ) -> Callable[[str], str]:
-    """One of some words. `refused`: reasons for values that Kafka accepts and Mansio does not."""
+    """A parser that accepts the words `choices`. `refused`: value -> reason, for values that Kafka accepts and Mansio
+    does not."""
 
     def parse(text: str) -> str:
         value = text.strip().lower() if ignore_case else text.strip()

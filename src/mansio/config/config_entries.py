@@ -1,4 +1,4 @@
-"""Settings of topics, groups and the broker for DescribeConfigs: value, source, synonyms, type, documentation.
+"""Entries of DescribeConfigs responses for topics, groups and brokers.
 
 Maps Mansio's settings to Kafka's broker names and units. A setting without a Kafka name is returned as `mansio.<name>`.
 Broker settings that cannot be changed while the broker runs (`broker_config`) are read-only.
@@ -13,20 +13,20 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.config import group_config, topic_config
-from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, shown_name
+from mansio.config.broker_config import BROKER_CONFIG, DYNAMIC_SETTINGS, THROTTLES, config_name
 from mansio.config.config_def import ConfigType
 from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.config.broker_config import BrokerLayers
+    from mansio.config.broker_config import BrokerConfigSources
     from mansio.config.config_def import ConfigKey
     from mansio.config.settings import Specification
 
 
 class Source(IntEnum):
-    """Source of a value, with Kafka's numbers."""
+    """Where the value of a setting is set, with Kafka's numbers of config sources."""
 
     TOPIC = 1
     DYNAMIC_BROKER = 2
@@ -37,7 +37,7 @@ class Source(IntEnum):
 
 
 class Synonym(NamedTuple):
-    """A setting that determines the value, in order of precedence."""
+    """One of the settings that can determine a value (KIP-226)."""
 
     name: str
     value: str
@@ -45,7 +45,7 @@ class Synonym(NamedTuple):
 
 
 class ConfigEntry(NamedTuple):
-    """The effective value of one setting."""
+    """One entry of a DescribeConfigs response. `synonyms` are in order of precedence."""
 
     name: str
     value: str
@@ -57,14 +57,15 @@ class ConfigEntry(NamedTuple):
 
 
 def topic_entries(
-    configs: Mapping[str, str], layers: BrokerLayers, replication_factor: int
+    configs: Mapping[str, str], layers: BrokerConfigSources, replication_factor: int
 ) -> list[ConfigEntry]:
-    """All effective settings of a topic. `layers`: those of the broker."""
+    """The entries of all settings of a topic. `configs`: overrides of the topic; `layers`: sources of the broker's
+    settings."""
     return [_topic_entry(row, configs, layers, replication_factor) for row in topic_config.SETTINGS.values()]
 
 
 def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
-    """All effective settings of a group."""
+    """The entries of all settings of a group. `configs`: overrides of the group."""
     entries = []
     for row in group_config.SETTINGS.values():
         synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name or row.name, row.default, Source.DEFAULT),)
@@ -77,8 +78,8 @@ def group_entries(configs: Mapping[str, str], settings: Settings) -> list[Config
     return entries
 
 
-def broker_entries(layers: BrokerLayers) -> list[ConfigEntry]:
-    """All settings of the broker, including the defaults of topics."""
+def broker_entries(layers: BrokerConfigSources) -> list[ConfigEntry]:
+    """The entries of all settings of a broker, including the defaults of topics."""
     entries = [_broker_entry(layers, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
         if row.broker_name:
@@ -93,7 +94,7 @@ def broker_entries(layers: BrokerLayers) -> list[ConfigEntry]:
 
 
 def default_broker_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
-    """The dynamic defaults of all brokers: only those that are set, as in Kafka."""
+    """The entries of the dynamic defaults for all brokers; as in Kafka only those that are set."""
     entries = []
     for name, value in sorted(configs.items()):
         row = BROKER_CONFIG.keys.get(name)
@@ -104,14 +105,14 @@ def default_broker_entries(configs: Mapping[str, str]) -> list[ConfigEntry]:
 
 
 def documentation(row: ConfigKey) -> str:
-    """Documentation of a topic setting, and from when on it is effective, or why it is not."""
+    """Documentation of a setting, followed by when a change becomes effective, or why the setting has no effect."""
     if row.no_effect:
         return f"{row.meaning} (Without effect: {row.no_effect}.)"
     return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
 
 
 def _topic_entry(
-    row: ConfigKey, configs: Mapping[str, str], layers: BrokerLayers, replication_factor: int
+    row: ConfigKey, configs: Mapping[str, str], layers: BrokerConfigSources, replication_factor: int
 ) -> ConfigEntry:
     synonyms = _default_synonyms(row, layers, replication_factor)
     if row.name in configs:
@@ -122,18 +123,24 @@ def _topic_entry(
     return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
 
 
-def _dynamic_synonyms(name: str, layers: BrokerLayers) -> tuple[Synonym, ...]:
-    found = ((layers.own, Source.DYNAMIC_BROKER), (layers.default, Source.DYNAMIC_DEFAULT_BROKER))
+def _dynamic_synonyms(name: str, layers: BrokerConfigSources) -> tuple[Synonym, ...]:
+    found = (
+        (layers.own_values, Source.DYNAMIC_BROKER),
+        (layers.default_values, Source.DYNAMIC_DEFAULT_BROKER),
+    )
     return tuple(Synonym(name, values[name], source) for values, source in found if name in values)
 
 
-def _default_synonyms(row: ConfigKey, layers: BrokerLayers, replication_factor: int) -> tuple[Synonym, ...]:
-    """The broker's values. None for a setting that Kafka's brokers do not have, unless `topic_defaults` sets it."""
+def _default_synonyms(
+    row: ConfigKey, layers: BrokerConfigSources, replication_factor: int
+) -> tuple[Synonym, ...]:
+    """The broker's values for a topic setting. Empty for a setting that Kafka's brokers do not have, unless
+    `topic_defaults` sets it."""
     synonyms: tuple[Synonym, ...] = ()
     if row.broker_name:
         built_in = topic_config.effective_value(row.name, {}, {}, replication_factor)
         synonyms = (Synonym(row.broker_name, built_in, Source.DEFAULT),)
-    defaults = layers.static.topic_defaults
+    defaults = layers.static_settings.topic_defaults
     if row.name in defaults:
         value = topic_config.effective_value(row.name, {}, defaults, replication_factor)
         synonyms = (Synonym(row.broker_name or row.name, value, Source.STATIC_BROKER), *synonyms)
@@ -152,9 +159,9 @@ def _entry(
 _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType.STRING}
 
 
-def _broker_entry(layers: BrokerLayers, name: str) -> ConfigEntry:
-    settings, specification = layers.static, SPECIFICATIONS[name]
-    shown = shown_name(name)
+def _broker_entry(layers: BrokerConfigSources, name: str) -> ConfigEntry:
+    settings, specification = layers.static_settings, SPECIFICATIONS[name]
+    shown = config_name(name)
     default = default_of(name)
     default_shown = Synonym(shown, _shown(default, specification), Source.DEFAULT)
     synonyms: tuple[Synonym, ...] = (default_shown,)

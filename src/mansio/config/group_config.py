@@ -2,11 +2,11 @@
 
 A group without an override uses the broker's setting.
 
-Deviation from Kafka: sessions and heartbeat intervals may be shorter, because a member that fails without leaving costs
-a session timeout; and the default heartbeat interval is half a second instead of five. Members receive assignments only
-in responses to heartbeats, so a released partition is not read until the next heartbeat of its new owner: a pause of up
-to one interval, which should be well below a second. A heartbeat costs about 80 us of CPU time: 1,000 members use a
-sixth of a core.
+Differences from Kafka: session timeouts and heartbeat intervals may be shorter, because the partitions of a member that
+fails without leaving are not read until its session times out; and the default heartbeat interval is half a second
+instead of five seconds. Members receive assignments only in responses to heartbeats, so a revoked partition is not read
+until the next heartbeat of its new owner, up to one interval later. A heartbeat costs about 80 us of CPU time: 1,000
+members use a sixth of a core.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.config import share_group_config
-from mansio.config.config_def import ConfigDef, ConfigKey, ConfigType, integer
+from mansio.config.config_def import ConfigDef, ConfigKey, ConfigType, integer_parser
 from mansio.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _KEYS: Final = (
         "45000",
         "group.consumer.session.timeout.ms",
         "Time without a heartbeat in ms after which a member is removed (groups of the consumer protocol).",
-        integer(6_000, 60_000),
+        integer_parser(6_000, 60_000),
         broker_setting="group_consumer_session_timeout_ms",
     ),
     ConfigKey(
@@ -40,12 +40,12 @@ _KEYS: Final = (
         "500",
         "group.consumer.heartbeat.interval.ms",
         "Interval of the heartbeats of members in ms (groups of the consumer protocol).",
-        integer(100, 15_000),
+        integer_parser(100, 15_000),
         broker_setting="group_consumer_heartbeat_interval_ms",
     ),
 )
 
-NOT_OFFERED: Final[dict[str, str]] = {
+UNSUPPORTED_SETTINGS: Final[dict[str, str]] = {
     "consumer.assignment.interval.ms": "a target assignment is computed at once",
     "consumer.assignor.offload.enable": "assignors run in the coordinator",
     "streams.heartbeat.interval.ms": "there are no streams groups",
@@ -53,12 +53,15 @@ NOT_OFFERED: Final[dict[str, str]] = {
     "streams.num.standby.replicas": "there are no streams groups",
 }
 
-GROUP_CONFIG: Final = ConfigDef("group", (*_KEYS, *share_group_config.KEYS), not_offered=NOT_OFFERED)
+GROUP_CONFIG: Final = ConfigDef(
+    "group", (*_KEYS, *share_group_config.SHARE_CONFIG_KEYS), unsupported=UNSUPPORTED_SETTINGS
+)
 SETTINGS: Final = GROUP_CONFIG.keys
 
 
-def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
-    """The effective value: the override, otherwise `default`. An override that this version cannot parse is ignored."""
+def effective_int_value(name: str, configs: Mapping[str, str], default: int) -> int:
+    """The effective value of the setting `name`: the group's override, otherwise `default`. An override that this
+    version cannot parse is ignored."""
     text = configs.get(name)
     if text is None:
         return default
@@ -69,12 +72,13 @@ def value_of(name: str, configs: Mapping[str, str], default: int) -> int:
 
 
 def check_combination(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
-    """Check rules that concern several effective values; `defaults` are the broker's. Raises `InvalidConfig`."""
+    """Check that each heartbeat interval is less than the session timeout. `defaults`: the broker's values by name.
+    Raises `InvalidConfig`."""
     for session, interval in (
         (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL),
-        (share_group_config.SESSION_TIMEOUT, share_group_config.HEARTBEAT_INTERVAL),
+        (share_group_config.SHARE_SESSION_TIMEOUT, share_group_config.SHARE_HEARTBEAT_INTERVAL),
     ):
-        session_ms = value_of(session, configs, defaults[session])
-        interval_ms = value_of(interval, configs, defaults[interval])
+        session_ms = effective_int_value(session, configs, defaults[session])
+        interval_ms = effective_int_value(interval, configs, defaults[interval])
         if interval_ms >= session_ms:
             raise InvalidConfig(f"{interval}: {interval_ms} is not less than {session}, {session_ms}")

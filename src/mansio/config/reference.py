@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from mansio.config.config_def import ConfigKey
 
-DOCUMENT: Final = "docs/CONFIGURATION.md"
-EXAMPLE: Final = "config.example.yaml"
-COLUMNS: Final = 110
+DOCUMENT_PATH: Final = "docs/CONFIGURATION.md"
+EXAMPLE_PATH: Final = "config.example.yaml"
+LINE_LENGTH: Final = 110
 
 _INTRODUCTION: Final = """\
 # Configuration
@@ -70,8 +70,8 @@ Kafka 4 refuses them as well.
 """
 
 
-def document() -> str:
-    """The content of docs/CONFIGURATION.md."""
+def render_document() -> str:
+    """Return the content of docs/CONFIGURATION.md."""
     rows = [
         (
             f"`{name}`",
@@ -90,7 +90,7 @@ def document() -> str:
         )
         for row in topic_config.SETTINGS.values()
     ]
-    refused = [(f"`{name}`", _cell(reason)) for name, reason in topic_config.NOT_OFFERED.items()]
+    refused = [(f"`{name}`", _cell(reason)) for name, reason in topic_config.UNSUPPORTED_SETTINGS.items()]
     return "\n".join(
         [
             _INTRODUCTION,
@@ -118,8 +118,8 @@ def _effect(row: ConfigKey) -> str:
     return f" **{row.effect[0].upper()}{row.effect[1:]}.**" if row.effect else ""
 
 
-def example() -> str:
-    """The content of config.example.yaml: every setting with its default and its meaning."""
+def render_example() -> str:
+    """Return the content of config.example.yaml: every setting with its default and its meaning."""
     lines = [
         "# Every setting of a Mansio broker with its default. Keep the ones you change and delete the others.",
         "# See docs/CONFIGURATION.md.",
@@ -127,7 +127,7 @@ def example() -> str:
     for name, specification in SPECIFICATIONS.items():
         allowed = _range(name)
         comment = specification.meaning + (f" ({allowed})" if allowed else "")
-        lines += ["", *textwrap.wrap(comment, COLUMNS, initial_indent="# ", subsequent_indent="# ")]
+        lines += ["", *textwrap.wrap(comment, LINE_LENGTH, initial_indent="# ", subsequent_indent="# ")]
         if name == "topic_defaults":
             lines.append("topic_defaults: {}")
             lines += [
@@ -187,8 +187,8 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def main() -> None:
-    """Write both files."""
-    for path, text in ((DOCUMENT, document()), (EXAMPLE, example())):
+    """Write docs/CONFIGURATION.md and config.example.yaml."""
+    for path, text in ((DOCUMENT_PATH, render_document()), (EXAMPLE_PATH, render_example())):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
 

@@ -45,7 +45,7 @@ DAY_MS: Final = 24 * HOUR_MS
 
 
 class Origin(StrEnum):
-    """Origin of a value; later ones override earlier ones."""
+    """Where the value of a setting comes from; a later origin in this list overrides the earlier ones."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -54,7 +54,7 @@ class Origin(StrEnum):
 
 
 class Address(NamedTuple):
-    """A host and a port; port 0: the system assigns a free one."""
+    """A host and a port. With port 0 the operating system assigns a free port."""
 
     host: str
     port: int
@@ -65,10 +65,10 @@ class Address(NamedTuple):
 
 
 class Specification(NamedTuple):
-    """Definition of a setting, except its name, type and default, which the dataclass field holds.
+    """Definition of a setting. Its name, type and default are those of the dataclass field.
 
-    `kafka`: Kafka has a broker setting with the same name and meaning. `kafka_name` is Kafka's name, also where it
-    differs ("" if Kafka has no such setting); `kafka_unit` is the number of our units in one of Kafka's.
+    `is_kafka_setting`: Kafka has a broker setting with the same name and meaning. `kafka_name`: Kafka's name, which may
+    differ; "" if Kafka has no such setting. `kafka_unit`: Kafka's unit in Mansio's units, such as 60,000 for minutes.
     """
 
     meaning: str
@@ -77,7 +77,7 @@ class Specification(NamedTuple):
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     address: str = ""  # "required" or "optional": the value is host:port
-    kafka: bool = False
+    is_kafka_setting: bool = False
     kafka_name: str = ""
     kafka_unit: int = 1
 
@@ -87,15 +87,17 @@ def _setting(default: Any, meaning: str, **more: Any) -> Any:
 
 
 def _count(
-    default: int, meaning: str, *, minimum: int = 1, maximum: int = INT32_MAX, kafka: bool = False
+    default: int, meaning: str, *, minimum: int = 1, maximum: int = INT32_MAX, is_kafka_setting: bool = False
 ) -> Any:
-    return _setting(default, meaning, minimum=minimum, maximum=maximum, kafka=kafka)
+    return _setting(default, meaning, minimum=minimum, maximum=maximum, is_kafka_setting=is_kafka_setting)
 
 
 def _bytes(
-    default: int, meaning: str, *, minimum: int = KIB, maximum: int = 1 << 40, kafka: bool = False
+    default: int, meaning: str, *, minimum: int = KIB, maximum: int = 1 << 40, is_kafka_setting: bool = False
 ) -> Any:
-    return _setting(default, meaning, unit="bytes", minimum=minimum, maximum=maximum, kafka=kafka)
+    return _setting(
+        default, meaning, unit="bytes", minimum=minimum, maximum=maximum, is_kafka_setting=is_kafka_setting
+    )
 
 
 def _ms(default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, **more: Any) -> Any:
@@ -109,25 +111,25 @@ class Settings:
     # Identity and listeners
     # Not `log_dirs`: it is one directory, for metadata as well as for logs.
     data_dir: str = _setting("mansio-data", "Directory of all data of this broker.", kafka_name="log.dirs")
-    node_id: int = _count(1, "Number of this broker in its cluster.", minimum=0, kafka=True)
+    node_id: int = _count(1, "Number of this broker in its cluster.", minimum=0, is_kafka_setting=True)
     cluster_id: str = _setting(
         "",
         "Id of the cluster. Empty: generated at the first start and stored with the data; a different one is refused.",
     )
     broker_rack: str = _setting(
-        "", "Rack of this broker, which is sent to clients. Empty: none is sent.", kafka=True
+        "", "Rack of this broker, which is sent to clients. Empty: none is sent.", is_kafka_setting=True
     )
     listeners: str = _setting(
         "127.0.0.1:9092",
         "host:port of the Kafka protocol. Port 0: a free one. The default accepts local connections only.",
         address="required",
-        kafka=True,
+        is_kafka_setting=True,
     )
     advertised_listeners: str = _setting(
         "",
         "host:port that clients connect to. Empty: the address of the listener.",
         address="optional",
-        kafka=True,
+        is_kafka_setting=True,
     )
     http_listener: str = _setting(
         "127.0.0.1:9080", "host:port of health and metrics. Empty: off.", address="optional"
@@ -162,10 +164,10 @@ class Settings:
 
     # Topics
     num_partitions: int = _count(
-        1, "Partitions of a topic created without a partition count.", maximum=100_000, kafka=True
+        1, "Partitions of a topic created without a partition count.", maximum=100_000, is_kafka_setting=True
     )
     auto_create_topics_enable: bool = _setting(
-        False, "Create a topic when a client asks for its metadata.", kafka=True
+        False, "Create a topic when a client asks for its metadata.", is_kafka_setting=True
     )
     partitions_max: int = _count(10_000, "Maximum number of partitions on this broker, all topics together.")
     topic_defaults: Mapping[str, str] = field(
@@ -178,24 +180,24 @@ class Settings:
     )
 
     # Connections and requests
-    max_connections: int = _count(4096, "Maximum number of open client connections.", kafka=True)
+    max_connections: int = _count(4096, "Maximum number of open client connections.", is_kafka_setting=True)
     max_connections_per_ip: int = _count(
         0,
         "Maximum number of open connections from one address. 0: limited by max_connections only.",
         minimum=0,
-        kafka=True,
+        is_kafka_setting=True,
     )
     connections_max_idle_ms: int = _ms(
         10 * MINUTE_MS,
         "A connection without a request for this long is closed. 0: never.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     socket_request_max_bytes: int = _bytes(
         100 * MIB,
         "Maximum size of a request.",
         minimum=64 * KIB,
         maximum=INT32_MAX,
-        kafka=True,
+        is_kafka_setting=True,
     )
     in_flight_requests_per_connection_max: int = _count(
         128,
@@ -209,12 +211,12 @@ class Settings:
         256 * MIB,
         "Maximum bytes of requests and unsent responses of all connections together.",
         minimum=MIB,
-        kafka=True,
+        is_kafka_setting=True,
     )
     fetch_max_bytes: int = _bytes(
         55 * MIB,
         "Maximum bytes of one fetch response (at least one batch is returned).",
-        kafka=True,
+        is_kafka_setting=True,
     )
     quota_burst_ms: int = _ms(
         10 * SECOND_MS,
@@ -232,20 +234,20 @@ class Settings:
         100,
         "Data written with acks=0 or 1 is synced within this time. Consumers receive it only after the sync.",
         maximum=MINUTE_MS,
-        kafka=True,
+        is_kafka_setting=True,
     )
     log_flush_offset_checkpoint_interval_ms: int = _ms(
         SECOND_MS,
         "Interval of the recovery-point checkpoint of a log that is written to; recovery starts there.",
         minimum=10,
-        kafka=True,
+        is_kafka_setting=True,
     )
     open_files_max: int = _count(4096, "Maximum number of open segment files.", minimum=16)
     log_retention_check_interval_ms: int = _ms(
         5 * MINUTE_MS,
         "Interval at which every partition is checked for segments that retention.ms or retention.bytes delete.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     retention_hold_disk_free_bytes_min: int = _bytes(
         512 * MIB,
@@ -258,19 +260,19 @@ class Settings:
         15 * SECOND_MS,
         "Interval at which partitions are checked for records that compaction should remove.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     log_cleaner_dedupe_buffer_size: int = _bytes(
         32 * MIB,
         "Bytes of memory for the keys of one compaction, 24 each. What does not fit is left to the next compaction.",
         minimum=64 * KIB,
         maximum=4 * GIB,
-        kafka=True,
+        is_kafka_setting=True,
     )
     log_cleaner_io_max_bytes_per_second: int = _bytes(
         16 * MIB,
         "Maximum bytes per second that compaction reads and writes.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     log_scrub_interval_ms: int = _ms(
         DAY_MS,
@@ -291,7 +293,7 @@ class Settings:
         DAY_MS,
         "The state of an idempotent producer that has written nothing for this long is removed.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
 
     # Consumer groups
@@ -299,26 +301,26 @@ class Settings:
         6 * SECOND_MS,
         "Minimum session timeout that a member may request.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_max_session_timeout_ms: int = _ms(
         30 * MINUTE_MS,
         "Maximum session timeout that a member may request.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_initial_rebalance_delay_ms: int = _ms(
         500,
         "Time that the first member of an empty group waits for others before partitions are assigned.",
-        kafka=True,
+        is_kafka_setting=True,
     )
-    group_max_size: int = _count(1000, "Maximum number of members of one group.", kafka=True)
+    group_max_size: int = _count(1000, "Maximum number of members of one group.", is_kafka_setting=True)
     group_consumer_session_timeout_ms: int = _ms(
         45 * SECOND_MS,
         "Time without a heartbeat after which a member of the consumer group protocol is removed. Default of the group "
         "setting.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_consumer_heartbeat_interval_ms: int = _ms(
         500,
@@ -326,69 +328,71 @@ class Settings:
         "partition "
         "waits for its new owner. Default of the group setting.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_consumer_assignors: str = _setting(
         "uniform,range",
         "Names of the assignors of the consumer group protocol, separated by commas; the first one is used by groups "
         "that "
         "request none. Other assignors are installed as entry points of mansio.assignors.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_share_session_timeout_ms: int = _ms(
         45 * SECOND_MS,
         "Time without a heartbeat after which a member of a share group is removed. Default of the group setting.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     group_share_heartbeat_interval_ms: int = _ms(
         5 * SECOND_MS,
         "Heartbeat interval of members of share groups. Default of the group setting.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
-    group_share_max_size: int = _count(200, "Maximum number of members of one share group.", kafka=True)
+    group_share_max_size: int = _count(
+        200, "Maximum number of members of one share group.", is_kafka_setting=True
+    )
     group_share_max_share_sessions: int = _count(
         2000,
         "Maximum number of share sessions on this broker: one for each member of a share group that fetches from it.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     offsets_topic_num_partitions: int = _count(
         16,
         "Partitions of the internal topic of group offsets; fixed once it exists.",
         maximum=1000,
-        kafka=True,
+        is_kafka_setting=True,
     )
     share_coordinator_state_topic_num_partitions: int = _count(
         50,
         "Partitions of the internal topic of share group state; fixed once it exists. A single node uses at most 4, "
         "because each is synced by itself.",
         maximum=1000,
-        kafka=True,
+        is_kafka_setting=True,
     )
     share_coordinator_snapshot_update_records_per_snapshot: int = _count(
         500,
         "Number of update records after which a snapshot of a share partition's state is written.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     share_coordinator_state_topic_prune_interval_ms: int = _ms(
         5 * MINUTE_MS,
         "Interval at which obsolete records of share group state are deleted; a state whose old snapshot "
         "prevents that for this long gets a new snapshot.",
         minimum=1,
-        kafka=True,
+        is_kafka_setting=True,
     )
     errors_deadletterqueue_topic_name_prefix: str = _setting(
         "dlq.",
         "Prefix of the name of a topic's dead-letter topic, before the topic's own name. A group may configure another "
         "topic.",
-        kafka=True,
+        is_kafka_setting=True,
     )
     offset_metadata_max_bytes: int = _bytes(
         4 * KIB,
         "Maximum size of the metadata that a client attaches to a committed offset.",
         minimum=0,
-        kafka=True,
+        is_kafka_setting=True,
     )
 
     offsets_retention_ms: int = _ms(
@@ -449,7 +453,7 @@ class Settings:
         "etcd rounds it up to whole seconds.",
         minimum=2 * SECOND_MS,
         maximum=5 * MINUTE_MS,
-        kafka=True,
+        is_kafka_setting=True,
     )
     default_replication_factor: int = _count(
         3,
@@ -457,31 +461,31 @@ class Settings:
         "refused "
         "while the cluster has never had that many brokers. A single broker uses 1.",
         maximum=1000,
-        kafka=True,
+        is_kafka_setting=True,
     )
     replica_lag_time_max_ms: int = _ms(
         30 * SECOND_MS,
         "A replica that has not caught up with its leader for this long is removed from the in-sync replicas.",
         minimum=SECOND_MS,
-        kafka=True,
+        is_kafka_setting=True,
     )
     replica_fetch_wait_max_ms: int = _ms(
         500,
         "Maximum wait for data in one fetch of a follower.",
         maximum=MINUTE_MS,
-        kafka=True,
+        is_kafka_setting=True,
     )
     replica_fetch_max_bytes: int = _bytes(
         MIB,
         "Maximum bytes of one partition in one fetch of a follower (at least one batch is returned).",
         maximum=GIB,
-        kafka=True,
+        is_kafka_setting=True,
     )
     replica_fetch_response_max_bytes: int = _bytes(
         10 * MIB,
         "Maximum bytes of all partitions in one fetch of a follower (at least one batch is returned).",
         maximum=GIB,
-        kafka=True,
+        is_kafka_setting=True,
     )
     replica_throttle_bytes_per_second: int = _bytes(
         0,
@@ -511,7 +515,7 @@ class Settings:
         self._check_cluster()
 
     def origin(self, name: str) -> Origin:
-        """Origin of the value of `name`. `topic_defaults.retention.ms` names one topic default."""
+        """Origin of the value of the setting `name`, or of one topic default, such as `topic_defaults.retention.ms`."""
         known = self.origins.get(name)
         if known is not None:
             return known
@@ -522,7 +526,7 @@ class Settings:
 
     @property
     def listener_address(self) -> Address:
-        """Address of the Kafka protocol listener."""
+        """Address on which the broker serves Kafka's protocol."""
         return parse_address("listeners", self.listeners)
 
     @property
@@ -536,7 +540,7 @@ class Settings:
 
     @property
     def http_address(self) -> Address | None:
-        """Address of the HTTP listener; None: off."""
+        """Address on which the broker serves HTTP; None: it does not."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
 
     @property
@@ -557,7 +561,7 @@ class Settings:
 
     @property
     def etcd_scheme(self) -> str:
-        """URL scheme of the own etcd member and its peers: https if there is a certificate."""
+        """URL scheme of the etcd members that brokers run: https if there is a certificate, otherwise http."""
         return "https" if self.etcd_cert_file else "http"
 
     def own_etcd_member(self) -> MemberAddress:
@@ -585,7 +589,7 @@ class Settings:
 
     @property
     def replication_factor(self) -> int:
-        """Replicas of each partition of a topic created without a replication factor."""
+        """Replication factor of topics that are created without one."""
         return self.default_replication_factor if self.clustered else 1
 
     def _check_cluster(self) -> None:
@@ -650,7 +654,7 @@ class Settings:
 
 
 def _specification(name: str, defined: Specification) -> Specification:
-    return defined._replace(kafka_name=name.replace("_", ".")) if defined.kafka else defined
+    return defined._replace(kafka_name=name.replace("_", ".")) if defined.is_kafka_setting else defined
 
 
 SPECIFICATIONS: Final[dict[str, Specification]] = {
@@ -681,7 +685,7 @@ def parse_address(name: str, text: str) -> Address:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" for a similar known word, or ""."""
+    """The text "; did you mean ...?" with a known word similar to `word`; "" if there is none."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
@@ -718,7 +722,7 @@ def _checked_topic_defaults(values: Any) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in values.items():
         try:
-            checked[name] = topic_config.TOPIC_CONFIG.normalized(name, _as_text(value))
+            checked[name] = topic_config.TOPIC_CONFIG.normalize(name, _as_text(value))
         except InvalidConfig as error:
             raise ConfigError(f"topic_defaults: {error}") from error
     try:

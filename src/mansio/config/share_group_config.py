@@ -1,7 +1,7 @@
 """Settings of single share groups: definitions (part of `group_config`) and effective values.
 
 Source: KIP-932, KIP-1240 (limits and renewals by group), KIP-1191 (dead letters). Names with the prefix `mansio.` are
-extensions; leases and sessions may be shorter than in Kafka.
+Mansio's own. Lock durations and session timeouts may be shorter than in Kafka.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.config_def import ConfigKey, ConfigType, decimal, integer, one_of
+from mansio.config.config_def import ConfigKey, ConfigType, choice_parser, decimal_parser, integer_parser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SESSION_TIMEOUT: Final = "share.session.timeout.ms"
-HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
-LOCK_DURATION: Final = "share.record.lock.duration.ms"
-DELIVERY_LIMIT: Final = "share.delivery.count.limit"
-LOCKS_MAX: Final = "share.partition.max.record.locks"
-OFFSET_RESET: Final = "share.auto.offset.reset"
-ISOLATION: Final = "share.isolation.level"
-RENEW: Final = "share.renew.acknowledge.enable"
-ORDER: Final = "mansio.share.order"
-DEAD_LETTERS: Final = "mansio.deadletterqueue.enable"
+SHARE_SESSION_TIMEOUT: Final = "share.session.timeout.ms"
+SHARE_HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
+RECORD_LOCK_DURATION: Final = "share.record.lock.duration.ms"
+DELIVERY_COUNT_LIMIT: Final = "share.delivery.count.limit"
+RECORD_LOCKS_MAX: Final = "share.partition.max.record.locks"
+AUTO_OFFSET_RESET: Final = "share.auto.offset.reset"
+ISOLATION_LEVEL: Final = "share.isolation.level"
+RENEW_ACKNOWLEDGE_ENABLE: Final = "share.renew.acknowledge.enable"
+SHARE_ORDER: Final = "mansio.share.order"
+DEAD_LETTERS_ENABLE: Final = "mansio.deadletterqueue.enable"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
-DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
-BACKOFF: Final = "mansio.retry.backoff.ms"
-BACKOFF_MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
-BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
-JITTER: Final = "mansio.retry.jitter"
+DEAD_LETTER_COPY_ENABLE: Final = "errors.deadletterqueue.copy.record.enable"
+RETRY_BACKOFF: Final = "mansio.retry.backoff.ms"
+RETRY_BACKOFF_MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
+RETRY_BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
+RETRY_JITTER: Final = "mansio.retry.jitter"
 
 
 EARLIEST, LATEST, BY_DURATION = "earliest", "latest", "by_duration:"
@@ -40,7 +40,7 @@ _DURATION: Final = re.compile(
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of an ISO 8601 duration of days, hours, minutes and seconds. Raises `ValueError`."""
+    """Parse an ISO 8601 duration of days, hours, minutes and seconds, and return it in ms. Raises `ValueError`."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None or not any(found.groups()):
         raise ValueError(f"{text!r} is not a duration such as P1D or PT30M")
@@ -68,80 +68,80 @@ def _share_key(name: str, kind: ConfigType, default: str, meaning: str, parse: A
     return ConfigKey(name, kind, default, "", meaning, parse)
 
 
-KEYS: Final = (
+SHARE_CONFIG_KEYS: Final = (
     ConfigKey(
-        SESSION_TIMEOUT,
+        SHARE_SESSION_TIMEOUT,
         ConfigType.INT,
         "45000",
         "group.share.session.timeout.ms",
         "Time without a heartbeat in ms after which a member of a share group is removed.",
-        integer(6_000, 60_000),
+        integer_parser(6_000, 60_000),
         broker_setting="group_share_session_timeout_ms",
     ),
     ConfigKey(
-        HEARTBEAT_INTERVAL,
+        SHARE_HEARTBEAT_INTERVAL,
         ConfigType.INT,
         "5000",
         "group.share.heartbeat.interval.ms",
         "Interval of the heartbeats of members of a share group in ms.",
-        integer(100, 15_000),
+        integer_parser(100, 15_000),
         broker_setting="group_share_heartbeat_interval_ms",
     ),
     _share_key(
-        LOCK_DURATION,
+        RECORD_LOCK_DURATION,
         ConfigType.INT,
         "30000",
         "Duration in ms of the acquisition lock of a record; then it is available to other members.",
-        integer(1_000, 60_000),
+        integer_parser(1_000, 60_000),
     ),
     _share_key(
-        DELIVERY_LIMIT,
+        DELIVERY_COUNT_LIMIT,
         ConfigType.INT,
         "5",
         "Maximum number of deliveries of a record before it is dead-lettered.",
-        integer(2, 10),
+        integer_parser(2, 10),
     ),
     _share_key(
-        LOCKS_MAX,
+        RECORD_LOCKS_MAX,
         ConfigType.INT,
         "2000",
         "Maximum number of acquired records of one partition.",
-        integer(100, 4_000),
+        integer_parser(100, 4_000),
     ),
     _share_key(
-        OFFSET_RESET,
+        AUTO_OFFSET_RESET,
         ConfigType.STRING,
         LATEST,
         "Start position of a share group in a new partition: earliest, latest, or by_duration:<ISO 8601 duration>.",
         _offset_reset,
     ),
     _share_key(
-        ISOLATION,
+        ISOLATION_LEVEL,
         ConfigType.STRING,
         "read_uncommitted",
         "Isolation level. There are no transactions, so both values have the same effect.",
-        one_of("read_uncommitted", "read_committed", ignore_case=True),
+        choice_parser("read_uncommitted", "read_committed", ignore_case=True),
     ),
     _share_key(
-        RENEW,
+        RENEW_ACKNOWLEDGE_ENABLE,
         ConfigType.BOOLEAN,
         "true",
         "Whether members of a share group may renew acquisition locks (KIP-1222).",
-        one_of("true", "false", ignore_case=True),
+        choice_parser("true", "false", ignore_case=True),
     ),
     _share_key(
-        ORDER,
+        SHARE_ORDER,
         ConfigType.STRING,
         "none",
         "partition: no record is delivered while a lower one is unacknowledged, unless to the same member.",
-        one_of("none", "partition", ignore_case=True),
+        choice_parser("none", "partition", ignore_case=True),
     ),
     _share_key(
-        DEAD_LETTERS,
+        DEAD_LETTERS_ENABLE,
         ConfigType.BOOLEAN,
         "true",
         "Whether records that a share group rejects, or that exceed the delivery limit, go to a dead-letter topic.",
-        one_of("true", "false", ignore_case=True),
+        choice_parser("true", "false", ignore_case=True),
     ),
     _share_key(
         DEAD_LETTER_TOPIC,
@@ -151,42 +151,44 @@ KEYS: Final = (
         _topic_name,
     ),
     _share_key(
-        DEAD_LETTER_COPY,
+        DEAD_LETTER_COPY_ENABLE,
         ConfigType.BOOLEAN,
         "true",
         "Whether a dead-lettered record contains key, value and headers of the original record (KIP-1191).",
-        one_of("true", "false", ignore_case=True),
+        choice_parser("true", "false", ignore_case=True),
     ),
     _share_key(
-        BACKOFF,
+        RETRY_BACKOFF,
         ConfigType.INT,
         "1000",
         "Backoff in ms before the second delivery of a record; 0: none.",
-        integer(0, _DAY_MS),
+        integer_parser(0, _DAY_MS),
     ),
     _share_key(
-        BACKOFF_MULTIPLIER,
+        RETRY_BACKOFF_MULTIPLIER,
         ConfigType.DOUBLE,
         "2.0",
         "Factor by which the backoff grows with each delivery.",
-        decimal(1.0, 100.0),
+        decimal_parser(1.0, 100.0),
     ),
-    _share_key(BACKOFF_MAX, ConfigType.INT, "60000", "Maximum backoff in ms.", integer(0, 7 * _DAY_MS)),
     _share_key(
-        JITTER,
+        RETRY_BACKOFF_MAX, ConfigType.INT, "60000", "Maximum backoff in ms.", integer_parser(0, 7 * _DAY_MS)
+    ),
+    _share_key(
+        RETRY_JITTER,
         ConfigType.DOUBLE,
         "0.1",
         "Maximum random deviation of a backoff, as a fraction of it.",
-        decimal(0.0, 1.0),
+        decimal_parser(0.0, 1.0),
     ),
 )
-KEYS_BY_NAME: Final = {row.name: row for row in KEYS}
+SHARE_CONFIG_KEYS_BY_NAME: Final = {row.name: row for row in SHARE_CONFIG_KEYS}
 
 
 def effective_value(name: str, configs: Mapping[str, str]) -> Any:
-    """The effective value of a setting that brokers have no default of: the group's own value, otherwise the built-in
-    default. A value that this version cannot parse is ignored."""
-    row = KEYS_BY_NAME[name]
+    """The effective value of a setting for which brokers have no default: the group's override, otherwise the built-in
+    default. An override that this version cannot parse is ignored."""
+    row = SHARE_CONFIG_KEYS_BY_NAME[name]
     try:
         return row.parse(configs[name])
     except (KeyError, ValueError):

@@ -13,9 +13,9 @@ from mansio.config.config_def import (
     ConfigDef,
     ConfigKey,
     ConfigType,
-    decimal,
-    integer,
-    one_of,
+    choice_parser,
+    decimal_parser,
+    integer_parser,
 )
 from mansio.errors import InvalidConfig, InvalidRequest
 
@@ -28,7 +28,7 @@ DEAD_LETTER_TOPIC_ENABLE: Final = "errors.deadletterqueue.group.enable"
 
 
 def _cleanup_policy(text: str) -> tuple[str, ...]:
-    """One policy, both or none, without duplicates, in the given order."""
+    """Parse a cleanup policy: delete, compact, both or none; without duplicates, in the order of the text."""
     policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for policy in policies:
         if policy not in (COMPACT, DELETE):
@@ -37,7 +37,7 @@ def _cleanup_policy(text: str) -> tuple[str, ...]:
 
 
 def _replica_list(text: str) -> tuple[str, ...]:
-    """`*` for all replicas, or PARTITION:BROKER with commas."""
+    """Parse a list of replicas: `*` for all, or PARTITION:BROKER separated by commas."""
     items = tuple(part.strip() for part in text.split(",") if part.strip())
     for item in items:
         if item != "*" and not re.fullmatch(r"\d{1,10}:\d{1,10}", item, re.ASCII):
@@ -54,7 +54,7 @@ _ZSTD_LEVEL_MIN: Final = -131_072
 
 
 def _gzip_level(text: str) -> int:
-    level = integer(_GZIP_DEFAULT_LEVEL, 9)(text)
+    level = integer_parser(_GZIP_DEFAULT_LEVEL, 9)(text)
     if level == 0:
         raise ValueError("0 is no level: 1 to 9, or -1 for the default")
     return level
@@ -81,44 +81,44 @@ _KEYS: Final = (
     ConfigKey(
         "compression.lz4.level", ConfigType.INT, str(_LZ4_DEFAULT_LEVEL), "compression.lz4.level",
         "Level for compression.type=lz4, 1 to 17; 12 and higher are the same. As in Kafka 9 is the fast compressor.",
-        integer(1, 17),
+        integer_parser(1, 17),
     ),
     ConfigKey(
         "compression.type", ConfigType.STRING, PRODUCER, "compression.type",
         "Codec of stored batches: producer (as sent), uncompressed, gzip, snappy, lz4 or zstd. With another codec than"
         " producer the leader recompresses batches that were sent with a different one, on append.",
-        one_of(PRODUCER, "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        choice_parser(PRODUCER, "uncompressed", "gzip", "snappy", "lz4", "zstd"),
     ),
     ConfigKey(
         "compression.zstd.level", ConfigType.INT, "3", "compression.zstd.level",
         "Level for compression.type=zstd, -131072 to 22; 19 and higher are the same.",
-        integer(_ZSTD_LEVEL_MIN, 22),
+        integer_parser(_ZSTD_LEVEL_MIN, 22),
     ),
     ConfigKey(
         "delete.retention.ms", ConfigType.LONG, "86400000", "log.cleaner.delete.retention.ms",
         "Time in ms for which compaction keeps a tombstone (a record without value), so that readers receive it.",
-        integer(0, INT64_MAX),
+        integer_parser(0, INT64_MAX),
     ),
     ConfigKey(
         DEAD_LETTER_TOPIC_ENABLE, ConfigType.BOOLEAN, "false", DEAD_LETTER_TOPIC_ENABLE,
         "Whether share groups may write dead-lettered records to this topic (KIP-1191). Its own records are not"
         " dead-lettered: if rejected or delivered too often, they are only marked as done.",
-        one_of("true", "false"),
+        choice_parser("true", "false"),
     ),
     ConfigKey(
         "file.delete.delay.ms", ConfigType.LONG, "60000", "log.segment.delete.delay.ms",
         "Time in ms between the deletion of a segment and the removal of its files.",
-        integer(0, INT64_MAX), no_effect="files are deleted at once; reads in progress finish",
+        integer_parser(0, INT64_MAX), no_effect="files are deleted at once; reads in progress finish",
     ),
     ConfigKey(
         "flush.messages", ConfigType.LONG, str(INT64_MAX), "log.flush.interval.messages",
         "Number of records after which the log is flushed.",
-        integer(1, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
+        integer_parser(1, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
     ),
     ConfigKey(
         "flush.ms", ConfigType.LONG, str(INT64_MAX), "log.flush.scheduler.interval.ms",
         "Time in ms after which the log is flushed.",
-        integer(0, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
+        integer_parser(0, INT64_MAX), no_effect=_ALWAYS_FLUSHED,
     ),
     ConfigKey(
         "follower.replication.throttled.replicas", ConfigType.LIST, "", "",
@@ -128,7 +128,7 @@ _KEYS: Final = (
     ConfigKey(
         "index.interval.bytes", ConfigType.INT, "4096", "log.index.interval.bytes",
         "Bytes of log between two entries of the offset index.",
-        integer(0, INT32_MAX),
+        integer_parser(0, INT32_MAX),
     ),
     ConfigKey(
         "leader.replication.throttled.replicas", ConfigType.LIST, "", "",
@@ -138,129 +138,131 @@ _KEYS: Final = (
     ConfigKey(
         "local.retention.bytes", ConfigType.LONG, "-2", "log.local.retention.bytes",
         "Size in bytes of a partition that is kept on local disks. -2: retention.bytes.",
-        integer(-2, INT64_MAX), no_effect=_NOT_TIERED,
+        integer_parser(-2, INT64_MAX), no_effect=_NOT_TIERED,
     ),
     ConfigKey(
         "local.retention.ms", ConfigType.LONG, "-2", "log.local.retention.ms",
         "Time in ms for which records are kept on local disks. -2: retention.ms.",
-        integer(-2, INT64_MAX), no_effect=_NOT_TIERED,
+        integer_parser(-2, INT64_MAX), no_effect=_NOT_TIERED,
     ),
     ConfigKey(
         "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
         "Maximum size in bytes of the newest segments of a partition that retention holds of pipelines protect from"
         " deletion and compaction. -1: no limit.",
-        integer(-1, INT64_MAX),
+        integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
         "mansio.hold.enable", ConfigType.BOOLEAN, "true", "mansio.hold.enable",
         "Whether records that a named pipeline has not read yet are protected from deletion and compaction.",
-        one_of("true", "false"),
+        choice_parser("true", "false"),
     ),
     ConfigKey(
         "mansio.hold.ms.max", ConfigType.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
         "A pipeline that has not committed for this time in ms protects only records that are younger."
         " -1: no limit.",
-        integer(-1, INT64_MAX),
+        integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
         "max.compaction.lag.ms", ConfigType.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
         "Age in ms at which a record is compacted even if little else is to be cleaned.",
-        integer(1, INT64_MAX),
+        integer_parser(1, INT64_MAX),
     ),
     ConfigKey(
         "max.message.bytes", ConfigType.INT, "1048588", "message.max.bytes",
         "Largest record batch accepted in bytes, as sent (after compression) and as stored.",
-        integer(0, INT32_MAX),
+        integer_parser(0, INT32_MAX),
     ),
     ConfigKey(
         "message.timestamp.after.max.ms", ConfigType.LONG, "3600000", "log.message.timestamp.after.max.ms",
         "How far in the future a record's create time may be before the batch is rejected.",
-        integer(0, INT64_MAX),
+        integer_parser(0, INT64_MAX),
     ),
     ConfigKey(
         "message.timestamp.before.max.ms", ConfigType.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
         "How far in the past a record's create time may be before the batch is rejected.",
-        integer(0, INT64_MAX),
+        integer_parser(0, INT64_MAX),
     ),
     ConfigKey(
         "message.timestamp.type", ConfigType.STRING, "CreateTime", "log.message.timestamp.type",
         "Source of record timestamps: the producer (CreateTime) or the broker on append (LogAppendTime).",
-        one_of("CreateTime", "LogAppendTime"),
+        choice_parser("CreateTime", "LogAppendTime"),
     ),
     ConfigKey(
         "min.cleanable.dirty.ratio", ConfigType.DOUBLE, "0.5", "log.cleaner.min.cleanable.ratio",
         "Part of the log (0 to 1) that must be new since the last compaction before the next one.",
-        decimal(0, 1),
+        decimal_parser(0, 1),
     ),
     ConfigKey(
         "min.compaction.lag.ms", ConfigType.LONG, "0", "log.cleaner.min.compaction.lag.ms",
         "Age in ms before which a record is not compacted away.",
-        integer(0, INT64_MAX),
+        integer_parser(0, INT64_MAX),
     ),
     ConfigKey(
         "min.insync.replicas", ConfigType.INT, "", "min.insync.replicas",
         "In-sync replicas that must have flushed a batch before acks=all is acknowledged. Default: a majority.",
-        integer(1, INT32_MAX),
+        integer_parser(1, INT32_MAX),
     ),
     ConfigKey(
         "preallocate", ConfigType.BOOLEAN, "false", "log.preallocate",
         "Whether the file of a new segment is created with its full size.",
-        one_of("true", "false", ignore_case=True), no_effect="files grow in steps ahead of their batches",
+        choice_parser("true", "false", ignore_case=True), no_effect="files grow in steps ahead of their batches",
     ),
     ConfigKey(
         "remote.log.copy.disable", ConfigType.BOOLEAN, "false", "",
         "Whether copying to remote storage is stopped.",
-        one_of("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
+        choice_parser("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
     ),
     ConfigKey(
         "remote.log.delete.on.disable", ConfigType.BOOLEAN, "false", "",
         "Whether remote data is deleted when remote.storage.enable is set to false.",
-        one_of("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
+        choice_parser("true", "false", ignore_case=True), no_effect=_NOT_TIERED,
     ),
     ConfigKey(
         "remote.storage.enable", ConfigType.BOOLEAN, "false", "",
         "Tiered storage. Only 'false', as in Kafka where the broker has no remote storage.",
-        one_of("false", refused={"true": f"{_NOT_TIERED}: only 'false'"}, ignore_case=True),
+        choice_parser("false", refused={"true": f"{_NOT_TIERED}: only 'false'"}, ignore_case=True),
     ),
     ConfigKey(
         "retention.bytes", ConfigType.LONG, "-1", "log.retention.bytes",
         "Size in bytes of a partition at which its oldest segments are deleted. -1: no limit."
         " Whole segments are deleted, so up to one segment.bytes more remains.",
-        integer(-1, INT64_MAX),
+        integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
         "retention.ms", ConfigType.LONG, "604800000", "log.retention.ms",
         "Age in ms after which records are deleted. -1: never. A segment is deleted when its newest record"
         " has this age.",
-        integer(-1, INT64_MAX),
+        integer_parser(-1, INT64_MAX),
     ),
     ConfigKey(
         "segment.bytes", ConfigType.INT, "1073741824", "log.segment.bytes",
         "Size in bytes at which a new segment is started.",
-        integer(1024, INT32_MAX),
+        integer_parser(1024, INT32_MAX),
     ),
     ConfigKey(
         "segment.index.bytes", ConfigType.INT, "10485760", "log.index.size.max.bytes",
         "Maximum size in bytes of a segment's index.",
-        integer(4, INT32_MAX), no_effect="indexes grow with their segment",
+        integer_parser(4, INT32_MAX), no_effect="indexes grow with their segment",
     ),
     ConfigKey(
         "segment.jitter.ms", ConfigType.LONG, "0", "log.roll.jitter.ms",
         "Maximum random time in ms by which segment.ms is shortened.",
-        integer(0, INT64_MAX), no_effect="segments are started without jitter",
+        integer_parser(0, INT64_MAX), no_effect="segments are started without jitter",
     ),
     ConfigKey(
         "segment.ms", ConfigType.LONG, "604800000", "log.roll.ms",
         "Age in ms at which a new segment is started even if the last one is not full.",
-        integer(1, INT64_MAX),
+        integer_parser(1, INT64_MAX),
     ),
     ConfigKey(
         "unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "unclean.leader.election.enable",
         "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
-        one_of("false", refused={"true": "records could be lost without a decision of an administrator: only 'false'"}),
+        choice_parser(
+            "false", refused={"true": "records could be lost without a decision of an administrator: only 'false'"}
+        ),
     ),
 )  # fmt: skip
-NOT_OFFERED: Final[dict[str, str]] = {
+UNSUPPORTED_SETTINGS: Final[dict[str, str]] = {
     "message.downconversion.enable": "only record batch format 2 is served",
     "message.format.version": "only record batch format 2 is stored",
     "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
@@ -268,15 +270,15 @@ NOT_OFFERED: Final[dict[str, str]] = {
 """Settings that Kafka 4 removed."""
 
 
-TOPIC_CONFIG: Final = ConfigDef("topic", _KEYS, not_offered=NOT_OFFERED)
+TOPIC_CONFIG: Final = ConfigDef("topic", _KEYS, unsupported=UNSUPPORTED_SETTINGS)
 SETTINGS: Final = TOPIC_CONFIG.keys
 WITHOUT_EFFECT: Final[dict[str, str]] = {key.name: key.no_effect for key in _KEYS if key.no_effect}
-"""Settings that are only stored, so that tools which set them work, with the reason."""
+"""Names of settings that are stored, so that tools can set them, but have no effect -> reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """Effective settings of one topic. Units are in the names; -1 means no limit."""
+    """Effective settings of one topic. A limit of -1 means no limit."""
 
     retention_ms: int
     retention_bytes: int
@@ -308,7 +310,7 @@ class TopicSettings:
 
     @property
     def compacts(self) -> bool:
-        """Whether only the latest record of each key is kept, so that every record needs a key."""
+        """Whether the topic is compacted: only the latest record of each key is kept, and every record needs a key."""
         return COMPACT in self.cleanup_policy
 
     @property
@@ -317,15 +319,15 @@ class TopicSettings:
         return self.timestamp_type == "LogAppendTime"
 
 
-def checked(
+def validated_overrides(
     configs: Iterable[tuple[str, str | None]],
     replication_factor: int,
     defaults: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The overrides of a new topic, valid in combination with each other and with the broker's topic `defaults`. A
-    null value means the default.
+    """Validate the settings of a new topic and return them as overrides; a setting with value None is left out.
 
-    Raises `InvalidConfig`; `InvalidRequest` if a name occurs twice.
+    `defaults`: the broker's topic defaults. Raises `InvalidConfig` for an invalid setting or combination of settings,
+    `InvalidRequest` if a name occurs twice.
     """
     result: dict[str, str] = {}
     seen: set[str] = set()
@@ -335,7 +337,7 @@ def checked(
         seen.add(name)
         TOPIC_CONFIG.key(name)
         if text is not None:
-            result[name] = TOPIC_CONFIG.normalized(name, text)
+            result[name] = TOPIC_CONFIG.normalize(name, text)
     check_combination(result, replication_factor, defaults)
     return result
 
@@ -343,7 +345,8 @@ def checked(
 def check_combination(
     overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
 ) -> None:
-    """Check rules that concern several effective values. Raises `InvalidConfig`."""
+    """Check min.insync.replicas against the replication factor, and the compaction lags against each other. Raises
+    `InvalidConfig`."""
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
             f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
@@ -363,7 +366,8 @@ def check_combination(
 def apply_changes(
     overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
 ) -> dict[str, str]:
-    """The overrides of a topic after incremental changes; see `ConfigDef.apply_changes`. `defaults`: the broker's."""
+    """The overrides of a topic after incremental changes; see `ConfigDef.apply_changes`. `defaults`: the broker's topic
+    defaults."""
     return TOPIC_CONFIG.apply_changes(overrides, changes, lambda key: _default_text(key, defaults))
 
 
@@ -376,9 +380,9 @@ def _default_text(row: ConfigKey, defaults: Mapping[str, str], replication_facto
 def effective_value(
     name: str, overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> str:
-    """The text in force: the topic's own, else the broker's topic default, else the built-in default.
+    """The effective value as text: the topic's override, else the broker's topic default, else the built-in default.
 
-    A broker-wide min.insync.replicas counts only as far as the topic has replicas.
+    A min.insync.replicas that is not an override is reduced to the number of replicas.
     """
     if name in overrides:
         return overrides[name]
@@ -386,13 +390,13 @@ def effective_value(
     return str(min(int(text), replication_factor)) if name == "min.insync.replicas" else text
 
 
-def resolve(
+def resolve_topic_settings(
     overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
 ) -> TopicSettings:
-    """Everything in force for a topic.
+    """The effective settings of a topic.
 
-    Overrides this version does not accept any more (kept by another version) fall back to the default rather
-    than keep the topic from opening: they were refused where they were set.
+    Stored values that this version does not accept, because another version stored them, are replaced by the built-in
+    default, so that the topic can be opened.
     """
     value: dict[str, Any] = {}
     for name, row in SETTINGS.items():

@@ -52,7 +52,7 @@ from mansio.broker.services.share import ShareService
 from mansio.broker.services.share_offsets import ShareOffsetService
 from mansio.broker.services.statistics import Statistics
 from mansio.broker.services.topics import NewTopic, TopicService
-from mansio.config.share_group_config import LOCK_DURATION, effective_value
+from mansio.config.share_group_config import RECORD_LOCK_DURATION, effective_value
 from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.logs import fields
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from mansio.broker.partition.partition import Partition
-    from mansio.config.broker_config import BrokerLayers
+    from mansio.config.broker_config import BrokerConfigSources
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.image import MetadataImage
@@ -204,7 +204,7 @@ class BrokerRuntime:
         self.service = self._build_services(group_configs)
         self.broker_configs.on_change(self._use_settings)
 
-    def _use_settings(self, layers: BrokerLayers, settings: Settings) -> None:
+    def _use_settings(self, layers: BrokerConfigSources, settings: Settings) -> None:
         """The dynamic settings of the broker have changed."""
         self.settings = settings
         self.topics.use_settings(layers, settings)
@@ -281,7 +281,7 @@ class BrokerRuntime:
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             create_topic=partial(self._create_internal_topic, SHARE_STATE_TOPIC, partitions),
-            lock_ms=lambda group: int(effective_value(LOCK_DURATION, overrides(group))),
+            lock_ms=lambda group: int(effective_value(RECORD_LOCK_DURATION, overrides(group))),
             boot_id_file=boot_id_file,
             lookup=None
             if cluster_member is None

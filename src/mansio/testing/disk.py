@@ -1,13 +1,14 @@
 """Simulated disk (port `Disk`) with crashes, torn writes, a bounded capacity and injected errors.
 
-The fault model: written data is visible to reads at once. It is guaranteed to survive a crash only after the sync that
-covers it: `DiskFile.sync` for bytes and length, `sync_directory` for names, `sync_all` for both. Of unsynced changes a
-crash keeps *any* subset, complete or in sectors: later writes may survive earlier ones, a name may survive without its
-bytes, a removal may be undone. After a failed sync its bytes can still be read, and no later sync makes them durable
-(the behaviour of Linux).
+Fault model: written data can be read at once, but is durable only after a later sync: `DiskFile.sync` for bytes and
+length, `sync_directory` for names, `sync_all` for both. A crash keeps *any* subset of the changes that are not durable,
+and whole writes or single sectors of them: a later write may survive without an earlier one, a name without the bytes
+of its file, and a removed file may exist again. After a failed sync the bytes that it covered can still be read, and no
+later sync makes them durable, as on Linux.
 
-Invariants: `crash` does not change the disk it is called on, so a test can take many crash images of one state; every
-choice comes from the given random generator, so a seed determines an image.
+Invariants:
+* `crash` returns a new disk and does not change this one, so a test can take many crash images of one state.
+* Every choice comes from the random generator of the caller, so a seed determines a crash image.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ if TYPE_CHECKING:
 SECTOR_BYTES = 512
 
 
-class Change(NamedTuple):
-    """A write of `data` at `position`; or, with `data` None, a truncation to `position`."""
+class FileChange(NamedTuple):
+    """One change of a file: a write of `data` at `position`, or, with `data` None, a truncation to `position` bytes."""
 
     position: int
     data: bytes | None
 
 
 class Inode:
-    """One file: its durable bytes, its visible bytes, and the changes between the two."""
+    """One file: its durable bytes, its bytes as reads see them (`content`), and the changes that are not durable."""
 
-    __slots__ = ("content", "doomed", "durable", "occupied", "pending")
+    __slots__ = ("content", "durable", "occupied", "pending", "unsyncable")
 
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = durable
         self.content = bytearray(durable)
         self.occupied = len(durable)  # bytes of the disk; holes occupy none
-        self.pending: list[Change] = []
-        self.doomed: list[Change] = []
+        self.pending: list[FileChange] = []
+        self.unsyncable: list[FileChange] = []
 
-    def change(self, change: Change) -> None:
-        """Apply a change: visible at once, durable with the next sync."""
+    def change(self, change: FileChange) -> None:
+        """Apply a change; the next sync makes it durable."""
         _apply(self.content, change)
         position, data = change
         self.occupied = (
@@ -58,24 +59,26 @@ class Inode:
     def sync(self) -> None:
         if not self.pending:
             return
-        if self.doomed:
+        if self.unsyncable:
             content = bytearray(self.durable)
             for change in self.pending:
                 _apply(content, change)
             self.durable = bytes(content)
-            self.doomed = [old for old in self.doomed if not any(_covers(new, old) for new in self.pending)]
+            self.unsyncable = [
+                old for old in self.unsyncable if not any(_covers(new, old) for new in self.pending)
+            ]
         else:
             self.durable = bytes(self.content)
         self.pending.clear()
 
-    def sync_failed(self) -> None:
-        """Mark the pending changes as doomed: they stay visible, and no later sync makes them durable."""
-        self.doomed.extend(self.pending)
+    def fail_sync(self) -> None:
+        """Mark the pending changes as unsyncable: reads still see them, and no later sync makes them durable."""
+        self.unsyncable.extend(self.pending)
         self.pending.clear()
 
-    def crashed(self, random: Random) -> bytes:
-        """The bytes after a crash."""
-        changes = self.doomed + self.pending
+    def after_crash(self, random: Random) -> bytes:
+        """The bytes of the file after a crash: a random choice of what the fault model allows."""
+        changes = self.unsyncable + self.pending
         mode = random.random() if changes else 0.0
         if mode < 0.2:
             return self.durable
@@ -93,10 +96,10 @@ class Inode:
         return bytes(content)
 
 
-def _covers(new: Change, old: Change) -> bool:
-    """Whether a new change overwrites all effects of an old one.
+def _covers(new: FileChange, old: FileChange) -> bool:
+    """Whether the change `new` overwrites all effects of the earlier change `old`.
 
-    A file has one length: the newer one applies, and what was written beyond it is removed.
+    A truncation overwrites earlier truncations, and writes beyond the new length.
     """
     if new.data is None:
         return old.data is None or old.position >= new.position
@@ -105,7 +108,7 @@ def _covers(new: Change, old: Change) -> bool:
     return new.position <= old.position and old.position + len(old.data) <= new.position + len(new.data)
 
 
-def _apply(content: bytearray, change: Change) -> None:
+def _apply(content: bytearray, change: FileChange) -> None:
     position, data = change
     if data is None:
         if position <= len(content):
@@ -118,8 +121,8 @@ def _apply(content: bytearray, change: Change) -> None:
     content[position : position + len(data)] = data
 
 
-def _sectors(change: Change, random: Random) -> list[Change]:
-    """A random choice of the sectors of a write."""
+def _sectors(change: FileChange, random: Random) -> list[FileChange]:
+    """A random choice of the sectors of a write, as one write each."""
     position, data = change
     assert data is not None
     pieces = []
@@ -127,13 +130,14 @@ def _sectors(change: Change, random: Random) -> list[Change]:
     while at < len(data):
         step = SECTOR_BYTES - (position + at) % SECTOR_BYTES
         if random.random() < 0.5:
-            pieces.append(Change(position + at, data[at : at + step]))
+            pieces.append(FileChange(position + at, data[at : at + step]))
         at += step
     return pieces
 
 
 class Directory:
-    """Durable names, visible names, and the changes between the two (each a dict name -> inode or None)."""
+    """One directory: its durable names, its names as calls see them (`entries`), and the changes that are not durable,
+    each a dict name -> inode, or None for a removed name."""
 
     __slots__ = ("durable", "entries", "pending")
 
@@ -143,7 +147,7 @@ class Directory:
         self.pending: list[dict[str, Inode | None]] = []
 
     def change(self, names: dict[str, Inode | None]) -> None:
-        """Add, remove or move names, atomically."""
+        """Add, remove or rename entries in one atomic change."""
         _rename(self.entries, names)
         self.pending.append(names)
 
@@ -151,8 +155,8 @@ class Directory:
         self.durable = dict(self.entries)
         self.pending.clear()
 
-    def crashed(self, random: Random) -> dict[str, Inode]:
-        """The names after a crash."""
+    def after_crash(self, random: Random) -> dict[str, Inode]:
+        """The names after a crash: a random choice of what the fault model allows."""
         entries = dict(self.durable)
         mode = random.random()
         for names in self.pending:
@@ -174,7 +178,7 @@ CAPACITY_BYTES = 1 << 40
 
 
 class SimulatedFile:
-    """An open file of a `SimulatedDisk`. It stays usable when its name is gone."""
+    """An open file of a `SimulatedDisk`. It can still be used after the file was removed or renamed."""
 
     __slots__ = ("_disk", "_inode", "_path", "_writable")
 
@@ -189,28 +193,28 @@ class SimulatedFile:
         return self._path
 
     def size(self) -> int:
-        self._disk.called("size", self._path)
+        self._disk.count_call("size", self._path)
         return len(self._inode.content)
 
     def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
         data = b"".join(buffers)
         if not self._writable:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
-        self._disk.called("write", self._path)
+        self._disk.count_call("write", self._path)
         growth = position + len(data) - self._inode.occupied
-        available = self._disk.available(growth)
+        available = self._disk.available_bytes(growth)
         if available < growth:
             part = data[: max(0, len(data) - growth + available)]
             if part:
-                self._inode.change(Change(position, part))
+                self._inode.change(FileChange(position, part))
                 self._disk.report_change()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
-        self._inode.change(Change(position, data))
+        self._inode.change(FileChange(position, data))
         self._disk.report_change()
         return len(data)
 
     def read_at(self, length: int, position: int) -> bytes:
-        self._disk.called("read", self._path)
+        self._disk.count_call("read", self._path)
         return bytes(self._inode.content[position : position + length])
 
     def read_uncached(self, length: int, position: int) -> bytes:
@@ -220,16 +224,16 @@ class SimulatedFile:
         return memoryview(self.read_at(length, 0))
 
     def truncate(self, size: int) -> None:
-        self._disk.called("truncate", self._path)
+        self._disk.count_call("truncate", self._path)
         if size != len(self._inode.content):
-            self._inode.change(Change(size, None))
+            self._inode.change(FileChange(size, None))
             self._disk.report_change()
 
     def sync(self) -> None:
         try:
-            self._disk.called("sync", self._path)
+            self._disk.count_call("sync", self._path)
         except OSError:
-            self._inode.sync_failed()
+            self._inode.fail_sync()
             raise
         self._disk.syncs += 1
         self._inode.sync()
@@ -239,11 +243,11 @@ class SimulatedFile:
         return -1
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: a simulated file has no resources."""
 
 
 class SimulatedLock:
-    """A held lock."""
+    """A lock file of a `SimulatedDisk` that is held until `release`."""
 
     __slots__ = ("_disk", "_path")
 
@@ -256,10 +260,12 @@ class SimulatedLock:
 
 
 class SimulatedDisk:
-    """`modified` holds the result of `modified_ms` for a path (0 without an entry): a test sets it, writing does not.
-    `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides for each call.
-    `on_change` is called after every change of the medium or of what a crash may keep of it: then a crash test takes
-    its images. `can_sync_all` False simulates a system without syncfs.
+    """Simulated disk in memory; see the module for its fault model.
+
+    `calls`: number of calls that may fail, so far. `fail_call` lets one of them fail; `fail_when` is called with
+    operation and path of each and returns an error number or None. `on_change`: called after every change of what is
+    stored or durable, so that a crash test can take a crash image. `modified_ms_by_path`: results of `modified_ms`,
+    which only tests set. `can_sync_all` False simulates a system without syncfs.
     """
 
     def __init__(self, *, can_sync_all: bool = True, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -269,7 +275,7 @@ class SimulatedDisk:
         self.calls = 0
         self.syncs = 0
         self.locks: set[str] = set()
-        self.modified: dict[str, int] = {}
+        self.modified_ms_by_path: dict[str, int] = {}
         self.on_change: Callable[[], object] | None = None
         self.fail_when: Callable[[str, str], int | None] | None = None
         self._failures: dict[int, int] = {}
@@ -277,52 +283,55 @@ class SimulatedDisk:
     # Faults
 
     def fail_call(self, number: int, code: int = errno.EIO) -> None:
-        """The call with this number (counted from 1 over the disk's life) fails with `code` and does nothing."""
+        """Let the call with this number, counted from 1 since the disk was created, fail with `code` and do nothing."""
         self._failures[number] = code
 
     def clear_failures(self) -> None:
-        """Every call succeeds from now on."""
+        """Let every call succeed from now on."""
         self._failures.clear()
         self.fail_when = None
 
     def crash(self, random: Random) -> SimulatedDisk:
-        """The disk after a power failure at this time."""
+        """A new disk with what remains after a power failure at this time."""
         after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
         for path, directory in self._directories.items():
-            kept = {name: Inode(inode.crashed(random)) for name, inode in directory.crashed(random).items()}
+            kept = {
+                name: Inode(inode.after_crash(random))
+                for name, inode in directory.after_crash(random).items()
+            }
             after._directories[path] = Directory(kept)
         return after
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """Damage one bit of a file on the medium."""
+        """Damage a file: flip one of its durable bits."""
         inode = self._inode(path)
         inode.content[bit // 8] ^= 1 << bit % 8
         inode.durable = bytes(inode.content)
         inode.pending.clear()
 
     def truncate_file(self, path: str, size: int) -> None:
-        """Damage: truncate the file on the medium to `size`."""
+        """Damage a file: truncate its durable bytes to `size`."""
         inode = self._inode(path)
         del inode.content[size:]
         inode.durable = bytes(inode.content)
         inode.pending.clear()
 
     def put_file(self, path: str, data: bytes) -> None:
-        """Set the durable content of a file, including its name."""
+        """Create or replace a file whose name and bytes are durable at once."""
         parent, _, name = path.rpartition("/")
         directory = self._directories.setdefault(parent, Directory())
         directory.entries[name] = directory.durable[name] = Inode(data)
 
     def files(self) -> dict[str, bytes]:
-        """The visible content of every file."""
+        """Path -> content, as reads see it, of every file."""
         return {
             f"{path}/{name}": bytes(inode.content)
             for path, directory in self._directories.items()
             for name, inode in directory.entries.items()
         }
 
-    def called(self, operation: str, path: str) -> None:
-        """Count a call and raise the error injected for it, if any."""
+    def count_call(self, operation: str, path: str) -> None:
+        """Count a call, and raise the error that a test has set for it."""
         self.calls += 1
         code = self._failures.get(self.calls)
         if code is None and self.fail_when is not None:
@@ -331,20 +340,20 @@ class SimulatedDisk:
             raise OSError(code, os.strerror(code), path)
 
     def report_change(self) -> None:
-        """Report a change of the medium, or of what a crash may keep of it."""
+        """Call `on_change`."""
         if self.on_change is not None:
             self.on_change()
 
-    def available(self, wanted: int) -> int:
-        """How many of `wanted` additional bytes fit on the disk."""
-        if wanted <= 0 or self.capacity_bytes >= CAPACITY_BYTES:
-            return wanted  # more than any memory holds
-        return min(wanted, self.free_bytes("/"))
+    def available_bytes(self, wanted_bytes: int) -> int:
+        """Number of `wanted_bytes` additional bytes that fit on the disk."""
+        if wanted_bytes <= 0 or self.capacity_bytes >= CAPACITY_BYTES:
+            return wanted_bytes  # more than any memory holds
+        return min(wanted_bytes, self.free_bytes("/"))
 
     # ports.Disk
 
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
-        self.called("open", path)
+        self.count_call("open", path)
         directory, name = self._parent(path)
         inode = directory.entries.get(name)
         if inode is None:
@@ -356,15 +365,15 @@ class SimulatedDisk:
         return SimulatedFile(self, path, inode, writable=True)
 
     def open_readonly(self, path: str) -> SimulatedFile:
-        self.called("open", path)
+        self.count_call("open", path)
         return SimulatedFile(self, path, self._inode(path), writable=False)
 
     def read_file(self, path: str) -> bytes:
-        self.called("read", path)
+        self.count_call("read", path)
         return bytes(self._inode(path).content)
 
     def list_directory(self, path: str) -> list[str]:
-        self.called("list", path)
+        self.count_call("list", path)
         directory = self._directory(path)
         prefix = path.rstrip("/") + "/"
         below = {
@@ -377,7 +386,7 @@ class SimulatedDisk:
         for depth in range(1, len(parts) + 1):
             current = "/".join(parts[:depth])
             if current not in self._directories:
-                self.called("mkdir", current)
+                self.count_call("mkdir", current)
                 self._directories[current] = Directory()
                 self.report_change()
 
@@ -388,7 +397,7 @@ class SimulatedDisk:
         return parent in self._directories and name in self._directories[parent].entries
 
     def rename(self, source: str, target: str) -> None:
-        self.called("rename", source)
+        self.count_call("rename", source)
         if source in self._directories:
             self._rename_directory(source, target)
             return
@@ -409,21 +418,21 @@ class SimulatedDisk:
         self.report_change()
 
     def remove(self, path: str) -> None:
-        self.called("remove", path)
+        self.count_call("remove", path)
         self._inode(path)
         directory, name = self._parent(path)
         directory.change({name: None})
         self.report_change()
 
     def remove_tree(self, path: str) -> None:
-        self.called("remove", path)
+        self.count_call("remove", path)
         self._directory(path)
         for other in [p for p in self._directories if p == path or p.startswith(path + "/")]:
             del self._directories[other]
         self.report_change()
 
     def sync_directory(self, path: str) -> None:
-        self.called("sync_directory", path)
+        self.count_call("sync_directory", path)
         self._directory(path).sync()
         self.report_change()
 
@@ -432,10 +441,10 @@ class SimulatedDisk:
             return False
         inodes = [inode for directory in self._directories.values() for inode in directory.entries.values()]
         try:
-            self.called("sync_all", path)
+            self.count_call("sync_all", path)
         except OSError:
             for inode in inodes:
-                inode.sync_failed()
+                inode.fail_sync()
             raise
         for inode in inodes:
             inode.sync()
@@ -451,9 +460,9 @@ class SimulatedDisk:
         return max(0, self.capacity_bytes - used)
 
     def modified_ms(self, path: str) -> int:
-        self.called("stat", path)
+        self.count_call("stat", path)
         self._inode(path)
-        return self.modified.get(path, 0)
+        return self.modified_ms_by_path.get(path, 0)
 
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locks:

@@ -1,10 +1,11 @@
 """In-memory metadata store with etcd's semantics, leases on a simulated clock, and faults.
 
-`ModelStore` is shared by all brokers of a simulated cluster; `StoreClient` is the connection of one broker, which uses
-it as its `MetadataStore` and `Leases`. Faults are set on a client, or on the store for all clients.
+All brokers of a simulated cluster share one `InMemoryStore`. Each broker has an `InMemoryStoreClient`, which implements
+the ports `MetadataStore` and `Leases`. A test sets faults on a client, or on the store for all clients.
 
-Invariants: `history` contains every change, whatever the clients returned; when a lease expires, all keys written with
-it are deleted in one revision.
+Invariants:
+* `history` contains every change, also those whose callers got an error.
+* When a lease expires, all keys that are attached to it are deleted in one revision.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ OPERATIONS_MAX: Final = 128
 WATCH_BATCH_EVENTS_MAX: Final = 512
 
 
-class ModelStore:
-    """Every call takes effect immediately, in the order of calls; delays are added by the clients."""
+class InMemoryStore:
+    """Key-value store with revisions, watches and leases. Every call takes effect immediately; clients add delays."""
 
     def __init__(self, clock: Clock, scheduler: Scheduler, *, events_kept: int = 1 << 30) -> None:
         self._clock = clock
@@ -54,11 +55,11 @@ class ModelStore:
         self.revision = 0
         self.compacted = 0
         self.history: list[Event] = []
-        """Every change since the start, including those that watches cannot read any more."""
+        """Every change since the start, including those that are compacted."""
 
-    def store_client(self, scheduler: Scheduler | None = None) -> StoreClient:
-        """A connection of one broker; responses arrive on `scheduler`, by default the store's."""
-        return StoreClient(self, scheduler or self._scheduler)
+    def store_client(self, scheduler: Scheduler | None = None) -> InMemoryStoreClient:
+        """Create the client of one broker. Responses arrive on `scheduler`, by default that of the store."""
+        return InMemoryStoreClient(self, scheduler or self._scheduler)
 
     def get(self, key: str) -> Entry | None:
         self.expire_leases()
@@ -97,19 +98,19 @@ class ModelStore:
         self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
         return ttl_s
 
-    def lengthen_leases(self) -> None:
+    def renew_all_leases(self) -> None:
         """Renew all leases, as etcd does after an election among its own members."""
         for lease in tuple(self._leases):
             self.keep_alive(lease)
 
     def end_lease(self, lease: int) -> None:
-        """Revoke a lease, or let it expire early."""
+        """End a lease before its time to live is over, and delete its keys."""
         if self._leases.pop(lease, None) is not None:
             keys = sorted(key for key, held in self._lease_of.items() if held == lease)
             self._apply([Delete(key) for key in keys])
 
     def end_all_leases(self) -> None:
-        """End all leases, as a store does that was stopped for a long time."""
+        """End all leases, as if the store had been stopped for longer than their time to live."""
         for lease in tuple(self._leases):
             self.end_lease(lease)
 
@@ -130,11 +131,11 @@ class ModelStore:
         self._watch_expiry()
 
     def compact(self) -> None:
-        """Drop the history: watches from an older revision must list again."""
+        """Compact all revisions so far: watches that start at an older revision raise `Compacted`."""
         self.compacted = self.revision
 
     def events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
-        """Whole revisions from `position` on, and the position of the next call."""
+        """(events of whole revisions from `position` on, revision at which the next call has to start)."""
         if position <= self.compacted:
             raise Compacted(
                 f"changes up to revision {self.compacted} are compacted; {position} was requested"
@@ -154,7 +155,7 @@ class ModelStore:
         return promise
 
     def wake(self) -> None:
-        """Let every watch check for events."""
+        """Complete the promises of `next_change`, so that every watch checks for events."""
         waiting, self._waiting = self._waiting, []
         for promise in waiting:
             if not promise.done():
@@ -198,25 +199,26 @@ class ModelStore:
             self.wake()
 
 
-class StoreClient:
-    """`MetadataStore` and `Leases` of one broker. Faults may be set at any time, for the following calls."""
+class InMemoryStoreClient:
+    """Client of one broker for an `InMemoryStore`, with the ports `MetadataStore` and `Leases`. Faults apply to calls
+    that start after a test has set them."""
 
-    def __init__(self, store: ModelStore, scheduler: Scheduler) -> None:
+    def __init__(self, store: InMemoryStore, scheduler: Scheduler) -> None:
         self.store = store
         self._scheduler = scheduler
         self.delay_ms: Callable[[], float] | None = None
-        """Delay of a request, and of a response; None: until the next iteration of the loop."""
+        """Returns the delay in ms of one request or response; None: until the next iteration of the event loop."""
         self._closed = False
         self.unreachable = False
-        """No call reaches the store."""
-        self.answers_lost = 0
-        """Number of transactions that are executed without a response."""
-        self.requests_lost = 0
-        """Number of transactions that are not executed, without a response."""
+        """Whether every call fails without reaching the store."""
+        self.lost_response_count = 0
+        """Number of following transactions that are executed but whose response is lost."""
+        self.lost_request_count = 0
+        """Number of following transactions that are lost before they are executed."""
         self.watch_stalls = False
-        """Watches return no events until it is reset."""
+        """Whether watches return no events."""
         self.before_transaction: Callable[[], None] | None = None
-        """Called once, right before the next transaction, to simulate a concurrent change."""
+        """Called once, immediately before the next transaction is executed, to simulate a concurrent change."""
 
     @property
     def operations_max(self) -> int:
@@ -232,14 +234,14 @@ class StoreClient:
         self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
     ) -> TransactionResult:
         done = await self._call(lambda: self._transact(compares, operations))
-        if self.answers_lost > 0 or self.unreachable or self._closed:
-            self.answers_lost = max(0, self.answers_lost - 1)
+        if self.lost_response_count > 0 or self.unreachable or self._closed:
+            self.lost_response_count = max(0, self.lost_response_count - 1)
             raise Ambiguous("the answer was lost")
         return done
 
     def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
-        if self.requests_lost > 0:
-            self.requests_lost -= 1
+        if self.lost_request_count > 0:
+            self.lost_request_count -= 1
             raise Ambiguous("the request was lost")
         between, self.before_transaction = self.before_transaction, None
         if between is not None:
@@ -259,7 +261,7 @@ class StoreClient:
     def heal(self) -> None:
         """Remove all faults."""
         self.unreachable = self.watch_stalls = False
-        self.answers_lost = self.requests_lost = 0
+        self.lost_response_count = self.lost_request_count = 0
         self.store.wake()
 
     async def grant(self, ttl_s: float) -> int:
@@ -277,13 +279,13 @@ class StoreClient:
         self.store.wake()
 
     async def _read(self, read: Callable[[], T]) -> T:
-        """A call without side effects: its response may be lost."""
+        """Send a request, and raise `Unavailable` if a fault was set while it was under way."""
         answer = await self._call(read)
         self._check()
         return answer
 
     async def _call(self, work: Callable[[], T]) -> T:
-        """Send a request, which arrives even if the caller is cancelled, and wait for the response."""
+        """Send a request and wait for the response. The request is executed even if the caller is cancelled."""
         self._check()
         promise: Promise[T] = self._scheduler.promise()
 

@@ -1,10 +1,12 @@
 """Deterministic simulation of time for one or more brokers: schedulers, promises, clocks and workers on one thread.
 
-A `Simulation` owns the time and the event queue. Each broker gets a `SimulatedScheduler` of its own, which can be
-paused (due events wait, as in a stopped process) and stopped (they are dropped, as in a killed process).
+A `Simulation` has the virtual time and the event queue. Each broker has a `SimulatedScheduler`, which a test can pause
+(due events wait, as in a process after SIGSTOP) or stop (events are dropped, as in a killed process).
 
-Invariants: the same seed gives the same history, event by event (`Simulation.trace`); time passes only between events;
-an exception that leaves a callback or a coroutine ends the run.
+Invariants:
+* With the same seed the same events happen in the same order (`Simulation.trace`).
+* The time changes only between events.
+* An exception that a callback or a coroutine does not catch ends the simulation.
 """
 
 from __future__ import annotations
@@ -30,22 +32,21 @@ their coroutines: Python would warn that a coroutine was never awaited."""
 
 
 def close_unstarted(scheduler: SimulatedScheduler | None = None) -> None:
-    """Close coroutines that will not start any more: those of a stopped scheduler, or all of them after the last
-    simulation."""
+    """Close coroutines whose first step will not run any more: those of `scheduler`, or all if it is None."""
     for task in [task for task in _unstarted if scheduler is None or task._scheduler is scheduler]:
         task.close()
 
 
 class Cancelled(BaseException):
-    """Thrown into the coroutine of a cancelled task."""
+    """Exception that a cancelled task raises in its coroutine."""
 
 
 class ConditionTimeout(AssertionError):
-    """The condition of `Simulation.run_until` did not become true in time."""
+    """The condition of `Simulation.run_until` did not become true within the time limit."""
 
 
 class SimulatedTimer:
-    """`mansio.ports.Timer`."""
+    """Timer of a `SimulatedScheduler` (port `Timer`)."""
 
     __slots__ = ("args", "callback", "scheduler")
 
@@ -62,10 +63,11 @@ class SimulatedTimer:
 
 
 class Simulation:
-    """Virtual time and event queue of a simulation. Times are milliseconds since its start.
+    """Virtual time and event queue of a simulation. Times are in ms since its start.
 
-    Events that are due at once are in `ready`, later ones in `queue`; `count` numbers both, and events that are due at
-    the same time happen in that order. Schedulers append to both directly, for speed.
+    `ready` has the events that are due at once, `queue` the later ones. Events are numbered when they are added; events
+    that are due at the same time happen in the order of their numbers. Schedulers append to both queues directly, for
+    speed.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -73,17 +75,17 @@ class Simulation:
         self.now_ms = 0.0
         self.events = 0
         self.trace = 0
-        """Hash over all events so far; over numbers only, so that it is the same in every process."""
-        self.count = 0
+        """Hash of the numbers and times of all events so far, which is the same in every process."""
+        self.last_event_number = 0
         self.ready: deque[tuple[int, SimulatedTimer]] = deque()
         self.queue: list[tuple[float, int, SimulatedTimer]] = []
 
     def scheduler(self, name: str = "") -> SimulatedScheduler:
-        """Create the event loop of one broker."""
+        """Create the scheduler of one broker."""
         return SimulatedScheduler(self, name)
 
     def step(self, end_ms: float = inf) -> bool:
-        """Run the next event that is due by `end_ms`; False if there is none."""
+        """Run the next event that is due at `end_ms` or before. Returns False if there is none."""
         ready, queue = self.ready, self.queue
         while True:
             if ready and not (queue and queue[0][0] <= self.now_ms and queue[0][1] < ready[0][0]):
@@ -98,7 +100,7 @@ class Simulation:
             if callback is None or scheduler.stopped:
                 continue
             if scheduler.paused:
-                scheduler.held.append(timer)
+                scheduler.delayed_timers.append(timer)
                 continue
             self.events += 1
             if self.events > EVENTS_MAX:
@@ -109,22 +111,22 @@ class Simulation:
             return True
 
     def run_for(self, duration_ms: float) -> None:
-        """Run all events of the next `duration_ms`, and advance the time by it."""
+        """Run all events of the next `duration_ms`, and advance the time by `duration_ms`."""
         end_ms = self.now_ms + duration_ms
         while self.step(end_ms):
             pass
         self.now_ms = max(self.now_ms, end_ms)
 
     def run_until(self, condition: Callable[[], object], *, within_ms: float = 60_000) -> None:
-        """Run until `condition` is true. Raises `ConditionTimeout` after `within_ms`."""
+        """Run events until `condition()` is true. Raises `ConditionTimeout` after `within_ms` of virtual time."""
         end_ms = self.now_ms + within_ms
         while not condition():
             if not self.step(end_ms):
                 raise ConditionTimeout(f"not within {within_ms} ms of simulated time")
 
     def run(self, work: Coroutine[Any, Any, T], *, within_ms: float = 60_000) -> T:
-        """Run a coroutine of the test to its end; returns its result or raises its exception."""
-        task = Task(self.scheduler("test"), work, "test", caught=True)
+        """Run events until the coroutine `work` ends. Returns its result or raises its exception."""
+        task = Task(self.scheduler("test"), work, "test", is_error_stored=True)
         self.run_until(lambda: task.done, within_ms=within_ms)
         if task.error is not None:
             raise task.error
@@ -133,7 +135,7 @@ class Simulation:
 
 
 class SimulatedClock:
-    """`mansio.ports.Clock`. `wall_offset_ms`: the error of the wall time."""
+    """Clock of one broker (port `Clock`). `wall_offset_ms`: error of its wall clock."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -147,23 +149,23 @@ class SimulatedClock:
 
 
 class SimulatedScheduler:
-    """`mansio.ports.Scheduler` for one broker of a simulation."""
+    """Event loop of one broker of a simulation (port `Scheduler`)."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
         self.name = name
         self.paused = False
         self.stopped = False
-        self.held: list[SimulatedTimer] = []
+        self.delayed_timers: list[SimulatedTimer] = []
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
         simulation = self.simulation
-        simulation.count = number = simulation.count + 1
+        simulation.last_event_number = number = simulation.last_event_number + 1
         simulation.ready.append((number, SimulatedTimer(self, callback, args)))
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> SimulatedTimer:
         simulation, timer = self.simulation, SimulatedTimer(self, callback, args)
-        simulation.count = number = simulation.count + 1
+        simulation.last_event_number = number = simulation.last_event_number + 1
         if delay_ms > 0:
             heappush(simulation.queue, (simulation.now_ms + delay_ms, number, timer))
         else:
@@ -192,17 +194,17 @@ class SimulatedScheduler:
         self.paused = True
 
     def resume(self) -> None:
-        """Run the events that were due meanwhile, in order."""
+        """Run the events that became due since `pause`, in order."""
         self.paused = False
-        held, self.held = self.held, []
-        for timer in held:
-            self.simulation.count += 1
-            self.simulation.ready.append((self.simulation.count, timer))
+        delayed_timers, self.delayed_timers = self.delayed_timers, []
+        for timer in delayed_timers:
+            self.simulation.last_event_number += 1
+            self.simulation.ready.append((self.simulation.last_event_number, timer))
 
     def stop(self) -> None:
         """Run no more events, as after SIGKILL."""
         self.stopped = True
-        self.held.clear()
+        self.delayed_timers.clear()
         close_unstarted(self)
 
 
@@ -212,7 +214,7 @@ def _complete(promise: SimulatedPromise[None]) -> None:
 
 
 class SimulatedPromise(Generic[T]):
-    """`mansio.ports.Promise`: callbacks are separate events, as on an asyncio loop."""
+    """Promise of a `SimulatedScheduler` (port `Promise`). Its callbacks are separate events, as on an asyncio loop."""
 
     __slots__ = ("_callbacks", "_done", "_error", "_result", "_scheduler")
 
@@ -258,7 +260,8 @@ class SimulatedPromise(Generic[T]):
 
 
 class Task:
-    """A running coroutine. `caught`: its error is stored in `error`; otherwise it ends the run."""
+    """Task of a `SimulatedScheduler`. `is_error_stored`: an exception of the coroutine is stored in `error`; otherwise
+    it ends the simulation."""
 
     def __init__(
         self,
@@ -266,21 +269,22 @@ class Task:
         work: Coroutine[Any, Any, Any],
         name: str,
         *,
-        caught: bool = False,
+        is_error_stored: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._work = work
         self.name = name
-        self._caught = caught
+        self._caught = is_error_stored
         self._waits_for: object = self
-        """What resumes it: a promise, `Cancelled`, or itself at the start; None after its end."""
+        """What resumes the coroutine: a promise, `Cancelled`, or this task before the first step; None after the
+        end."""
         self.result: Any = None
         self.error: BaseException | None = None
         _unstarted[self] = None
         scheduler.call_soon(self._resume, self)
 
     def __del__(self) -> None:
-        """Close the coroutine without a warning: its broker is dead."""
+        """Close the coroutine, so that Python does not warn about a coroutine that never ended."""
         with suppress(ValueError):  # the garbage collector may be closing the coroutine
             self._work.close()
 
@@ -301,10 +305,10 @@ class Task:
             self._scheduler.call_soon(self._resume, self._waits_for)
 
     def ended(self) -> None:
-        """Called at the end of the coroutine; subclasses override it."""
+        """Hook that is called when the coroutine has ended; subclasses override it."""
 
     def _resume(self, resumed_by: object) -> None:
-        """Run the next step, unless the task waits for something else by now."""
+        """Run the next step of the coroutine, unless the task does not wait for `resumed_by` any more."""
         if resumed_by is not self._waits_for:
             return
         _unstarted.pop(self, None)
@@ -330,8 +334,8 @@ class Task:
 
 
 class SimulatedBackground:
-    """`mansio.ports.Background`: one job at a time. A job takes effect when it starts and completes after `latency_ms`,
-    so that it does not cover changes made meanwhile."""
+    """Background worker that runs one job at a time (port `Background`). A job takes effect when it starts and
+    completes after `latency_ms`; changes made in between are not part of it."""
 
     def __init__(self, scheduler: SimulatedScheduler, latency_ms: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -364,11 +368,11 @@ class SimulatedBackground:
         done(result, error)
 
     def close(self) -> None:
-        """Nothing to do: the submitted jobs are in the simulation's queue."""
+        """Do nothing: submitted jobs stay in the simulation's queue."""
 
 
 class SimulatedRandom:
-    """`mansio.ports.Random` with the simulation's random generator."""
+    """Random numbers of the simulation's seeded generator (port `Random`)."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._random = simulation.random

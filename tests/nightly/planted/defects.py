@@ -590,8 +590,8 @@ MORE = (
     Defect(
         "the default of all brokers precedes the broker's own value",
         "config/broker_config.py",
-        "for layer in (self.default, self.own):",
-        "for layer in (self.own, self.default):",
+        "for layer in (self.default_values, self.own_values):",
+        "for layer in (self.own_values, self.default_values):",
         ("tests/unit/config/test_broker_config.py",),
     ),
     *MORE_REPLICATION_DEFECTS,

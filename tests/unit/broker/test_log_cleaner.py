@@ -34,7 +34,7 @@ class World:
         self.scheduler = VirtualScheduler()
         loop: Any = self.scheduler  # clock and worker as well
         self.group_commit = GroupCommit(self.disk, loop, "data", scheduler=loop)
-        self.settings = topic_config.resolve(
+        self.settings = topic_config.resolve_topic_settings(
             {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", **settings}, {}, 1
         )
         self.partitions = [self._partition(n) for n in range(partitions)]

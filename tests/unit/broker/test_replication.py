@@ -725,7 +725,7 @@ def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch
 
 def test_a_lost_answer_of_the_store_is_cleared_up() -> None:
     cluster = running()
-    for lost in ("answers_lost", "requests_lost"):
+    for lost in ("lost_response_count", "lost_request_count"):
         cluster.network.isolate(3)
         setattr(cluster[1].store.store_client, lost, 1)
         committed(cluster, b"a")

@@ -88,7 +88,7 @@ class World:
             rules=RULES,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
-            settings=topic_config.resolve(settings, {}, 1),
+            settings=topic_config.resolve_topic_settings(settings, {}, 1),
             internal=internal,
         )
 
@@ -192,10 +192,10 @@ def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
     world.fill(3, timestamp_ms=-1)
     now_ms = world.clock.wall_ms()
     for name in world.segment_files():
-        world.disk.modified[f"data/t-0/{name}"] = now_ms
+        world.disk.modified_ms_by_path[f"data/t-0/{name}"] = now_ms
     world.check()
     assert world.starts() == [0]
-    world.disk.modified[f"data/t-0/{0:020d}.log"] = now_ms - MINUTE_MS - 1
+    world.disk.modified_ms_by_path[f"data/t-0/{0:020d}.log"] = now_ms - MINUTE_MS - 1
     world.check()
     assert world.starts() == [1]
 
@@ -250,7 +250,7 @@ def test_settings_changed_count_from_the_next_check_on() -> None:
     world.pass_time(MINUTE_MS)
     world.check()
     assert world.starts() == [0]
-    world.partition.settings = topic_config.resolve({"retention.ms": "1000"}, {}, 1)
+    world.partition.settings = topic_config.resolve_topic_settings({"retention.ms": "1000"}, {}, 1)
     world.check()
     assert world.starts() == [3]
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.config import topic_config
-from mansio.config.broker_config import BrokerLayers
+from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_def import Change, ConfigType, Operation
 from mansio.config.config_entries import Source, broker_entries, topic_entries
 from mansio.config.settings import Settings
-from mansio.config.topic_config import NOT_OFFERED, SETTINGS
+from mansio.config.topic_config import SETTINGS, UNSUPPORTED_SETTINGS
 from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 
 
@@ -19,7 +19,7 @@ from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 def test_defaults_obey_their_own_rules(name: str) -> None:
     row = SETTINGS[name]
     text = topic_config.effective_value(name, {}, {}, 1)
-    assert topic_config.TOPIC_CONFIG.normalized(name, text) == (
+    assert topic_config.TOPIC_CONFIG.normalize(name, text) == (
         text if row.kind is not ConfigType.BOOLEAN else text.lower()
     )
 
@@ -65,50 +65,54 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
 )
 def test_refused_with_the_reason(name: str, value: str | None, reason: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
-        topic_config.TOPIC_CONFIG.normalized(name, value)
+        topic_config.TOPIC_CONFIG.normalize(name, value)
     assert reason in str(caught.value)
     assert str(caught.value).startswith(name)
     assert "\n" not in str(caught.value)
 
 
 def test_nothing_is_both_offered_and_not() -> None:
-    assert not SETTINGS.keys() & NOT_OFFERED.keys()
+    assert not SETTINGS.keys() & UNSUPPORTED_SETTINGS.keys()
 
 
 def test_setting_twice_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        topic_config.checked([("retention.ms", "1"), ("retention.ms", "2")], 1)
+        topic_config.validated_overrides([("retention.ms", "1"), ("retention.ms", "2")], 1)
 
 
 def test_null_at_creation_means_the_default() -> None:
-    assert topic_config.checked([("retention.ms", None), ("segment.ms", " 5 ")], 1) == {"segment.ms": "5"}
+    assert topic_config.validated_overrides([("retention.ms", None), ("segment.ms", " 5 ")], 1) == {
+        "segment.ms": "5"
+    }
 
 
 def test_more_in_sync_replicas_than_replicas_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="replication factor, 1"):
-        topic_config.checked([("min.insync.replicas", "2")], 1)
-    assert topic_config.checked([("min.insync.replicas", "2")], 3) == {"min.insync.replicas": "2"}
+        topic_config.validated_overrides([("min.insync.replicas", "2")], 1)
+    assert topic_config.validated_overrides([("min.insync.replicas", "2")], 3) == {"min.insync.replicas": "2"}
 
 
 @pytest.mark.parametrize(("replicas", "expected"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)])
 def test_min_insync_replicas_defaults_to_a_majority(replicas: int, expected: int) -> None:
-    assert topic_config.resolve({}, {}, replicas).min_insync_replicas == expected
+    assert topic_config.resolve_topic_settings({}, {}, replicas).min_insync_replicas == expected
 
 
 def test_broker_wide_min_insync_replicas_never_locks_a_small_topic() -> None:
     defaults = {"min.insync.replicas": "2"}
-    assert topic_config.resolve({}, defaults, 1).min_insync_replicas == 1
-    assert topic_config.resolve({}, defaults, 3).min_insync_replicas == 2
+    assert topic_config.resolve_topic_settings({}, defaults, 1).min_insync_replicas == 1
+    assert topic_config.resolve_topic_settings({}, defaults, 3).min_insync_replicas == 2
 
 
 def test_topic_wins_over_broker_default_wins_over_built_in() -> None:
-    assert topic_config.resolve({}, {}, 1).retention_ms == 604_800_000
-    assert topic_config.resolve({}, {"retention.ms": "5"}, 1).retention_ms == 5
-    assert topic_config.resolve({"retention.ms": "6"}, {"retention.ms": "5"}, 1).retention_ms == 6
+    assert topic_config.resolve_topic_settings({}, {}, 1).retention_ms == 604_800_000
+    assert topic_config.resolve_topic_settings({}, {"retention.ms": "5"}, 1).retention_ms == 5
+    assert (
+        topic_config.resolve_topic_settings({"retention.ms": "6"}, {"retention.ms": "5"}, 1).retention_ms == 6
+    )
 
 
 def test_leftover_of_another_version_does_not_keep_a_topic_from_opening() -> None:
-    settings = topic_config.resolve({"cleanup.policy": "shred", "gone.setting": "1"}, {}, 1)
+    settings = topic_config.resolve_topic_settings({"cleanup.policy": "shred", "gone.setting": "1"}, {}, 1)
     assert settings.cleanup_policy == ("delete",)
     assert topic_config.apply_changes({"gone.setting": "1"}, {}, [Change("gone.setting", 1, None)]) == {}
 
@@ -173,14 +177,14 @@ def test_changing_a_setting_twice_in_a_request_is_refused() -> None:
     ],
 )
 def test_cleanup_policy_deletes_compacts_or_both(text: str, *, deletes: bool, compacts: bool) -> None:
-    settings = topic_config.resolve(
-        {"cleanup.policy": topic_config.TOPIC_CONFIG.normalized("cleanup.policy", text)}, {}, 1
+    settings = topic_config.resolve_topic_settings(
+        {"cleanup.policy": topic_config.TOPIC_CONFIG.normalize("cleanup.policy", text)}, {}, 1
     )
     assert (settings.deletes, settings.compacts) == (deletes, compacts)
 
 
 def test_compaction_settings_are_numbers_when_in_force() -> None:
-    settings = topic_config.resolve(
+    settings = topic_config.resolve_topic_settings(
         {"min.cleanable.dirty.ratio": "0.25", "min.compaction.lag.ms": "3", "max.compaction.lag.ms": "4"},
         {},
         1,
@@ -196,23 +200,23 @@ def test_compaction_settings_are_numbers_when_in_force() -> None:
 def test_a_compaction_lag_that_contradicts_itself_is_refused_wherever_the_halves_come_from() -> None:
     least, most = ("min.compaction.lag.ms", "5"), ("max.compaction.lag.ms", "4")
     with pytest.raises(InvalidConfig, match="5 is more than max"):
-        topic_config.checked([least, most], 1)
+        topic_config.validated_overrides([least, most], 1)
     with pytest.raises(InvalidConfig, match="5 is more than max"):
-        topic_config.checked([least], 1, dict([most]))
+        topic_config.validated_overrides([least], 1, dict([most]))
     with pytest.raises(InvalidConfig, match="5 is more than max"):
         topic_config.check_combination(dict([most]), 1, dict([least]))
     with pytest.raises(ConfigError, match="topic_defaults: min"):
         Settings(topic_defaults=dict([least, most]))
-    assert topic_config.checked([least, ("max.compaction.lag.ms", "5")], 1, dict([most]))
+    assert topic_config.validated_overrides([least, ("max.compaction.lag.ms", "5")], 1, dict([most]))
 
 
 @given(st.sampled_from(sorted(SETTINGS)), st.text(max_size=30))
 def test_any_text_is_taken_or_refused_and_taken_text_is_stable(name: str, text: str) -> None:
     try:
-        normal = topic_config.TOPIC_CONFIG.normalized(name, text)
+        normal = topic_config.TOPIC_CONFIG.normalize(name, text)
     except InvalidConfig:
         return
-    assert topic_config.TOPIC_CONFIG.normalized(name, normal) == normal
+    assert topic_config.TOPIC_CONFIG.normalize(name, normal) == normal
 
 
 def test_entries_of_a_topic_show_where_values_come_from() -> None:
@@ -220,7 +224,7 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
         entry.name: entry
         for entry in topic_entries(
             {"retention.ms": "6"},
-            BrokerLayers(Settings(topic_defaults={"retention.ms": "5", "segment.ms": "4"})),
+            BrokerConfigSources(Settings(topic_defaults={"retention.ms": "5", "segment.ms": "4"})),
             1,
         )
     }
@@ -239,7 +243,7 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
 
 def test_entries_of_the_broker_use_kafka_names_once_each() -> None:
     settings = Settings(num_partitions=3, listeners="0.0.0.0:19092", topic_defaults={"retention.ms": "5"})
-    entries = broker_entries(BrokerLayers(settings))
+    entries = broker_entries(BrokerConfigSources(settings))
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))
     by_name = {entry.name: entry for entry in entries}

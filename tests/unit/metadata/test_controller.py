@@ -14,7 +14,7 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
 from mansio.metadata.model import ACTIVE, DRAINING, FENCED, NO_LEADER
 from mansio.metadata.transactions import commit
-from mansio.testing.metadata import StoreClient
+from mansio.testing.metadata import InMemoryStoreClient
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.virtual_time import run_virtually
 
@@ -373,7 +373,7 @@ def test_transaction_whose_answer_is_lost_happens_once() -> None:
         victim = cluster.brokers[1].partition("t").leader
         seen = cluster.brokers[other_than(cluster, victim)]
         for member in cluster.alive():
-            member.store_client.answers_lost = 3
+            member.store_client.lost_response_count = 3
         await cluster.brokers[victim].kill()
         await cluster.until(lambda: seen.partition("t").leader != victim)
         await cluster.sleep(TTL_S)
@@ -389,7 +389,7 @@ def test_transaction_whose_request_is_lost_is_made_again() -> None:
         victim = cluster.brokers[1].partition("t").leader
         seen = cluster.brokers[other_than(cluster, victim)]
         for member in cluster.alive():
-            member.store_client.requests_lost = 3
+            member.store_client.lost_request_count = 3
         await cluster.brokers[victim].kill()
         await cluster.until(lambda: seen.partition("t").leader != victim, within_s=TAKEN_OVER_S_MAX + 1)
         assert seen.partition("t").leader_epoch == 1
@@ -401,7 +401,7 @@ def test_registration_whose_answer_is_lost_is_one_session() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         member = await cluster.start_one(4)
-        member.store_client.answers_lost = 1
+        member.store_client.lost_response_count = 1
         await member.registered()
         sessions = [one for one in cluster.store.history if one.key == member.state.keys.session(4)]
         assert len(sessions) == 1
@@ -458,7 +458,7 @@ def test_lease_lengthened_by_an_election_of_the_store_lengthens_no_deadline() ->
         member = cluster.brokers[2]
         member.keeps_alive = False
         await cluster.sleep(4)
-        cluster.store.lengthen_leases()
+        cluster.store.renew_all_leases()
         await cluster.sleep(0.5)
         assert cluster.store.get(member.state.keys.session(2)) is not None
         assert not member.membership.is_session_valid()
@@ -757,7 +757,7 @@ def test_creator_that_cannot_finish_deletes_what_it_began_while_its_session_last
         work = asyncio.ensure_future(creator.create("t", 3, 3))
         await cluster.until(lambda: "t" in seen.state.unfinished)
         await cluster.sleep(1)
-        creator.store_client.requests_lost = AMBIGUOUS_ATTEMPTS_MAX
+        creator.store_client.lost_request_count = AMBIGUOUS_ATTEMPTS_MAX
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
@@ -792,7 +792,7 @@ def test_topic_that_became_live_although_its_creator_was_told_otherwise_keeps_it
     run(check)
 
 
-class BrokenWatch(StoreClient):
+class BrokenWatch(InMemoryStoreClient):
     """A way to a store whose watch breaks off."""
 
     failures = 3

@@ -182,9 +182,9 @@ class ClusterMachine(RuleBasedStateMachine):
     def lose(self, node_id: int, lost: int, answers: bool) -> None:
         client = self.member(node_id).store_client
         if answers:
-            client.answers_lost = lost
+            client.lost_response_count = lost
         else:
-            client.requests_lost = lost
+            client.lost_request_count = lost
 
     @rule(node_id=nodes, later=st.booleans())
     def end_session(self, node_id: int, later: bool) -> None:
@@ -206,8 +206,8 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster.store.end_all_leases()
 
     @rule()
-    def lengthen_leases(self) -> None:
-        self.cluster.store.lengthen_leases()
+    def renew_all_leases(self) -> None:
+        self.cluster.store.renew_all_leases()
 
     @rule()
     def compact(self) -> None:

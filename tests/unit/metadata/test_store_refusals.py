@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import DiskFull, MansioError
 from mansio.metadata.etcd.call_outcome import EtcdDenied
-from mansio.testing.metadata import StoreClient
+from mansio.testing.metadata import InMemoryStoreClient
 from support.brokers import TTL_S, Cluster
 from support.virtual_time import run_virtually
 
@@ -27,7 +27,7 @@ def run(check: Callable[[Cluster], Awaitable[None]]) -> None:
     run_virtually(main())
 
 
-class RefusingStoreClient(StoreClient):
+class RefusingStoreClient(InMemoryStoreClient):
     """`refusal`: what grants of leases come to; with `watches` also what watches do."""
 
     refusal: MansioError | None = None

@@ -210,7 +210,7 @@ class _Examination:
         for topic in topics:
             directory = topic_directory(self.data_dir, topic)
             known.add(directory.rpartition("/")[2])
-            settings = topic_config.resolve(topic.configs, {}, topic.replication_factor)
+            settings = topic_config.resolve_topic_settings(topic.configs, {}, topic.replication_factor)
             if topic.state != "live":
                 self._add(
                     Severity.NOTE,

@@ -203,7 +203,7 @@ class Partition:
         """Batches wait in the `Recompressor`; later ones must not pass them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
-        self._settings = settings or topic_config.resolve({}, {}, 1)
+        self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
         self._rejects = True
         """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
         self._acknowledged_end = 0

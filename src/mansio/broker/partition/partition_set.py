@@ -390,7 +390,9 @@ class PartitionSet:
         ]
 
     def _settings_of(self, topic: Topic) -> TopicSettings:
-        return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+        return topic_config.resolve_topic_settings(
+            topic.configs, self._settings.topic_defaults, topic.replication_factor
+        )
 
     def report_unreadable(self, part: LogSlice, error: OSError) -> None:
         """Report that the disk cannot read a part of a log, which was to be sent."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mansio.config.broker_config import BROKER_CONFIG, BrokerLayers
+from mansio.config.broker_config import BROKER_CONFIG, BrokerConfigSources
 from mansio.config.config_entries import broker_entries, default_broker_entries
 from mansio.errors import ConcurrentChange, InvalidConfig, InvalidRequest
 from mansio.logs import fields
@@ -57,15 +57,15 @@ class BrokerConfigManager:
         self._scheduler = scheduler
         self._random = random
         self._node_id = settings.node_id
-        self._callbacks: list[Callable[[BrokerLayers, Settings], None]] = []
-        self._stored = self.layers = BrokerLayers(settings)
+        self._callbacks: list[Callable[[BrokerConfigSources, Settings], None]] = []
+        self._stored = self.layers = BrokerConfigSources(settings)
         """The effective values with their sources: static, default of all brokers, or of this broker."""
         self.effective = settings
         """The effective settings: static settings with the dynamic ones applied."""
         self._apply()
         state.on_broker_config_change(self._apply)
 
-    def on_change(self, callback: Callable[[BrokerLayers, Settings], None]) -> None:
+    def on_change(self, callback: Callable[[BrokerConfigSources, Settings], None]) -> None:
         """Call `callback` with the layers and the effective settings of this broker, now and after each change."""
         self._callbacks.append(callback)
         callback(self.layers, self.effective)
@@ -113,11 +113,11 @@ class BrokerConfigManager:
         another broker, only the dynamic settings are checked; it checks them against its static settings itself."""
         layers = self._stored
         if name == ALL_BROKERS:
-            layers = layers._replace(default=configs)
+            layers = layers._replace(default_values=configs)
         elif name == str(self._node_id):
-            layers = layers._replace(own=configs)
+            layers = layers._replace(own_values=configs)
         else:
-            layers = layers._replace(own=configs, default=self._overrides(ALL_BROKERS))
+            layers = layers._replace(own_values=configs, default_values=self._overrides(ALL_BROKERS))
         _, known = self._stored.without_contradictions()
         _, refused = layers.without_contradictions()
         for key, reason in refused.items():
@@ -130,7 +130,7 @@ class BrokerConfigManager:
 
     def _apply(self) -> None:
         stored = self._stored._replace(
-            own=self._overrides(str(self._node_id)), default=self._overrides(ALL_BROKERS)
+            own_values=self._overrides(str(self._node_id)), default_values=self._overrides(ALL_BROKERS)
         )
         if stored == self._stored:
             return
@@ -138,7 +138,7 @@ class BrokerConfigManager:
         layers, refused = stored.without_contradictions()
         for name, reason in refused.items():
             logger.error("broker_setting_not_applied", extra=fields(setting=name, reason=reason))
-        self.effective = layers.effective()
+        self.effective = layers.effective_settings()
         self.layers = layers
         for callback in self._callbacks:
             callback(layers, self.effective)

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from mansio.broker.services.topic_lifecycle import TopicLifecycle, split_into_chunks
 from mansio.config import topic_config
-from mansio.config.broker_config import BrokerLayers
+from mansio.config.broker_config import BrokerConfigSources
 from mansio.config.config_entries import topic_entries
 from mansio.errors import (
     ConcurrentChange,
@@ -128,7 +128,7 @@ class TopicService:
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
-        self._layers = BrokerLayers(settings)
+        self._layers = BrokerConfigSources(settings)
         self._settings = settings
         self._scheduler = scheduler
         self._random = random
@@ -145,7 +145,7 @@ class TopicService:
             broker_epoch=broker_epoch,
         )
 
-    def use_settings(self, layers: BrokerLayers, effective: Settings) -> None:
+    def use_settings(self, layers: BrokerConfigSources, effective: Settings) -> None:
         """Use new settings of the broker: `effective` values, and `layers` with their sources."""
         self._layers = layers
         self._settings = effective
@@ -168,7 +168,9 @@ class TopicService:
 
     def settings_of(self, topic: Topic) -> TopicSettings:
         """Return the effective settings of a topic."""
-        return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+        return topic_config.resolve_topic_settings(
+            topic.configs, self._settings.topic_defaults, topic.replication_factor
+        )
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
         """Return all settings of a topic with their sources."""
@@ -378,7 +380,9 @@ class TopicService:
             self._partitions_available,
             self._hosts(start),
         )
-        configs = topic_config.checked(new.configs, replication_factor, self._settings.topic_defaults)
+        configs = topic_config.validated_overrides(
+            new.configs, replication_factor, self._settings.topic_defaults
+        )
         return Topic(
             name=new.name,
             topic_id=NO_TOPIC_ID,

@@ -13,8 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.config.group_config import CONSUMER_HEARTBEAT_INTERVAL, CONSUMER_SESSION_TIMEOUT, value_of
-from mansio.config.share_group_config import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from mansio.config.group_config import (
+    CONSUMER_HEARTBEAT_INTERVAL,
+    CONSUMER_SESSION_TIMEOUT,
+    effective_int_value,
+)
+from mansio.config.share_group_config import SHARE_HEARTBEAT_INTERVAL, SHARE_SESSION_TIMEOUT
 from mansio.errors import ConfigError
 from mansio.state.assignors.range import RangeAssignor
 from mansio.state.assignors.uniform import UniformAssignor
@@ -145,8 +149,8 @@ class GroupFactory:
         """Effective settings of a consumer group."""
         own, settings = self._overrides(group_id), self._settings
         return ConsumerGroupSettings(
-            value_of(CONSUMER_SESSION_TIMEOUT, own, settings.consumer_session_timeout_ms),
-            value_of(CONSUMER_HEARTBEAT_INTERVAL, own, settings.consumer_heartbeat_interval_ms),
+            effective_int_value(CONSUMER_SESSION_TIMEOUT, own, settings.consumer_session_timeout_ms),
+            effective_int_value(CONSUMER_HEARTBEAT_INTERVAL, own, settings.consumer_heartbeat_interval_ms),
             settings.members_max,
         )
 
@@ -154,7 +158,7 @@ class GroupFactory:
         """Effective settings of a share group."""
         own, settings = self._overrides(group_id), self._settings
         return ConsumerGroupSettings(
-            value_of(SESSION_TIMEOUT, own, settings.share_session_timeout_ms),
-            value_of(HEARTBEAT_INTERVAL, own, settings.share_heartbeat_interval_ms),
+            effective_int_value(SHARE_SESSION_TIMEOUT, own, settings.share_session_timeout_ms),
+            effective_int_value(SHARE_HEARTBEAT_INTERVAL, own, settings.share_heartbeat_interval_ms),
             settings.share_members_max,
         )

@@ -18,7 +18,7 @@ from uuid import UUID
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.services.topics import NewTopic
 from mansio.config.config_def import INT32_MAX
-from mansio.config.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, effective_value
+from mansio.config.share_group_config import DEAD_LETTER_COPY_ENABLE, DEAD_LETTER_TOPIC, effective_value
 from mansio.config.topic_config import DEAD_LETTER_TOPIC_ENABLE
 from mansio.errors import (
     InvalidTopic,
@@ -107,7 +107,7 @@ class DeadLetterTopics:
 
     def copied(self, group: str) -> bool:
         """Whether dead letters of a group contain the record, or only its position."""
-        return bool(effective_value(DEAD_LETTER_COPY, self._overrides(group)) == "true")
+        return bool(effective_value(DEAD_LETTER_COPY_ENABLE, self._overrides(group)) == "true")
 
     def name_of(self, group: str, topic: str) -> str:
         """Name of the dead-letter topic for a topic."""

@@ -20,19 +20,19 @@ from mansio.broker.coordinator.share.partition_leader import (
     SharePartitionLeader,
 )
 from mansio.config.share_group_config import (
-    BACKOFF,
-    BACKOFF_MAX,
-    BACKOFF_MULTIPLIER,
+    AUTO_OFFSET_RESET,
     BY_DURATION,
-    DEAD_LETTERS,
-    DELIVERY_LIMIT,
+    DEAD_LETTERS_ENABLE,
+    DELIVERY_COUNT_LIMIT,
     EARLIEST,
-    JITTER,
-    LOCK_DURATION,
-    LOCKS_MAX,
-    OFFSET_RESET,
-    ORDER,
-    RENEW,
+    RECORD_LOCK_DURATION,
+    RECORD_LOCKS_MAX,
+    RENEW_ACKNOWLEDGE_ENABLE,
+    RETRY_BACKOFF,
+    RETRY_BACKOFF_MAX,
+    RETRY_BACKOFF_MULTIPLIER,
+    RETRY_JITTER,
+    SHARE_ORDER,
     duration_ms,
     effective_value,
 )
@@ -379,21 +379,22 @@ def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, 
 def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) -> ShareSettings:
     """The effective settings of the share partitions of a group. `is_dead_letter_topic`: their topic is a dead-letter
     topic, whose records are not dead-lettered."""
-    record_locks_max = effective_value(LOCKS_MAX, configs)
+    record_locks_max = effective_value(RECORD_LOCKS_MAX, configs)
     return ShareSettings(
-        lock_ms=effective_value(LOCK_DURATION, configs),
-        delivery_limit=effective_value(DELIVERY_LIMIT, configs),
+        lock_ms=effective_value(RECORD_LOCK_DURATION, configs),
+        delivery_limit=effective_value(DELIVERY_COUNT_LIMIT, configs),
         record_locks_max=record_locks_max,
         in_flight_batches_max=IN_FLIGHT_RANGES_MAX,
         lease_bound_step=2 * record_locks_max,
-        is_ordered=effective_value(ORDER, configs) == "partition",
-        renewal_enabled=effective_value(RENEW, configs) == "true",
-        dead_letters_enabled=effective_value(DEAD_LETTERS, configs) == "true" and not is_dead_letter_topic,
+        is_ordered=effective_value(SHARE_ORDER, configs) == "partition",
+        renewal_enabled=effective_value(RENEW_ACKNOWLEDGE_ENABLE, configs) == "true",
+        dead_letters_enabled=effective_value(DEAD_LETTERS_ENABLE, configs) == "true"
+        and not is_dead_letter_topic,
         backoff=Backoff(
-            effective_value(BACKOFF, configs),
-            effective_value(BACKOFF_MULTIPLIER, configs),
-            effective_value(BACKOFF_MAX, configs),
-            effective_value(JITTER, configs),
+            effective_value(RETRY_BACKOFF, configs),
+            effective_value(RETRY_BACKOFF_MULTIPLIER, configs),
+            effective_value(RETRY_BACKOFF_MAX, configs),
+            effective_value(RETRY_JITTER, configs),
         ),
     )
 
@@ -427,7 +428,7 @@ def share_partitions(
 
 def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
     """Start of a group in a partition it has not read (`share.auto.offset.reset`)."""
-    reset: str = effective_value(OFFSET_RESET, configs)
+    reset: str = effective_value(AUTO_OFFSET_RESET, configs)
     if reset == EARLIEST:
         return partition.start_offset
     end = partition.high_watermark
