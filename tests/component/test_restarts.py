@@ -117,7 +117,7 @@ def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(
         served = []
         for group in groups:
             try:
-                coordinator.runtime.check_loaded(coordinator.store.index_of(group))
+                coordinator.runtime.check_loaded(coordinator.store.partition_for(group))
             except mansio.errors.CoordinatorNotAvailable:
                 continue
             served.append(group)

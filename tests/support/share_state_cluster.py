@@ -231,7 +231,7 @@ class StateCluster:
         for index in range(PARTITIONS):
             self.partitions.append(MovingPartition(self, index, 0, []))
             self.leaders.append(index % 3 + 1)
-            self.nodes[self.leaders[index]].state.role_changed(self.partitions[index])
+            self.nodes[self.leaders[index]].state.handle_role_change(self.partitions[index])
         return []
 
     def move(self, index: int, node_id: int, *, truncated: bool = False) -> None:
@@ -241,10 +241,10 @@ class StateCluster:
         kept = [
             each for each in old.stored if not truncated or read_header(each).last_offset < old.high_watermark
         ]
-        self.nodes[self.leaders[index]].state.role_changed(old)
+        self.nodes[self.leaders[index]].state.handle_role_change(old)
         self.partitions[index] = new = MovingPartition(self, index, old.leader_epoch + 1, kept)
         self.leaders[index] = node_id
-        self.nodes[node_id].state.role_changed(new)
+        self.nodes[node_id].state.handle_role_change(new)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.simulation.run(work)

@@ -224,7 +224,7 @@ class BrokerRuntime:
             self.cluster_member,
         )
         topic_resolver = TopicResolver(state.topics)
-        state.on_change(topic_resolver.changed)
+        state.on_change(topic_resolver.update)
         groups = GroupCoordinator(
             settings=group_settings(settings),
             clock=host_ports.clock,
@@ -247,7 +247,7 @@ class BrokerRuntime:
                 initialize=lambda *start: self.shares.persister.initialize(*start),
             ),
         )
-        state.on_group_config_change(groups.settings_changed)
+        state.on_group_config_change(groups.apply_settings)
         return groups
 
     def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
@@ -489,10 +489,10 @@ class BrokerRuntime:
     def _role_changed(self, partition: Partition) -> None:
         """In a cluster: the role of a partition on this broker changed."""
         if partition.topic == OFFSETS_TOPIC:
-            self.groups.role_changed(partition)
+            self.groups.handle_role_change(partition)
         elif partition.topic == SHARE_STATE_TOPIC:
-            self.share_state.role_changed(partition)
-        self.shares.role_changed(partition)
+            self.share_state.handle_role_change(partition)
+        self.shares.handle_role_change(partition)
 
     async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
         """The partitions of an internal topic, created when first needed. In a cluster they arrive one by one when this
@@ -508,7 +508,7 @@ class BrokerRuntime:
         if before is not None and (after is None or after.topic_id != before.topic_id):
             work = self.groups.offsets.delete_offsets_of_topic(before.name)
             self.host_ports.scheduler.spawn(work, name=f"forget offsets of {before.name}")
-            self.groups.topics_changed()
+            self.groups.delete_state_of_missing_topics()
 
     def _high_watermark(self, topic: str, index: int) -> int | None:
         partition = self.partitions.get(topic, index)

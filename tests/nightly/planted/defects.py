@@ -443,14 +443,14 @@ MORE = (
     Defect(
         "offsets are told that may be lost",
         "broker/coordinator/group/offset_manager.py",
-        "await self._store.committed(group_id)",
+        "await self._store.wait_until_committed(group_id)",
         "pass",
         GROUP_ROOM,
     ),
     Defect(
         "a group that is not loaded is a new one",
         "broker/coordinator/group/group_store.py",
-        "self.runtime.check_loaded(self.index_of(group_id))",
+        "self.runtime.check_loaded(self.partition_for(group_id))",
         "pass",
         GROUP_ROOM,
     ),

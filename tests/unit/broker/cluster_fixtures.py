@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PARTITIONS = 3
 
 
-class RolePartition(MemoryPartition):
+class CoordinatorReplica(MemoryPartition):
     """A partition in memory that leads for one epoch. `on_read(number)` is called before each batch is read."""
 
     def __init__(
@@ -88,7 +88,7 @@ class GroupCluster:
 
     def __init__(self, brokers: int = 3) -> None:
         self.scheduler = VirtualScheduler()
-        self.partitions: list[RolePartition] = []
+        self.partitions: list[CoordinatorReplica] = []
         self.leaders: list[int] = []
         self.topics = {"t"}
         self.live: dict[str, Topic] = {}  # what members of the new group protocol can subscribe to
@@ -100,29 +100,29 @@ class GroupCluster:
         self.made_times += 1
         if self.fail is not None:
             raise self.fail
-        self.partitions = [RolePartition(self.scheduler, index, 0) for index in range(PARTITIONS)]
+        self.partitions = [CoordinatorReplica(self.scheduler, index, 0) for index in range(PARTITIONS)]
         self.leaders = [index + 1 for index in range(PARTITIONS)]
         for partition in self.partitions:
-            self.brokers[self.leaders[partition.index]].groups.role_changed(partition)
+            self.brokers[self.leaders[partition.index]].groups.handle_role_change(partition)
 
     def made(self) -> GroupCluster:
         self.make()
         self.scheduler.turn()
         return self
 
-    def move(self, index: int, to: int, *, cut: bool = False) -> RolePartition:
+    def move(self, index: int, to: int, *, cut: bool = False) -> CoordinatorReplica:
         """Another leader, which has all that was there; `cut`: but what was not committed."""
         before = self.partitions[index]
         before.step_down()
         self.tell(index)
         batches = before.after_power_loss(self.scheduler).stored if cut else list(before.stored)
-        after = RolePartition(self.scheduler, index, before.leader_epoch + 1, batches)
+        after = CoordinatorReplica(self.scheduler, index, before.leader_epoch + 1, batches)
         self.partitions[index], self.leaders[index] = after, to
         return after
 
     def tell(self, index: int) -> None:
         """The leader hears of its role."""
-        self.brokers[self.leaders[index]].groups.role_changed(self.partitions[index])
+        self.brokers[self.leaders[index]].groups.handle_role_change(self.partitions[index])
 
     # CoordinatorLookup
 

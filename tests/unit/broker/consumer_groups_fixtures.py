@@ -79,7 +79,7 @@ class ConsumerBroker(Broker):
         self.catalogue = catalogue or Catalogue(t=4)
         self.overrides: dict[str, Mapping[str, str]] = {}
         subscriptions = TopicResolver(self.catalogue.live)
-        self.catalogue.listeners = [subscriptions.changed]
+        self.catalogue.listeners = [subscriptions.update]
         self.groups = GroupCoordinator(
             settings=GroupSettings(**settings),
             clock=self.scheduler,
@@ -101,7 +101,7 @@ class ConsumerBroker(Broker):
         """The partition that group "g" lives in."""
         if not self.partitions:
             self.scheduler.run(self.groups.ready())
-        return self.partitions[self.groups.store.index_of("g")]
+        return self.partitions[self.groups.store.partition_for("g")]
 
     def describe_consumer(self, group_id: str = "g") -> Any:
         return self.call(ApiKey.CONSUMER_GROUP_DESCRIBE, group_ids=[group_id]).groups[0]

@@ -93,7 +93,7 @@ def test_a_broker_that_leads_no_more_ends_no_sessions() -> None:
     entry = cluster.brokers[LEADER].groups.store.entries["g"]
     group = entry.group
     cluster.move(HOME, OTHER)
-    cluster.brokers[LEADER].groups.role_changed(
+    cluster.brokers[LEADER].groups.handle_role_change(
         cluster.partitions[HOME].__class__(cluster.scheduler, HOME, 9)
     )
     cluster.scheduler.pass_time(100_000)

@@ -182,7 +182,7 @@ def test_shorter_sessions_of_a_group_hold_from_the_next_heartbeat_on() -> None:
     broker = ConsumerBroker()
     first, second = two(broker)
     broker.overrides["g"] = {"consumer.session.timeout.ms": "6000", "consumer.heartbeat.interval.ms": "1000"}
-    broker.groups.settings_changed("g")
+    broker.groups.apply_settings("g")
     first.beat()
     second.beat()
     assert first.interval_ms == 1_000

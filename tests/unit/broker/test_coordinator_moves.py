@@ -26,7 +26,7 @@ from mansio.errors import (
 )
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey
-from unit.broker.cluster_fixtures import PARTITIONS, GroupCluster, RolePartition, group_in
+from unit.broker.cluster_fixtures import PARTITIONS, CoordinatorReplica, GroupCluster, group_in
 from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_coordinator_runtime import DictView
 from unit.broker.test_groups import ASSIGNMENT, SUBSCRIPTION, code, commit_fields
@@ -337,7 +337,7 @@ def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     cluster.scheduler.turn()
     assert syncing.result().error_code == NOT_COORDINATOR
     timers = [each for each in cluster.scheduler._timers if not each[2].cancelled]
-    assert not [each for each in timers if each[3] == old.groups.actions.timer_expired]
+    assert not [each for each in timers if each[3] == old.groups.actions.handle_timer]
     cluster.scheduler.pass_time(120_000)
     assert len(before.stored) == stored
     assert not old.groups.store.entries
@@ -481,9 +481,9 @@ class Views:
     async def create(self) -> list[Any]:
         raise AssertionError("it is there")
 
-    def partition(self, values: dict[bytes, bytes], index: int = 0, epoch: int = 0) -> RolePartition:
+    def partition(self, values: dict[bytes, bytes], index: int = 0, epoch: int = 0) -> CoordinatorReplica:
         """With a log of these values, a batch each; large enough for several turns of loading."""
-        partition = RolePartition(self.scheduler, index, epoch)
+        partition = CoordinatorReplica(self.scheduler, index, epoch)
         writer = Writer(self.scheduler, partition)
         for key, value in values.items():
             writer.write([(key, b"old")] * (RECORDS_PER_YIELD // 2))
@@ -493,7 +493,7 @@ class Views:
 
 
 class Writer:
-    def __init__(self, scheduler: VirtualScheduler, partition: RolePartition) -> None:
+    def __init__(self, scheduler: VirtualScheduler, partition: CoordinatorReplica) -> None:
         self.topic = CoordinatorRuntime(
             "__views",
             view=UnloadableView(),
@@ -545,7 +545,7 @@ def test_while_the_log_is_read_every_request_is_told_to_wait_and_nothing_shows()
 def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
     """Opening and folding each takes long, and a loop that hangs for longer than a session lasts loses its roles."""
     views = Views(replays_every_record=True)
-    partition = RolePartition(views.scheduler, 0, 0)
+    partition = CoordinatorReplica(views.scheduler, 0, 0)
     writer = Writer(views.scheduler, partition)
     for number in range(3 * UPDATES_PER_YIELD):
         writer.write([(b"key", b"%d" % number)])
@@ -601,7 +601,7 @@ def test_a_flurry_of_roles_ends_in_the_last_one(turns: int) -> None:
         else:
             act(*args)
 
-    def flurry(remaining: list[RolePartition]) -> None:
+    def flurry(remaining: list[CoordinatorReplica]) -> None:
         views.topic.resign(0)
         views.topic.lead(0, remaining[0], remaining[0].leader_epoch)
         if remaining[1:]:
@@ -701,7 +701,7 @@ def test_no_checkpoint_is_written_or_believed_in_a_cluster() -> None:
     """The file may be of a log that has been cut since, or of one that another broker went on with."""
     disk = SimulatedDisk()
     single = VirtualScheduler()
-    partition = RolePartition(single, 0, 0)
+    partition = CoordinatorReplica(single, 0, 0)
     room = CheckpointStorage(disk, single, "data/views", 1)
     alone = CoordinatorRuntime(
         "__views",

@@ -64,7 +64,7 @@ class Groups:
 
         def applied(partition: Partition, state: PartitionState) -> None:
             apply(partition, state)
-            groups.role_changed(partition)
+            groups.handle_role_change(partition)
 
         node.replication.apply = applied  # type: ignore[method-assign]  # what hears of roles in a broker
 

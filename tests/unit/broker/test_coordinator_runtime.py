@@ -35,7 +35,7 @@ class DictView:
             if key in self.values[index]:
                 yield key, self.values[index][key]
 
-    def loaded(self, index: int) -> None:
+    def finish_load(self, index: int) -> None:
         self.ready.add(index)
 
 
@@ -122,7 +122,7 @@ def test_an_append_is_answered_only_when_it_is_committed() -> None:
     room.write(b"a", b"1")
     room.partitions[0].holds = True
     promise = room.topic.append(0, [(b"b", b"2")])
-    reader = room.scheduler.start(room.topic.committed(0))
+    reader = room.scheduler.start(room.topic.wait_until_committed(0))
     room.scheduler.pass_time(10_000)
     assert not promise.done()
     assert not reader.done()

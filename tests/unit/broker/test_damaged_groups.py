@@ -64,7 +64,9 @@ def test_a_record_of_the_new_protocol_that_cannot_be_read_stops_the_load_of_its_
     broker = ConsumerBroker()
     Member(broker, "a").beat()
     elsewhere = next(
-        name for name in "abcdef" if broker.groups.store.index_of(name) != broker.groups.store.index_of("g")
+        name
+        for name in "abcdef"
+        if broker.groups.store.partition_for(name) != broker.groups.store.partition_for("g")
     )
     Member(broker, "a", group_id=elsewhere).beat()
     key = next(iter(broker.groups.store.entries["g"].group_records))

@@ -142,7 +142,7 @@ def test_a_heartbeat_interval_that_is_longer_than_the_session_is_refused() -> No
 def test_as_many_groups_as_are_allowed_have_settings_and_those_can_be_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mansio.broker.coordinator.group.group_config_manager, "GROUPS_MAX", 1)
+    monkeypatch.setattr(mansio.broker.coordinator.group.group_config_manager, "CONFIGURED_GROUPS_MAX", 1)
 
     async def check(admin: Admin, configs: GroupConfigManager) -> None:
         del admin

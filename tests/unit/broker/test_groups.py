@@ -183,7 +183,7 @@ def test_java_and_we_agree_on_the_partition_of_a_group() -> None:
 def test_a_group_whose_hash_is_negative_in_java_has_kafkas_partition() -> None:
     broker = Broker()
     code(broker.commit(1))
-    assert broker.groups.store.index_of("polygenelubricants") == 0  # Utils.abs(Integer.MIN_VALUE) is 0
+    assert broker.groups.store.partition_for("polygenelubricants") == 0  # Utils.abs(Integer.MIN_VALUE) is 0
 
 
 def test_members_carry_on_after_a_restart_without_a_rebalance() -> None:

@@ -46,7 +46,7 @@ def test_expressions_match_what_is_there_whatever_came_and_went_meanwhile(
     monkeypatch.setattr(topic_resolver, "PATTERNS_MAX", 3)
     catalogue = Catalogue()
     told = TopicResolver(catalogue.live)
-    catalogue.listeners = [told.changed]
+    catalogue.listeners = [told.update]
     for _ in range(200):
         for _ in range(chance.choice([0, 1, 1, 2, 6])):
             name = chance.choice("abc") + str(chance.randrange(6))

@@ -1,8 +1,8 @@
 """Checkpoints of coordinator views: file format, schedule and validation.
 
 One file per partition of an internal topic, `<directory>/<topic>-<partition>.checkpoint`: magic `MVIW`, version, the
-offset from which to replay, the number of pairs, each key and value with its length, and a CRC-32 of all of it. It is
-written to a temporary file, flushed, and renamed, in a worker thread.
+offset from which to replay, the number of pairs, each key and value with its length, and a CRC-32 of all of it. A
+worker thread writes a temporary file, flushes it, and renames it.
 
 Invariants:
 * An incomplete or damaged file raises `CorruptLog`; it never yields a partial view.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from mansio.ports import Background, Disk, Scheduler
 
     Checkpoint = tuple[int, list[tuple[bytes, bytes]]]
-    """An offset, and the latest value of each key below it."""
+    """Offset from which to replay the log, and the latest value of each key below that offset."""
 
 logger = logging.getLogger(__name__)
 
 RECORDS_PER_YIELD: Final = 2000
-"""Loads and checkpoints yield to the loop after this number of records."""
+"""Number of records after which a load or checkpoint yields to the event loop."""
 
 _MAGIC: Final = b"MVIW"
 _VERSION: Final = 1
@@ -44,7 +44,8 @@ _CHECKSUM = struct.Struct(">I")
 
 
 def encode_checkpoint(end_offset: int, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """`pairs` are the view; records of the log from `end_offset` on are applied after them."""
+    """Encode a checkpoint file. `pairs`: keys and values of the view; `end_offset`: offset from which the log is to be
+    replayed."""
     parts = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(pairs))]
     for key, value in pairs:
         parts += (_LENGTHS.pack(len(key), len(value)), key, value)
@@ -53,7 +54,8 @@ def encode_checkpoint(end_offset: int, pairs: Sequence[tuple[bytes, bytes]]) -> 
 
 
 def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """The offset from which to replay, and the pairs. Raises `CorruptLog`."""
+    """Decode a checkpoint file; returns the offset from which to replay, and the keys and values. Raises
+    `CorruptLog`."""
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or zlib.crc32(body) != _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0]:
         raise CorruptLog("the checkpoint is damaged")
@@ -76,11 +78,11 @@ def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
 
 
 class CheckpointStorage(NamedTuple):
-    """Location of the checkpoints, and the worker that writes them.
+    """Directory of the checkpoint files, and the worker thread that writes them.
 
-    `interval_bytes`: bytes appended to a partition between two checkpoints, which bounds what a start has to read
-    (1 MiB of small commits takes a few tenths of a second). A view larger than that is written only after as many
-    bytes as its size were appended.
+    `interval_bytes`: number of bytes appended to a partition between two checkpoints, which bounds what a start has to
+    read (1 MiB of small commits takes a few tenths of a second). If the view is larger, the interval is the size of the
+    view.
     """
 
     disk: Disk
@@ -90,7 +92,7 @@ class CheckpointStorage(NamedTuple):
 
 
 class CheckpointStore:
-    """The checkpoints of one internal topic. `yield_to_loop` yields one turn to the event loop."""
+    """The checkpoints of one internal topic. `yield_to_loop` suspends the caller for one turn of the event loop."""
 
     def __init__(
         self,
@@ -108,13 +110,14 @@ class CheckpointStore:
         self._sizes: dict[int, int] = {}
 
     def is_due(self, context: CoordinatorContext) -> bool:
-        """Whether enough was appended since the last checkpoint: checkpoints at most double the written bytes."""
+        """Whether enough bytes were appended since the last checkpoint to write another one. Checkpoints at most double
+        the number of written bytes."""
         due_bytes = max(self._storage.interval_bytes, self._sizes.get(context.index, 0))
-        return context.appended_bytes >= due_bytes and not context.checkpointing
+        return context.appended_bytes >= due_bytes and not context.is_checkpointing
 
     def read(self, context: CoordinatorContext) -> Checkpoint | None:
-        """The checkpoint of a partition; None if there is none, or it does not match the log."""
-        partition = context.opened()
+        """Read the checkpoint of a partition; None if there is none, or if it is damaged or outside of the log."""
+        partition = context.open_partition()
         disk, path = self._storage.disk, self._path(context.index)
         if not disk.exists(path):
             return None
@@ -137,16 +140,17 @@ class CheckpointStore:
         return end_offset, pairs
 
     async def write(self, context: CoordinatorContext) -> None:
-        """Replace the checkpoint, unless that is in progress. Raises `StorageError`; then the old one is unchanged.
+        """Replace the checkpoint of a partition, unless another call is doing so. Raises `StorageError`; then the old
+        checkpoint is unchanged.
 
-        The snapshot is taken in slices while writes continue. It is labelled with the offset at which it started: later
-        records are either in it or replayed after it, with the same result.
+        The snapshot of the view is taken in slices while writes continue. Its offset is the end offset at the start of
+        the snapshot: later records may already be in the snapshot, and are replayed with the same result.
         """
-        if context.checkpointing:
+        if context.is_checkpointing:
             return
-        context.checkpointing = True
+        context.is_checkpointing = True
         try:
-            partition = context.opened()
+            partition = context.open_partition()
             context.appended_bytes = 0
             end_offset = partition.end_offset
             pairs: list[tuple[bytes, bytes]] = []
@@ -158,7 +162,7 @@ class CheckpointStore:
             await self._replace(context.index, encode_checkpoint(end_offset, pairs))
             context.replay_start_offset = end_offset
         finally:
-            context.checkpointing = False
+            context.is_checkpointing = False
 
     async def _replace(self, index: int, data: bytes) -> None:
         disk, directory, path = self._storage.disk, self._storage.directory, self._path(index)

@@ -1,6 +1,7 @@
-"""Lookup of coordinators: the leader of the partition of an internal topic that stores a group or a share partition.
+"""Coordinator lookup: the leader of the partition of an internal topic that stores a group or a share partition.
 
-Reads only the metadata image, so every broker answers for every group, whether or not it has a replica of the topic.
+The lookup reads only the metadata image, so every broker can answer for every group, whether or not it has a replica of
+the topic.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from mansio.metadata.model import BrokerState
 
 
-class RolePartition(CoordinatorPartition, Protocol):
-    """A partition of an internal topic with its role; implemented by `mansio.broker.partition.partition.Partition`."""
+class CoordinatorReplica(CoordinatorPartition, Protocol):
+    """This broker's replica of a partition of an internal topic, with its role; implemented by
+    `mansio.broker.partition.partition.Partition`."""
 
     @property
     def index(self) -> int: ...
@@ -32,27 +34,27 @@ class RolePartition(CoordinatorPartition, Protocol):
 
 
 class CoordinatorLookup(Protocol):
-    """Metadata that a coordinator needs in a cluster."""
+    """Cluster metadata that a coordinator needs."""
 
     def partition_count(self) -> int:
-        """Number of partitions of the internal topic; 0 while it does not exist."""
+        """Return the number of partitions of the internal topic; 0 while it does not exist."""
 
     def leader(self, index: int) -> BrokerState | None:
-        """The leader of one of its partitions, if it is online."""
+        """Return the leader of a partition of the internal topic; None if there is none or it is offline."""
 
     def leader_id(self, index: int) -> int:
-        """Node id of the leader in Metadata responses, -1 for none; also of a broker that was restarted after its
-        election and cannot lead before it is elected again."""
+        """Return the node id of a partition's leader as in Metadata responses, -1 for none. Also returns a broker that
+        was restarted after its election and cannot lead before it is elected again."""
 
     def has_topic(self, topic: str) -> bool:
         """Whether a topic exists."""
 
     def has_partition(self, topic: str, index: int) -> bool:
-        """Whether a partition exists, on any broker."""
+        """Whether a partition of a topic exists, on any broker."""
 
 
 class ClusterCoordinatorLookup:
-    """`CoordinatorLookup` by the metadata image, for one internal topic."""
+    """`CoordinatorLookup` for one internal topic, by the metadata image."""
 
     def __init__(self, state: MetadataImage, topic: str = OFFSETS_TOPIC) -> None:
         self._state = state

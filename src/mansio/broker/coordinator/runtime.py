@@ -1,25 +1,26 @@
 """Coordinator runtime: maintains a view of an internal topic by append, apply, load and checkpoint.
 
-A coordinator keeps its state as a view of an internal topic. It never changes the view itself: it appends records here,
-and each is applied to the view in the order of the log. A load applies the log again, so the view after a crash equals
-the view before, except for what was not durable.
+A coordinator keeps its state as a view of an internal topic and never changes the view itself. It appends records to
+the topic by the runtime, which applies each record to the view in the order of the log. A load applies the log again,
+so the view after a crash equals the view before, except for records that were not durable.
 
-A single node has all partitions of the topic from `start` on. In a cluster they are loaded and unloaded one by one with
-their leadership: `lead` loads the view from the log of the new leader, `resign` removes exactly that part of the view.
+A single node has all partitions of the topic from `start` on. In a cluster the runtime loads and unloads single
+partitions with their leadership: `lead` loads the view from the log of the new leader, `resign` removes exactly that
+part of the view.
 
 Invariants:
-* A record is applied right after its append, so the view follows the order of the log; a request is *answered*
-  only when its records are committed. Readers wait for `committed` first, so no client sees state that a power
-  loss, or the next leader, could revert.
-* A checkpoint saves time, never data: it holds the view up to an offset that is committed. If it is missing, torn, or
-  beyond the end of the log, the log is read from its start. In a cluster there are no checkpoints: the next leader is
-  another broker and would only have an old one; to use it, its log would have to be proved identical up to that offset;
-  and every follower would have to retain all tombstones.
+* A record is applied right after its append, so the view follows the order of the log. Clients receive the response to
+  a request only when its records are committed. Readers wait for `wait_until_committed` first, so no client sees state
+  that a power loss, or the next leader, could revert.
+* A checkpoint only saves time at a start. It holds the view up to an offset that is committed. If the checkpoint is
+  missing, torn, or beyond the end of the log, the log is read from its start. In a cluster there are no checkpoints:
+  the next leader is another broker, whose checkpoint would be outdated and valid only if its log is identical up to
+  that offset, and every follower would have to retain all tombstones.
 * The owner of the view decides which records of a topic with `replays_every_record` are pruned: the remaining records
   must produce the same view.
-* An unreadable record stops the load of its partition, and requests for it are rejected: nothing is skipped. In a
-  cluster the load is retried with exponential backoff as long as the leadership lasts.
-* Loaded records are applied only while the leadership lasts, however late reading ends.
+* An unreadable record stops the load of its partition, and requests for the partition are rejected; no record is
+  skipped. In a cluster the load is retried with exponential backoff as long as the leadership lasts.
+* A load applies records only while the leadership lasts.
 * A record whose bytes do not match its CRC is not applied.
 """
 
@@ -54,36 +55,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORDS_PER_BATCH: Final = 1000
+"""Maximum number of records that `append` writes as one batch, unless `atomic`."""
 
 BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Maximum uncompressed size of a batch of an internal topic. Only this broker writes them: guards against damage."""
+"""Maximum uncompressed size of a batch of an internal topic. Only brokers write such batches, so a larger size shows
+damage."""
 
 UPDATES_PER_YIELD: Final = 100
-"""Like `RECORDS_PER_YIELD`, for a load that applies each record at once, which takes ten times as long: a loop that is
-blocked for longer than a session costs the broker its leaderships, and the next leader has to load the same records."""
+"""Number of records after which a load that applies each record at once yields to the event loop. Smaller than
+`RECORDS_PER_YIELD`, because applying takes ten times as long: an event loop that is blocked for longer than a broker
+session costs the broker its leaderships, and the next leader has to load the same records."""
 
 LOAD_ATTEMPTS_MAX: Final = 3
-"""In a cluster the log is read while compaction may replace the segments that are being read."""
+"""Attempts to load a partition before the backoff begins. In a cluster, compaction may replace segments while they are
+read."""
 
 LOAD_RETRY_MS: Final = 200
+"""Pause between the first `LOAD_ATTEMPTS_MAX` attempts."""
 
 LOAD_BACKOFF_MS: Final = 1000
-"""Backoff after those attempts, doubled each time: the disk may recover, and no other broker can load the view."""
+"""Pause after the first `LOAD_ATTEMPTS_MAX` attempts, doubled each time up to `LOAD_BACKOFF_MS_MAX`. The disk may
+recover, and no other broker can load the view."""
 LOAD_BACKOFF_MS_MAX: Final = 60_000
 LOAD_BACKOFF: Final = Backoff(LOAD_BACKOFF_MS, LOAD_BACKOFF_MS_MAX, jitter=0)
 
 KeyValue = tuple[bytes, bytes | None]
+"""Key and value of a record of an internal topic; the value None deletes the key."""
 
 
 class CoordinatorRuntime:
-    """One internal topic and its view. All methods are to be called on the broker's loop.
+    """Runtime of one internal topic and its view. Callers call all methods on the broker's event loop.
 
-    `create` creates the topic if it does not exist and returns its open partitions; it is called on the first write, at
-    most once at a time. `partition_count` is given in a cluster only: the number of partitions according to the
-    metadata, 0 while the topic does not exist. Then the result of `create` is ignored: partitions arrive by `lead`.
+    `create` creates the topic if it does not exist and returns its open partitions; the runtime calls it before the
+    first write, never twice at the same time. `partition_count`: in a cluster, returns the number of partitions
+    according to the metadata, 0 while the topic does not exist; None on a single node. In a cluster the result of
+    `create` is ignored, and `lead` adds partitions.
 
     `replays_every_record`: a record may refer to earlier ones, so a load applies all records in order, and the log is
-    kept from the offset of `prune`. Such a view has no checkpoints.
+    kept from the offset of the last `prune` on. Such a view has no checkpoints.
     """
 
     def __init__(
@@ -110,36 +119,37 @@ class CoordinatorRuntime:
             self._checkpoints = CheckpointStore(checkpoints, name, scheduler, view, self._yield_to_loop)
         self._contexts: dict[int, CoordinatorContext] = {}
         self._started = False
-        self._creating: Promise[None] | None = None
-        self._to_load: deque[CoordinatorContext] = deque()
-        self._loading = False
+        self._creation: Promise[None] | None = None
+        self._load_queue: deque[CoordinatorContext] = deque()
+        self._is_loading = False
 
     # ------------------------------------------------------------------ creation and leadership
 
     @property
     def partition_count(self) -> int:
-        """0 while the topic does not exist."""
+        """Number of partitions of the topic; 0 while it does not exist."""
         return (
             len(self._contexts) if self._cluster_partition_count is None else self._cluster_partition_count()
         )
 
     async def start(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
-        """On a single node: load the given partitions; none if the topic does not exist yet."""
+        """Start the runtime. On a single node, load the given partitions; the list is empty if the topic does not
+        exist."""
         if self._cluster_partition_count is None:
-            await self._adopt(partitions)
+            await self._load_partitions(partitions)
         self._started = True
 
     async def ready(self) -> None:
-        """Create the topic if it does not exist; to be called before a write. Raises `CoordinatorNotAvailable` where an
-        earlier attempt is not rolled back yet; in a cluster also where creation fails or is in progress.
+        """Create the topic if it does not exist. Must be called before a write. Raises `CoordinatorNotAvailable` if an
+        earlier attempt to create it is not rolled back yet, and in a cluster also if creation fails or is in progress.
         """
         if self._cluster_partition_count is not None:
             await self._ready_in_cluster()
             return
         self.check_available()
         while not self._contexts:
-            if self._creating is not None:
-                await self._creating
+            if self._creation is not None:
+                await self._creation
                 continue
             await self._create_once()
             if not self._contexts:
@@ -148,8 +158,8 @@ class CoordinatorRuntime:
     async def _ready_in_cluster(self) -> None:
         if self.partition_count:
             return
-        if self._creating is not None:
-            await self._creating
+        if self._creation is not None:
+            await self._creation
         else:
             try:
                 await self._create_once()
@@ -160,36 +170,37 @@ class CoordinatorRuntime:
             raise CoordinatorNotAvailable(f"{self.name} is being created")
 
     async def _create_once(self) -> None:
-        self._creating = self._scheduler.promise()
+        self._creation = self._scheduler.promise()
         try:
             partitions = await self._create()
             if self._cluster_partition_count is None:
-                await self._adopt(partitions)
+                await self._load_partitions(partitions)
         finally:
-            creating, self._creating = self._creating, None
+            creating, self._creation = self._creation, None
             _complete(creating)
 
     def lead(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> None:
-        """In a cluster: load the view of partition `index`, which this broker leads in a new epoch, after the
-        loads that were requested before. State of an earlier leadership is unloaded."""
+        """In a cluster, load the view of partition `index`, which this broker leads in a new epoch, after the loads
+        that were requested before. Unloads the state of an earlier leadership."""
         self.resign(index)
         context = self._contexts[index] = CoordinatorContext(index, partition, leader_epoch)
         self._schedule_load(context)
 
     def resign(self, index: int) -> None:
-        """In a cluster: unload partition `index`, which this broker does not lead any more."""
+        """In a cluster, unload the view of partition `index`, which this broker does not lead any more."""
         context = self._contexts.pop(index, None)
         if context is not None:
             context.has_ended = True
             self._view.unload(index)
 
     def is_leader(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> bool:
-        """Whether the view of this partition is loaded, or being loaded, for this leadership."""
+        """Whether the view of this partition is loaded, or being loaded, for the leadership with this epoch."""
         context = self._contexts.get(index)
         return context is not None and context.partition is partition and context.leader_epoch == leader_epoch
 
     def check_available(self) -> None:
-        """Raise `CoordinatorLoadInProgress` or `NotCoordinator` unless it is known whether the topic exists."""
+        """Raise `CoordinatorLoadInProgress` or, in a cluster, `NotCoordinator` while this broker does not know whether
+        the topic exists."""
         if self._cluster_partition_count is not None:
             if not self._cluster_partition_count():
                 raise NotCoordinator(f"{self.name} is unknown to this broker")
@@ -198,10 +209,9 @@ class CoordinatorRuntime:
 
     def check_loaded(self, index: int) -> None:
         """Raise `CoordinatorLoadInProgress`, `CoordinatorNotAvailable` or, in a cluster, `NotCoordinator` unless the
-        view of `index` is completely loaded.
-        """
+        view of partition `index` is completely loaded."""
         context = self._contexts.get(index)
-        if context is not None and context.loaded:
+        if context is not None and context.is_loaded:
             partition = context.partition
             if (
                 self._cluster_partition_count is not None
@@ -219,12 +229,13 @@ class CoordinatorRuntime:
             raise CoordinatorNotAvailable(message) from context.failure
         raise CoordinatorLoadInProgress(f"{self.name}-{index} is being loaded")
 
-    def check_all_loaded(self, led: Iterable[int] = ()) -> None:
-        """Raise as `check_loaded` unless the view of every local partition is loaded. `led`: in a cluster, the
-        partitions that this broker leads according to the metadata; their role may not be applied yet."""
+    def check_all_loaded(self, led_partitions: Iterable[int] = ()) -> None:
+        """Raise the errors of `check_loaded` unless the view of every local partition is loaded. `led_partitions`: in a
+        cluster, the partitions that this broker leads according to the metadata; the runtime may not know the
+        leadership of all of them yet."""
         if self._cluster_partition_count is None:
             self.check_available()
-        for index in led:
+        for index in led_partitions:
             if index not in self._contexts:
                 raise CoordinatorLoadInProgress(f"{self.name}-{index} is about to be loaded")
         for index in list(self._contexts):
@@ -232,15 +243,15 @@ class CoordinatorRuntime:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether every partition of the topic is loaded, or there is none. In a cluster only a broker that leads all
-        of them returns true."""
+        """Whether every partition of the topic is loaded. True if the topic has no partitions; in a cluster true only
+        on a broker that leads all partitions."""
         started = self._started or self._cluster_partition_count is not None
-        loaded = sum(1 for context in self._contexts.values() if context.loaded)
+        loaded = sum(1 for context in self._contexts.values() if context.is_loaded)
         return started and loaded == self.partition_count
 
     # ------------------------------------------------------------------ loading
 
-    async def _adopt(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
+    async def _load_partitions(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
         self._contexts = {
             index: CoordinatorContext(index, partition) for index, partition in enumerate(partitions)
         }
@@ -250,24 +261,24 @@ class CoordinatorRuntime:
     def _schedule_load(self, context: CoordinatorContext) -> None:
         if context.has_ended:
             return
-        self._to_load.append(context)
-        if not self._loading:
-            self._loading = True
+        self._load_queue.append(context)
+        if not self._is_loading:
+            self._is_loading = True
             self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
 
     async def _load_all(self) -> None:
-        """Load one partition after the other: the first are served while the others wait."""
+        """Load the partitions of the queue one after the other, so that the first ones are available early."""
         try:
-            while self._to_load:
-                await self._load_one(self._to_load.popleft())
+            while self._load_queue:
+                await self._load_one(self._load_queue.popleft())
         finally:
-            self._loading = False
+            self._is_loading = False
 
     async def _load_one(self, context: CoordinatorContext) -> None:
-        """Try a few times while the others wait, later once per turn with backoff."""
+        """Try to load a partition `LOAD_ATTEMPTS_MAX` times in succession, later once after each backoff."""
         while not context.has_ended and not await self._try_load(context):
-            context.attempts += 1
-            if (beyond := context.attempts - LOAD_ATTEMPTS_MAX) >= 0:
+            context.failed_loads += 1
+            if (beyond := context.failed_loads - LOAD_ATTEMPTS_MAX) >= 0:
                 pause_ms = LOAD_BACKOFF.delay_ms(beyond + 1)
                 self._scheduler.call_later(pause_ms, self._schedule_load, context)
                 return
@@ -277,10 +288,10 @@ class CoordinatorRuntime:
         try:
             await self._load(context)
             if not context.has_ended:
-                context.loaded, context.failure = True, None
-                self._view.loaded(context.index)
+                context.is_loaded, context.failure = True, None
+                self._view.finish_load(context.index)
         except (MansioError, OSError) as error:
-            context.loaded = False
+            context.is_loaded = False
             if not context.has_ended:
                 context.failure = error if isinstance(error, MansioError) else StorageError(str(error))
                 known = fields(topic=self.name, partition=context.index, reason=error)
@@ -291,15 +302,15 @@ class CoordinatorRuntime:
         return True
 
     async def _load(self, context: CoordinatorContext) -> None:
-        """Read the log and apply it; returns early when the leadership ends."""
+        """Read the log of a partition and apply it; returns early when the leadership ends."""
         if self._replays_every_record:
             await self._replay_every_record(context)
         else:
-            await self._replay_latest_per_key(context)
+            await self._replay_latest_values(context)
 
-    async def _replay_latest_per_key(self, context: CoordinatorContext) -> None:
+    async def _replay_latest_values(self, context: CoordinatorContext) -> None:
         """Read the whole log of a compacted topic, then apply the latest value of each key."""
-        position = context.opened().log.start_offset
+        position = context.open_partition().log.start_offset
         latest: dict[bytes, tuple[bytes, int]] = {}
         checkpoint = None if self._checkpoints is None else self._checkpoints.read(context)
         if checkpoint is not None:
@@ -307,7 +318,7 @@ class CoordinatorRuntime:
             latest = {key: (value, position - 1) for key, value in pairs}
         context.replay_start_offset = position
 
-        def take(record: Record) -> None:
+        def consume(record: Record) -> None:
             if record.key is None:
                 return
             if record.value is None:
@@ -315,7 +326,7 @@ class CoordinatorRuntime:
             else:
                 latest[record.key] = (record.value, record.offset)
 
-        await self._read(context, position, take, RECORDS_PER_YIELD)
+        await self._read(context, position, consume, RECORDS_PER_YIELD)
         for count, (key, (value, offset)) in enumerate(latest.items(), start=1):
             if context.has_ended:
                 return
@@ -325,30 +336,30 @@ class CoordinatorRuntime:
 
     async def _replay_every_record(self, context: CoordinatorContext) -> None:
         """Apply each record as it is read."""
-        position = context.replay_start_offset = context.opened().log.start_offset
+        position = context.replay_start_offset = context.open_partition().log.start_offset
 
-        def take(record: Record) -> None:
+        def consume(record: Record) -> None:
             if record.key is not None:
                 self._view.apply(context.index, record.key, record.value, record.offset)
 
-        await self._read(context, position, take, UPDATES_PER_YIELD)
+        await self._read(context, position, consume, UPDATES_PER_YIELD)
 
     async def _read(
         self,
         context: CoordinatorContext,
         position: int,
-        take: Callable[[Record], None],
+        consume: Callable[[Record], None],
         records_per_yield: int,
     ) -> None:
-        """Pass the records from `position` on to `take`, as long as the leadership lasts."""
-        if position >= context.opened().end_offset:
+        """Pass the records from `position` on to `consume`, as long as the leadership lasts."""
+        if position >= context.open_partition().end_offset:
             return
         since_yield = 0
-        for batch in self._stored_batches(context.opened(), position):
+        for batch in self._stored_batches(context.open_partition(), position):
             for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
                 since_yield += 1
                 if record.offset >= position:
-                    take(record)
+                    consume(record)
             context.appended_bytes += len(batch)
             if since_yield >= records_per_yield:
                 since_yield = 0
@@ -357,7 +368,8 @@ class CoordinatorRuntime:
                     return
 
     def _stored_batches(self, partition: CoordinatorPartition, position: int) -> Iterator[bytes]:
-        """The batches of a partition from `position` on. Damage is reported, so that it can be repaired."""
+        """Yield the batches of a partition from `position` on. Damage is reported to the partition, which starts the
+        repair."""
         try:
             for batch in partition.log.batches(position):
                 check_stored_batch(batch)  # a flipped bit must not change an offset
@@ -368,9 +380,9 @@ class CoordinatorRuntime:
             raise
 
     def replay_start_offset(self, index: int) -> int | None:
-        """Offset from which the next start reads, after a checkpoint in which keys that were deleted since are still
-        present: tombstones from this offset on must be retained. None where every load reads the whole log.
-        """
+        """Return the offset from which the next start reads the log of a partition. Tombstones from this offset on must
+        be retained, because the checkpoint may contain the keys that they delete. None if every load reads the whole
+        log."""
         if self._checkpoints is None:
             return None
         context = self._contexts.get(index)
@@ -383,26 +395,30 @@ class CoordinatorRuntime:
 
     # ------------------------------------------------------------------ append and commit
 
-    def append(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
-        """Append, then apply; the promise completes when the records are committed. Raises the errors of the partition,
-        and `MessageTooLarge` for a batch that a load would reject; then nothing of that batch (of 1,000 records; of all
-        records with `whole`) and of later ones is applied. The topic must be `ready` and the partition loaded."""
-        partition = self._append(index, records, whole=whole, urgent=True)
+    def append(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> Promise[None]:
+        """Append records and apply them to the view; the promise completes when they are committed. The topic must be
+        `ready` and the partition loaded.
+
+        Records are written in batches of 1,000, or, if `atomic`, in one batch. Raises the errors of the partition, and
+        `MessageTooLarge` for a batch that a load would reject; then that batch and later ones are neither appended nor
+        applied.
+        """
+        partition = self._append(index, records, atomic=atomic, urgent=True)
         return partition.committed(partition.end_offset)
 
-    def append_without_flush(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> None:
-        """Like `append`, but without requesting a flush: the records survive the end of this process at once, a power
-        loss or the loss of this broker only after the next flush."""
-        self._append(index, records, whole=whole, urgent=False)
+    def append_without_flush(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> None:
+        """Append records like `append`, but without requesting a flush: they survive the end of this process at once,
+        but a power loss or the loss of this broker only after the next flush."""
+        self._append(index, records, atomic=atomic, urgent=False)
 
     def _append(
-        self, index: int, records: Sequence[KeyValue], *, whole: bool, urgent: bool
+        self, index: int, records: Sequence[KeyValue], *, atomic: bool, urgent: bool
     ) -> CoordinatorPartition:
         self.check_loaded(index)
         context = self._contexts[index]
-        partition = context.opened()
+        partition = context.open_partition()
         now_ms = self._clock.wall_ms()
-        per_batch = max(len(records), 1) if whole else RECORDS_PER_BATCH
+        per_batch = max(len(records), 1) if atomic else RECORDS_PER_BATCH
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
@@ -419,16 +435,16 @@ class CoordinatorRuntime:
         return partition
 
     def is_committed(self, index: int) -> bool:
-        """Whether the whole view of `index` is committed."""
-        partition = self._contexts[index].opened()
+        """Whether all records of the view of partition `index` are committed."""
+        partition = self._contexts[index].open_partition()
         return partition.high_watermark >= partition.end_offset
 
-    async def committed(self, index: int) -> None:
-        """Wait until the current view of `index` is committed; raise if, as far as this broker can determine, it never
-        will be."""
+    async def wait_until_committed(self, index: int) -> None:
+        """Wait until the current view of partition `index` is committed. Raises the errors of the commit, and
+        `NotCoordinator` if the leadership has ended."""
         self.check_loaded(index)
         context = self._contexts[index]
-        partition = context.opened()
+        partition = context.open_partition()
         if partition.high_watermark < partition.end_offset:
             if self._replays_every_record:
                 partition.request_flush()  # no append may have requested it
@@ -436,31 +452,32 @@ class CoordinatorRuntime:
         if context.has_ended:
             raise NotCoordinator(f"this broker does not lead {self.name}-{index} any more")
 
-    def segments_of(self, index: int) -> list[int]:
-        """Base offsets of the log segments of a loaded partition; all but the last can be deleted."""
+    def segment_base_offsets(self, index: int) -> list[int]:
+        """Return the base offsets of the log segments of a loaded partition; all segments but the last can be
+        deleted."""
         self.check_loaded(index)
-        bases: list[int] = self._contexts[index].opened().log.segment_base_offsets()
+        bases: list[int] = self._contexts[index].open_partition().log.segment_base_offsets()
         return bases
 
     def end_offset_of(self, index: int) -> int:
-        """End offset of a loaded partition."""
+        """Return the log end offset of a loaded partition."""
         self.check_loaded(index)
-        return self._contexts[index].opened().end_offset
+        return self._contexts[index].open_partition().end_offset
 
     def leader_epoch_of(self, index: int) -> int:
-        """Leader epoch of a loaded partition; constant on a single node."""
+        """Return the leader epoch of a loaded partition; constant on a single node."""
         self.check_loaded(index)
         return self._contexts[index].leader_epoch
 
-    def led(self) -> list[int]:
-        """The loaded partitions."""
-        return [index for index, context in self._contexts.items() if context.loaded]
+    def loaded_partitions(self) -> list[int]:
+        """Return the indexes of the loaded partitions."""
+        return [index for index, context in self._contexts.items() if context.is_loaded]
 
     def prune(self, index: int, below_offset: int) -> None:
-        """Delete the committed records below an offset, which the view needs no more; segments that hold nothing else
-        are deleted. Raises the errors of the partition."""
+        """Delete the committed records below an offset, which the view does not need any more; a segment without other
+        records is deleted. Raises the errors of the partition."""
         self.check_loaded(index)
-        partition = self._contexts[index].opened()
+        partition = self._contexts[index].open_partition()
         below_offset = min(below_offset, partition.high_watermark)
         if below_offset > partition.log.start_offset:
             partition.trim(below_offset)
@@ -468,13 +485,17 @@ class CoordinatorRuntime:
     # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
-        """Write outdated checkpoints, so that the next start reads little. In a cluster: resign all partitions."""
+        """Write outdated checkpoints, so that the next start reads only a small part of the log. In a cluster, resign
+        all partitions."""
         if self._cluster_partition_count is not None:
             for index in list(self._contexts):
                 self.resign(index)
             return
-        for context in [one for one in self._contexts.values() if one.loaded]:
-            if self._checkpoints is not None and context.replay_start_offset != context.opened().end_offset:
+        for context in [one for one in self._contexts.values() if one.is_loaded]:
+            if (
+                self._checkpoints is not None
+                and context.replay_start_offset != context.open_partition().end_offset
+            ):
                 try:
                     await self._checkpoints.write(context)
                 except (MansioError, OSError) as error:
@@ -483,7 +504,7 @@ class CoordinatorRuntime:
                         extra=fields(topic=self.name, partition=context.index, reason=error),
                     )
         for context in self._contexts.values():
-            context.loaded = False
+            context.is_loaded = False
 
 
 def _complete(promise: Promise[None]) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PartitionLog(Protocol):
-    """The log of a partition."""
+    """Log of a partition, as the coordinator runtime reads it."""
 
     @property
     def start_offset(self) -> int: ...
@@ -23,7 +23,8 @@ class PartitionLog(Protocol):
 
 
 class CoordinatorPartition(Protocol):
-    """A partition of an internal topic; implemented by `mansio.broker.partition.partition.Partition`."""
+    """Partition of an internal topic, as the coordinator runtime uses it; implemented by
+    `mansio.broker.partition.partition.Partition`."""
 
     @property
     def log(self) -> Any: ...
@@ -46,45 +47,46 @@ class CoordinatorPartition(Protocol):
         """Flush appended records without delay."""
 
     def report_damage(self, offset: int, error: MansioError) -> None:
-        """Report what a read of the log raised, if the batch at this offset, or the next one, is damaged on disk."""
+        """Report an error that a read of the log raised. The damaged batch contains `offset` or follows it."""
 
     def trim(self, start_offset: int) -> None:
-        """Delete the committed records below this offset."""
+        """Delete the committed records below `start_offset`."""
 
 
 class CoordinatorView(Protocol):
-    """State that is derived from an internal topic: the latest value of each key.
+    """State that is derived from an internal topic.
 
-    `snapshot` may be consumed slowly: later items may be newer than earlier ones, which a replay from the offset at
-    which the snapshot started corrects.
+    The runtime may consume `snapshot` slowly: later items may be newer than earlier ones. A replay of the log from the
+    offset at which the snapshot started corrects this.
     """
 
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
-        """Apply a record of the log. No value: the key is deleted. A load applies the latest record of each key, or all
-        records of a topic with `replays_every_record`."""
+        """Apply a record of the log; the value None deletes the key. A load applies the latest record of each key, or
+        all records of a topic with `replays_every_record`."""
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of all state from partition `index`."""
+        """Yield key and value of all state from partition `index`."""
 
-    def loaded(self, index: int) -> None:
-        """Handle the end of a load: all records of partition `index` were applied."""
+    def finish_load(self, index: int) -> None:
+        """Handle the end of a load: all records of partition `index` are applied."""
 
     def unload(self, index: int) -> None:
         """Remove all state from partition `index`, whether or not its load has finished."""
 
 
 class CoordinatorContext:
-    """One leadership of a partition: on a single node of every partition, in a cluster of those that it leads."""
+    """One leadership of a partition of an internal topic, with the progress of its load. On a single node every
+    partition has one context."""
 
     __slots__ = (
         "appended_bytes",
-        "attempts",
-        "checkpointing",
+        "failed_loads",
         "failure",
         "has_ended",
         "index",
+        "is_checkpointing",
+        "is_loaded",
         "leader_epoch",
-        "loaded",
         "partition",
         "replay_start_offset",
     )
@@ -95,19 +97,19 @@ class CoordinatorContext:
         self.index = index
         self.partition = partition
         self.leader_epoch = leader_epoch
-        self.loaded = False
+        self.is_loaded = False
         self.failure: MansioError | None = None
-        self.attempts = 0
-        """Number of failed loads."""
+        self.failed_loads = 0
         self.has_ended = False
-        """Ends all work on behalf of this leadership."""
+        """Whether the leadership has ended; then a load in progress stops."""
         self.appended_bytes = 0
-        self.checkpointing = False
+        """Bytes appended since the last checkpoint."""
+        self.is_checkpointing = False
         self.replay_start_offset = 0
-        """Offset at which a replay starts after the last checkpoint."""
+        """Offset from which the next load replays the log, if it uses the last checkpoint."""
 
-    def opened(self) -> CoordinatorPartition:
-        """The partition. Raises `StorageError` if it could not be opened."""
+    def open_partition(self) -> CoordinatorPartition:
+        """Return the partition. Raises `StorageError` if it could not be opened."""
         if isinstance(self.partition, StorageError):
             raise StorageError(self.partition.message)  # a new one: tracebacks of callers must not accumulate
         return self.partition

@@ -67,7 +67,7 @@ class GroupService:
         await coordinator.ready()
         if coordinator.lookup is None:
             return None
-        broker = coordinator.lookup.leader(coordinator.store.index_of(group_id))
+        broker = coordinator.lookup.leader(coordinator.store.partition_for(group_id))
         if broker is None:
             raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
         return None if broker.node_id == self._node_id else broker
@@ -172,7 +172,7 @@ class GroupService:
         """List the groups that this broker coordinates and whose state and type are in `states` and `types`; an empty
         collection does not filter. Raises `CoordinatorLoadInProgress`."""
         led = self._coordinator.led_partitions(self._node_id)
-        return self._coordinator.inspection.list_groups(states, types, led=led)
+        return self._coordinator.inspection.list_groups(states, types, led_partitions=led)
 
     def describe(self, group_id: str) -> DescribedGroup:
         """Describe a classic group; the state of a group that does not exist is Dead. Raises `InvalidGroupId` and

@@ -1,10 +1,11 @@
 """Consumer groups (KIP-848) in the coordinator: requests to `state.consumer_group`, and conversion of groups.
 
-`GroupActions` writes the changes. A group is converted from or to the classic protocol with one batch, which ends the
-one group and starts the other; the state machine is replaced in the same turn. Committed offsets are unaffected.
+`GroupActions` writes the changes. To convert a group from or to the classic protocol, one batch deletes the records of
+the old group and writes those of the new one; the state machine is replaced in the same turn of the event loop.
+Committed offsets do not change.
 
 Source: KIP-848. Deviation: a member of a group that does not exist receives UNKNOWN_MEMBER_ID (Kafka:
-GROUP_ID_NOT_FOUND), so that it joins again instead of failing.
+GROUP_ID_NOT_FOUND), so that the member joins again instead of failing.
 """
 
 from __future__ import annotations
@@ -72,22 +73,22 @@ class ConsumerGroups:
             raise InconsistentGroupProtocol(f"group {before.group_id!r} is a share group")
         else:
             topics = self._topic_resolver.topics((request.topic_regex,) if request.topic_regex else ())
-            group, records, responses = self._converted(entry, before, request, topics, now_ms)
+            group, records, responses = self._converted_from_classic(entry, before, request, topics, now_ms)
         response, more = self._actions.apply_change(
             entry, group, lambda: group.heartbeat(request, topics, now_ms)
         )
         if group is before and not more:
-            self._actions.heartbeat_unchanged(entry, group, now_ms)
+            self._actions.rearm_after_heartbeat(entry, group, now_ms)
             return HeartbeatOutcome(response, None)
         written = self._write(entry, group, records + more, topics)
         self._actions.perform(entry, responses)
         return HeartbeatOutcome(response, written)
 
-    def _converted(
+    def _converted_from_classic(
         self, entry: GroupEntry, classic: ClassicGroup, request: Heartbeat, topics: Topics, now_ms: float
     ) -> tuple[ConsumerGroup, Records, list[Response]]:
-        """The consumer group that replaces a classic one, its first records, and the responses to the waiting members
-        of the classic group."""
+        """Create the consumer group that replaces a classic group. Returns it with its first records, and the responses
+        to the parked requests of the classic group's members."""
         group_id = classic.group_id
         if entry.is_deleted:
             raise CoordinatorNotAvailable(f"group {group_id} is being deleted")
@@ -103,12 +104,12 @@ class ConsumerGroups:
     # ------------------------------------------------------------------ members of the classic protocol
 
     def convert_to_classic(self, entry: GroupEntry) -> None:
-        """Convert a consumer group without members into a classic one, because a classic member joins it."""
+        """Convert a consumer group without members into a classic group, which a classic member is about to join."""
         if entry.is_deleted or not entry.group.is_idle():
             return
         group_id = entry.group.group_id
         if entry.group_records:
-            self._store.append(group_id, [(key, None) for key in list(entry.group_records)], whole=True)
+            self._store.append(group_id, [(key, None) for key in list(entry.group_records)], atomic=True)
         entry.group = self._factory.classic_group(group_id)
 
     async def join(
@@ -124,13 +125,13 @@ class ConsumerGroups:
         if written is not None:
             await written
         elif not response.must_rejoin:
-            await self._store.committed(group.group_id)
+            await self._store.wait_until_committed(group.group_id)
         return response
 
     async def sync(self, entry: GroupEntry, group: ConsumerGroup, request: Sync) -> SyncResponse:
         """Return the assignment of a classic member."""
         response = group.sync(request, self._topics(entry), self._store.monotonic_ms())
-        await self._store.committed(group.group_id)
+        await self._store.wait_until_committed(group.group_id)
         return response
 
     def classic_heartbeat(
@@ -140,10 +141,10 @@ class ConsumerGroups:
         try:
             group.classic_heartbeat(member_id, instance_id, epoch, self._store.monotonic_ms())
         finally:
-            self._actions.arm_timer(entry)  # a member that has to rejoin has a deadline
+            self._actions.arm_timer(entry)  # a member that has to rejoin has a new deadline
 
     def leave(self, entry: GroupEntry, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
-        """Remove a classic member."""
+        """Handle the LeaveGroup of a classic member: remove the member."""
         topics = self._topics(entry)
         now_ms = self._store.monotonic_ms()
         records = self._actions.apply_change(
@@ -154,7 +155,7 @@ class ConsumerGroups:
     # ------------------------------------------------------------------ time and topics
 
     def expire_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
-        """Remove members whose session ended, or who did not revoke partitions in time."""
+        """Remove members whose session has ended, or that did not revoke partitions or rejoin in time."""
         topics = self._topics(entry)
         now_ms = self._store.monotonic_ms()
         self._actions.remove_expired(
@@ -162,8 +163,8 @@ class ConsumerGroups:
         )
 
     def _topics(self, entry: GroupEntry, requested_regex: str | None = None) -> Topics:
-        """The topics, with the regular expressions of all members and of a request resolved. The members are examined
-        only if the topics or the group have changed."""
+        """Return the topics, with the regular expressions of all members and of a request resolved. The members'
+        expressions are collected only if the topics or the group have changed."""
         group = entry.group
         assert isinstance(group, ConsumerGroup)
         view = self._topic_resolver.topics((requested_regex,) if requested_regex else ())
@@ -176,8 +177,9 @@ class ConsumerGroups:
     def _write(
         self, entry: GroupEntry, group: ConsumerGroup, records: Records, topics: Topics
     ) -> Promise[None] | None:
-        """Append the changes of a group and make it the group of the entry; if only classic members are left, it is
-        converted to a classic group. None if there is nothing to write. Raises the errors of the append."""
+        """Append the changes of a group and make it the group of the entry. If only classic members are left, the group
+        is converted to a classic one. Returns the promise of the commit, None if there is nothing to write. Raises the
+        errors of the append."""
         if not records:
             return None
         replacement: ClassicGroup | None = None

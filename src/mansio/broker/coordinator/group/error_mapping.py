@@ -1,7 +1,7 @@
-"""Errors of coordinators: invalid names, and failures of the internal topic.
+"""Errors of coordinators: checks of group ids, and conversion of the errors of an internal topic.
 
-Invariant: clients never receive the error of an internal topic itself. They handle a coordinator that has moved or is
-not available; a storage error or missing replicas would be meaningless to them.
+Invariant: clients never receive a storage or replication error of an internal topic. They receive NOT_COORDINATOR or
+COORDINATOR_NOT_AVAILABLE, on which every client looks up the coordinator and retries.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAME_BYTES_MAX: Final = 32_767
-"""Group ids, instance ids and protocol names are stored with a 16-bit length."""
+"""Maximum length of group ids, instance ids and protocol names, which are stored with a 16-bit length."""
 
 
 def check_group_id(group_id: str | None) -> None:
-    """Raise `InvalidGroupId` for an id that is invalid for a group with members."""
+    """Raise `InvalidGroupId` if a group with members cannot have this id: None, empty, or too long."""
     if not group_id or len(group_id.encode()) > NAME_BYTES_MAX:
         raise InvalidGroupId(f"{(group_id or '')[:40]!r} is not a group id")
 
 
 def check_offsets_group_id(group_id: str | None) -> None:
-    """As `check_group_id`, for committed offsets: the empty id is valid (very old simple consumers)."""
+    """Raise `InvalidGroupId` if committed offsets cannot have this group id: None, or too long. The empty id is valid,
+    because very old simple consumers use it."""
     if group_id is None or len(group_id.encode()) > NAME_BYTES_MAX:
         raise InvalidGroupId
 
 
 def as_coordinator_error(error: MansioError) -> MansioError:
-    """The error for clients when the internal topic fails: one that they handle."""
+    """Convert an error of an internal topic into the coordinator error that clients receive; other errors are returned
+    unchanged."""
     if isinstance(error, StorageError | NotLeaderOrFollower | FencedLeaderEpoch):
         return NotCoordinator(error.message)
     if isinstance(
@@ -56,7 +58,7 @@ def as_coordinator_error(error: MansioError) -> MansioError:
 
 @contextmanager
 def coordinator_errors() -> Iterator[None]:
-    """Convert errors within the context by `as_coordinator_error`."""
+    """Context manager that converts the errors raised in its body by `as_coordinator_error`."""
     try:
         yield
     except MansioError as error:

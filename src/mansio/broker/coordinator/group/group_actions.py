@@ -1,18 +1,19 @@
-"""Performs the effects of group state machines: writes, responses and timers.
+"""Group actions: performs the effects of group state machines, which are writes, responses and timers.
 
-A request changes the state machine; the resulting records are appended in the same turn of the loop, and the client is
-answered once they are committed.
+A request changes the state machine of a group. The resulting records are appended in the same turn of the event loop,
+and the client receives the response once the records are committed.
 
 Invariants:
-* The timer of a group is never later than its next deadline. Heartbeats only postpone deadlines, so they set no timer:
-  the timer fires, finds nothing due, and is set again.
-* A timer that fires much too late means that this process was stalled, not the members: before a session is ended, the
-  heartbeats in the socket buffers are given time to be read.
-* A classic group learns of the outcome of a write when the records are committed or have failed, never within the call
-  that requested the write.
-* A consumer or share group is never ahead of its records. If they cannot be appended or committed, or the state machine
-  fails halfway, it is dropped and rebuilt from the stored records; members notice with their next heartbeat.
-* An assignment that is not committed is never sent.
+* The timer of a group fires at or before the group's next deadline. A heartbeat only postpones deadlines, so it does
+  not set the timer: the timer may fire before anything is due, and is then set again.
+* A timer that fires much too late shows that this process was stalled, not the members. Before a session is ended, the
+  broker takes time to read the heartbeats in the socket buffers.
+* The outcome of a write is reported to a classic group when the records are committed or the write has failed, never
+  within the call that requested the write.
+* A consumer or share group never differs from its records between two turns of the event loop. If records cannot be
+  appended or committed, or a state machine raises an unexpected error, the state machine is replaced by one that is
+  rebuilt from the stored records; members notice with their next heartbeat.
+* Members receive committed assignments only.
 * A heartbeat that changes nothing writes nothing and waits for nothing.
 """
 
@@ -55,7 +56,8 @@ logger = logging.getLogger(__name__)
 
 
 class HeartbeatOutcome(NamedTuple):
-    """Response to a heartbeat, and the commit of its records; None if it changed nothing."""
+    """Response to a heartbeat, and the promise that its records are committed (None if the heartbeat changed
+    nothing)."""
 
     response: HeartbeatResponse
     committed: Promise[None] | None
@@ -64,8 +66,8 @@ class HeartbeatOutcome(NamedTuple):
 class GroupActions:
     """Performs the effects of all groups of one coordinator.
 
-    `expire_members` handles the due deadlines of a consumer or share group. `stall_ms`: a timer that is later than this
-    indicates a stall of this process.
+    `expire_members` handles the due deadlines of a consumer or share group. `stall_ms`: a timer that fires later than
+    this after its deadline shows that this process was stalled.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class GroupActions:
         self._expire_members = expire_members
         self.closed = False
         self.waiting: dict[Any, GroupEntry] = {}
-        """Promises of parked joins and syncs."""
+        """Group entry of each parked join or sync, by the promise of its response."""
 
     def close(self) -> None:
-        """End all waits and cancel all timers."""
+        """Complete all parked requests with an error, and cancel all timers."""
         self.closed = True
         for entry in self._store.entries.values():
             if entry.timer is not None:
@@ -96,8 +98,9 @@ class GroupActions:
         for promise in list(self.waiting):
             _complete(promise, NotCoordinator("the broker is stopping"))
 
-    def partition_unloaded(self, index: int) -> None:
-        """In a cluster: end the waits of groups whose partition has moved to another broker."""
+    def end_waits_of_partition(self, index: int) -> None:
+        """In a cluster, complete the parked requests of groups whose partition has moved to another broker, with an
+        error."""
         for promise, entry in list(self.waiting.items()):
             if entry.index == index:
                 _complete(promise, NotCoordinator("this broker no longer coordinates the group"))
@@ -105,7 +108,7 @@ class GroupActions:
     # ------------------------------------------------------------------ classic groups
 
     async def perform_and_wait(self, entry: GroupEntry, effects: list[Effect], promise: Any) -> Any:
-        """Perform effects, and wait until one of them, or a later one, completes the promise."""
+        """Perform effects, and wait until one of them, or an effect of a later event, completes the promise."""
         self.waiting[promise] = entry
         if self.closed:
             _complete(promise, NotCoordinator("the broker is stopping"))
@@ -116,7 +119,7 @@ class GroupActions:
             del self.waiting[promise]
 
     def perform(self, entry: GroupEntry, effects: list[Effect]) -> None:
-        """Complete waiting requests, append records, and set the timer."""
+        """Perform effects: complete parked requests, append records, and set the timer of the group."""
         for effect in effects:
             if isinstance(effect, Response):
                 _complete(effect.waiter, effect.value)
@@ -125,7 +128,8 @@ class GroupActions:
         self.arm_timer(entry)
 
     def _persist(self, entry: GroupEntry, effect: Persist) -> None:
-        """Append the group's record and report the outcome to the state machine, never within this call."""
+        """Append the record of a classic group and report the outcome to the state machine, in a later turn of the
+        event loop."""
         group = entry.group
         group_id = group.group_id
         value = encode_group_value(effect.metadata._replace(state_ms=self._clock.wall_ms()))
@@ -163,8 +167,9 @@ class GroupActions:
     async def heartbeat(
         self, group_id: str, handle: Callable[[GroupEntry], HeartbeatOutcome], *, joins: bool
     ) -> HeartbeatResponse:
-        """Apply a heartbeat to a group; `joins`: the group is created if it does not exist. Raises the errors of
-        `handle`, of the commit, `UnknownMember` (no such group), and those of the coordinator."""
+        """Apply a heartbeat to a group by `handle`, and return the response once the changes are committed. `joins`:
+        create the group if it does not exist. Raises the errors of `handle`, of the commit, `UnknownMember` (no such
+        group), and those of the coordinator."""
         entry = await self._store.find_or_create(group_id) if joins else self._store.find(group_id)
         if entry is None:
             raise UnknownMember(f"there is no group {group_id!r}")
@@ -175,12 +180,12 @@ class GroupActions:
         if committed is not None:
             await committed
         elif response.assignment is not None:
-            await self._store.committed(group_id)
+            await self._store.wait_until_committed(group_id)
         return response
 
     def apply_change(self, entry: GroupEntry, group: Group, change: Callable[[], Result]) -> Result:
-        """Call `change` on the state machine. A `MansioError` is raised unchanged; if the state machine fails halfway,
-        the group is rebuilt and `CoordinatorNotAvailable` raised."""
+        """Call `change`, which changes the state machine, and return its result. Raises its `MansioError` unchanged;
+        after any other exception, rebuilds the group and raises `CoordinatorNotAvailable`."""
         try:
             return change()
         except MansioError:
@@ -189,7 +194,8 @@ class GroupActions:
             raise self._failed(entry, group, error) from error
 
     def remove_expired(self, entry: GroupEntry, group: Group, remove: Callable[[], object]) -> None:
-        """Call `remove`, which removes members whose deadlines have passed and appends that, after a timer fired."""
+        """Call `remove`, which removes members whose deadlines have passed and appends the change, and set the timer.
+        The errors of `remove` are logged."""
         try:
             remove()
         except MansioError as error:  # the group is already rebuilt, and the sessions start again
@@ -198,21 +204,23 @@ class GroupActions:
             self._failed(entry, group, error)
         self.arm_timer(entry)
 
-    def heartbeat_unchanged(
+    def rearm_after_heartbeat(
         self, entry: GroupEntry, group: ConsumerGroup | ShareGroup, now_ms: float
     ) -> None:
-        """After a heartbeat without changes: the timer stays, unless the session timeout was shortened since."""
+        """Set the timer after a heartbeat without changes, if a shorter session timeout requires that the timer fires
+        earlier."""
         if now_ms + group.settings.session_timeout_ms < entry.timer_due_ms:
             self.arm_timer(entry)
 
     def write(
         self, entry: GroupEntry, group: Group, records: Records, *, replacement: Group | None = None
     ) -> Promise[None]:
-        """Append the changes of a state machine and make it, or its `replacement`, the group of the entry. Raises the
-        errors of the append; then a group whose own state machine has changed is rebuilt."""
+        """Append the changes of a state machine in one batch, and make `replacement`, or else `group`, the group of the
+        entry. Returns the promise of the commit. Raises the errors of the append, after rebuilding the group of the
+        entry if `group` is the one that has changed."""
         machine = replacement or group
         try:
-            written = self._store.append(group.group_id, records, whole=True)
+            written = self._store.append(group.group_id, records, atomic=True)
         except MansioError as error:
             self._write_failed(entry, group, error)
             raise
@@ -238,14 +246,16 @@ class GroupActions:
         self._rebuild(entry)
 
     def _failed(self, entry: GroupEntry, group: Group, error: Exception) -> MansioError:
-        """The state machine, or the assignor that it called, failed halfway."""
+        """Log an unexpected exception of the state machine or its assignor, and rebuild the group. Returns the error
+        for the client."""
         logger.error("group_failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
         if entry.group is group and not entry.is_unloaded:
             self._rebuild(entry)
         return CoordinatorNotAvailable(f"group {group.group_id} cannot process this request: {error}")
 
     def _rebuild(self, entry: GroupEntry) -> None:
-        """Rebuild a group from its stored records; its waiting members rejoin. Raises `CorruptLog`."""
+        """Rebuild a group from its stored records; members with a parked request have to rejoin. Raises
+        `CorruptLog`."""
         for promise, waits_in in list(self.waiting.items()):
             if waits_in is entry:
                 _complete(promise, RebalanceInProgress())
@@ -255,7 +265,7 @@ class GroupActions:
     # ------------------------------------------------------------------ timers
 
     def arm_timer(self, entry: GroupEntry) -> None:
-        """Make sure that the timer fires no later than the group's next deadline."""
+        """Set the timer of a group unless it already fires at or before the group's next deadline."""
         due_ms = max(entry.group.next_deadline_ms(), entry.grace_until_ms)
         if entry.timer is not None:
             if entry.timer_due_ms <= due_ms and due_ms != math.inf:
@@ -265,10 +275,11 @@ class GroupActions:
         if due_ms != math.inf and not self.closed:
             entry.timer_due_ms = due_ms
             delay_ms = max(due_ms - self._store.monotonic_ms(), 0.0)
-            entry.timer = self._scheduler.call_later(delay_ms, self.timer_expired, entry, due_ms)
+            entry.timer = self._scheduler.call_later(delay_ms, self.handle_timer, entry, due_ms)
 
-    def timer_expired(self, entry: GroupEntry, due_ms: float) -> None:
-        """Handle the due deadlines of a group, unless the timer fired so late that this process was stalled."""
+    def handle_timer(self, entry: GroupEntry, due_ms: float) -> None:
+        """Handle the due deadlines of a group after its timer fired. If the timer fired so late that this process was
+        stalled, set the timer again instead."""
         entry.timer = None
         now_ms = self._store.monotonic_ms()
         if now_ms - due_ms > self._stall_ms:
@@ -285,7 +296,7 @@ class GroupActions:
 
 
 def _complete(promise: Any, value: Any) -> None:
-    """Complete a promise unless its client has cancelled it."""
+    """Complete a promise with a value or an error, unless it is done or cancelled."""
     if promise.done():
         return
     if isinstance(value, MansioError):

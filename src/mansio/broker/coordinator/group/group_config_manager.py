@@ -1,9 +1,9 @@
-"""Settings of single groups: stored in the metadata store, effective at once on every broker.
+"""Group configs: settings of single groups, stored in the metadata store and effective on every broker.
 
-Changes are written to the store and read through `MetadataImage`, on whichever broker they were made.
-`GroupCoordinator` is notified of each change and reads the settings of a group from `overrides`.
+A change made on any broker is written to the store and reaches all brokers through `MetadataImage`. `GroupCoordinator`
+is notified of each change and reads the settings of a group by `overrides`.
 
-Invariant: a change is durable, and effective on this broker, when it is answered.
+Invariant: when `alter` returns, the change is durable and effective on this broker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GROUPS_MAX: Final = 10_000
+CONFIGURED_GROUPS_MAX: Final = 10_000
+"""Maximum number of groups with settings of their own."""
 CONFLICT_ATTEMPTS_MAX: Final = 5
+"""Maximum number of attempts to change settings that other clients change concurrently."""
 
 
 class GroupConfigManager:
-    """Reads and alters the settings of groups. All methods are to be called on the broker's loop."""
+    """Reads and alters the settings of groups. Callers call all methods on the broker's event loop."""
 
     def __init__(
         self,
@@ -53,23 +55,24 @@ class GroupConfigManager:
         self._settings = settings
 
     def groups(self) -> list[str]:
-        """The groups with overrides."""
+        """Return the ids of the groups with settings of their own, sorted."""
         return sorted(self._state.group_configs)
 
     def overrides(self, group_id: str) -> Mapping[str, str]:
-        """The overrides of a group by name."""
+        """Return the settings of a group that override the broker's defaults, by name."""
         entry = self._state.group_configs.get(group_id)
         return {} if entry is None else entry.configs
 
     def describe(self, group_id: str) -> list[ConfigEntry]:
-        """Every setting of a group with its source; the group need not exist. Raises `InvalidGroupId`."""
+        """Return every setting of a group with its source; the group need not exist. Raises `InvalidGroupId`."""
         check_group_id(group_id)
         return group_entries(self.overrides(group_id), self._settings)
 
     async def alter(
         self, group_id: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> None:
-        """Change some settings of a group (KIP-339); with `replace` the other overrides are removed.
+        """Change some settings of a group (KIP-339). With `replace` all others are reset to the defaults; with
+        `validate_only` nothing is written.
 
         Raises `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
         `ConcurrentChange`, `StorageError`.
@@ -80,8 +83,10 @@ class GroupConfigManager:
             before = {} if entry is None else dict(entry.configs)
             configs = group_config.GROUP_CONFIG.apply_changes({} if replace else before, changes)
             group_config.check_combination(configs, self._defaults())
-            if entry is None and configs and len(self._state.group_configs) >= GROUPS_MAX:
-                raise PolicyViolation(f"the maximum of {GROUPS_MAX} groups with settings is reached")
+            if entry is None and configs and len(self._state.group_configs) >= CONFIGURED_GROUPS_MAX:
+                raise PolicyViolation(
+                    f"the maximum of {CONFIGURED_GROUPS_MAX} groups with settings is reached"
+                )
             if validate_only or configs == before:
                 return
             if await self._write(group_id, 0 if entry is None else entry.mod_revision, configs):

@@ -1,19 +1,18 @@
 """Group coordinator: membership, committed offsets and inspection of consumer and share groups.
 
-All protocols use this object. `GroupActions` performs the effects of the state machines; `ConsumerGroups` and
-`ShareGroups` handle the groups of KIP-848 and KIP-932; `offsets` manages the committed offsets, `offset_expiration`
-expires them; `inspection` describes groups. A member of the classic protocol may belong to a classic or to a consumer
-group.
+`GroupCoordinator` handles the requests of all group protocols. `GroupActions` performs the effects of the state
+machines; `ConsumerGroups` and `ShareGroups` handle the groups of KIP-848 and KIP-932; `OffsetManager` manages the
+committed offsets, `OffsetExpiration` expires them; `GroupInspection` describes groups. A member of the classic protocol
+may belong to a classic or to a consumer group.
 
-In a cluster (`lookup`) a broker coordinates the groups in those partitions of `__consumer_offsets` that it leads, from
-the end of their load until it stops leading them. Other brokers answer with errors that make clients look up the
-coordinator again.
+In a cluster, a broker coordinates the groups in those partitions of `__consumer_offsets` that it leads and has loaded.
+The other brokers respond with errors that make clients look up the coordinator again.
 
 Invariants:
-* Nothing blocks, and nothing waits without a bound: a parked join or sync ends with the phase of the group, or when the
-  broker stops leading the partition.
-* The metadata that members send are kept as long as their sessions, whether or not their clients are alive; their total
-  size is bounded.
+* Nothing blocks, and every wait is bounded: a parked join or sync ends with the phase of the group, or when the broker
+  stops leading the partition.
+* The coordinator keeps the metadata of a member until its session ends, whether or not the client is alive. The total
+  size of the metadata is bounded.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from mansio.broker.coordinator.checkpoint import CheckpointStorage
-    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, RolePartition
+    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup, CoordinatorReplica
     from mansio.broker.coordinator.group.group_store import OffsetListener
     from mansio.broker.coordinator.view import CoordinatorPartition, CoordinatorView
     from mansio.ports import Clock, Random, Scheduler
@@ -69,21 +68,23 @@ __all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
 
 logger = logging.getLogger(__name__)
 
-PROTOCOL_BYTES: Final = 200
-"""Memory of a protocol in addition to its name and metadata."""
+PROTOCOL_OVERHEAD_BYTES: Final = 200
+"""Estimated memory of a member's protocol in addition to its name and metadata."""
 MEMBERS_BYTES_RECOUNT_MS: Final = 1000
+"""Minimum time between two counts of the memory of all members."""
 
 
 class GroupCoordinator:
-    """The group coordinator of one broker. All methods are to be called on the broker's loop.
+    """Group coordinator of one broker. Callers call all methods on the broker's event loop.
 
     `create_topic` creates `__consumer_offsets` if needed and returns its open partitions. `end_offset` returns the high
-    watermark of a partition, or None if this broker has no such partition. `on_offset`: see `GroupStore`. `lookup` is
-    given in a cluster: there `create_topic` only creates the topic, `checkpoints` is unused, and `role_changed` reports
-    the partitions instead of `start`. `topic_resolver`: the topics to which members can subscribe. `overrides`: the
-    settings of a single group. `share_state`: operations on the delivery state of share groups; None: there is none.
+    watermark of a partition, or None if this broker does not have the partition. `on_offset`: see `GroupStore`.
+    `lookup`: metadata of the cluster, None on a single node. In a cluster `create_topic` only creates the topic,
+    `checkpoints` is unused, and partitions are passed to `handle_role_change` instead of `start`. `topic_resolver`: the
+    topics to which members can subscribe. `overrides` returns the settings of a single group. `share_state`: operations
+    on the delivery state of share groups, None if share groups are unused.
 
-    Raises `ConfigError` for unknown assignors.
+    The constructor raises `ConfigError` for unknown assignors.
     """
 
     def __init__(
@@ -169,21 +170,23 @@ class GroupCoordinator:
             lookup=lookup,
         )
         self.inspection = GroupInspection(self.store, end_offset, self.topic_resolver)
-        self._members_bytes = settings.members_bytes_max  # an upper bound: the first join counts them
+        self._members_bytes = (
+            settings.members_bytes_max
+        )  # an upper bound; the first join counts the actual value
         self._recount_due_ms = 0.0
 
     async def start(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
-        """Load the groups from the partitions of `__consumer_offsets`: none if it does not exist yet, or in a
-        cluster."""
+        """Start the coordinator and load the groups from the partitions of `__consumer_offsets`; the list is empty in a
+        cluster and if the topic does not exist."""
         await self.runtime.start(partitions)
         for entry in list(self.store.entries.values()):
             self.actions.arm_timer(entry)
         self.share_groups.resume(list(self.store.entries.values()))
         self.offset_expiration.start()
 
-    def role_changed(self, partition: RolePartition) -> None:
-        """In a cluster: load or unload a partition of `__consumer_offsets` according to its role. To be called after
-        each change of its role, and before it is closed; idempotent."""
+    def handle_role_change(self, partition: CoordinatorReplica) -> None:
+        """In a cluster, load or unload the groups of a partition of `__consumer_offsets` according to its role
+        (idempotent). The caller calls this after each change of the role, and before it closes the partition."""
         index, leader_epoch = partition.index, partition.leader_epoch
         if self.actions.closed or not partition.is_leader or partition.closed:
             self.runtime.resign(index)
@@ -196,15 +199,16 @@ class GroupCoordinator:
             await self.runtime.ready()
 
     def led_partitions(self, node_id: int) -> list[int]:
-        """In a cluster: the partitions of `__consumer_offsets` that broker `node_id` leads according to the metadata,
-        whether or not it has loaded their groups."""
+        """Return the partitions of `__consumer_offsets` that broker `node_id` leads according to the metadata, whether
+        or not it has loaded their groups; empty on a single node."""
         if self.lookup is None:
             return []
         indexes = range(self.lookup.partition_count())
         return [index for index in indexes if self.lookup.leader_id(index) == node_id]
 
     async def close(self) -> None:
-        """End all waits (clients look up the coordinator again after the restart) and write the checkpoints."""
+        """Complete all parked requests with an error, so that clients look up the coordinator again, and write the
+        checkpoints."""
         self.offset_expiration.stop()
         self.actions.close()
         await self.runtime.close()
@@ -214,7 +218,7 @@ class GroupCoordinator:
     def _loaded(self, index: int) -> None:
         if self.lookup is None:  # `start` does the rest when all partitions are loaded
             return
-        entries = self.store.of_partition(index)
+        entries = self.store.entries_of_partition(index)
         for entry in entries:
             self.actions.arm_timer(entry)
         self.share_groups.resume(entries)
@@ -222,14 +226,14 @@ class GroupCoordinator:
         self.offset_expiration.delete_offsets_of_missing_topics(entries)
 
     def _unloaded(self, index: int) -> None:
-        self.actions.partition_unloaded(index)
+        self.actions.end_waits_of_partition(index)
 
-    def topics_changed(self) -> None:
-        """Start deletions of share state for topics that were deleted."""
+    def delete_state_of_missing_topics(self) -> None:
+        """Start to delete the share state of topics that do not exist any more. Called after topics were deleted."""
         self.share_groups.resume(list(self.store.entries.values()))
 
-    def settings_changed(self, group_id: str) -> None:
-        """Apply changed settings of a group; they are effective from the next heartbeat of each member."""
+    def apply_settings(self, group_id: str) -> None:
+        """Apply the changed settings of a group; they take effect with the next heartbeat of each member."""
         entry = self.store.entries.get(group_id)
         if entry is None:
             return
@@ -247,7 +251,7 @@ class GroupCoordinator:
     # ------------------------------------------------------------------ members
 
     async def join(self, group_id: str, request: Join) -> JoinResponse:
-        """Handle a JoinGroup; returns when the rebalance has ended. Raises the errors of `ClassicGroup.join`,
+        """Handle a JoinGroup; returns at the end of the group's join phase. Raises the errors of `ClassicGroup.join`,
         `InvalidGroupId`, `InvalidSessionTimeout`, `InvalidRequest`."""
         self._check_join(group_id, request)
         if request.member_id:
@@ -255,7 +259,7 @@ class GroupCoordinator:
         else:
             with coordinator_errors():  # the first group creates the topic
                 entry = await self.store.find_or_create(group_id)
-        _check_no_share_group(entry)
+        _check_not_share_group(entry)
         new_member_id = f"{request.instance_id or request.client_id}-{self._random.bytes(16).hex()}"
         if isinstance(entry.group, ConsumerGroup):
             if not entry.group.is_idle():
@@ -275,7 +279,7 @@ class GroupCoordinator:
         """Handle a SyncGroup; returns when the leader's assignment is stored."""
         check_group_id(group_id)
         if self.lookup is not None:
-            await self._committed(group_id)
+            await self._wait_until_committed(group_id)
         entry = self._entry(group_id)
         if isinstance(entry.group, ConsumerGroup):
             with coordinator_errors():
@@ -285,12 +289,12 @@ class GroupCoordinator:
         response: SyncResponse = await self.actions.perform_and_wait(entry, effects, promise)
         return response
 
-    async def _committed(self, group_id: str) -> None:
-        """Wait for the commit of what a new leader found at the end of its log: it may still be lost with this
-        leader."""
+    async def _wait_until_committed(self, group_id: str) -> None:
+        """Wait until the appended records of the group's partition are committed. A new leader may have found records
+        at the end of its log that are not committed yet and that another leader would not have."""
         self._entry(group_id)
         with coordinator_errors():
-            await self.store.committed(group_id)
+            await self.store.wait_until_committed(group_id)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """Handle a Heartbeat. Raises `RebalanceInProgress` when the member has to rejoin."""
@@ -312,7 +316,7 @@ class GroupCoordinator:
         self.actions.perform(entry, _classic(entry).leave(member_id, instance_id, self.store.monotonic_ms()))
 
     def new_member_id(self) -> str:
-        """Generate an id for a member of the consumer protocol that has none: a UUID, as clients generate it."""
+        """Generate a member id for a client of the consumer protocol that sent none: a UUID, as newer clients do."""
         return str(UUID(bytes=self._random.bytes(16), version=4))
 
     async def consumer_heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatResponse:
@@ -328,8 +332,8 @@ class GroupCoordinator:
             return await self.share_groups.heartbeat(group_id, request)
 
     async def delete(self, group_id: str) -> None:
-        """Delete an empty group and its offsets; returns when that is committed. Raises `GroupIdNotFound`,
-        `NonEmptyGroup`, `InvalidGroupId`."""
+        """Delete a group without members and its committed offsets; returns when the deletion is committed. Raises
+        `GroupIdNotFound`, `NonEmptyGroup`, `InvalidGroupId`, and the errors of the coordinator."""
         check_group_id(group_id)
         entry = self.store.find(group_id)
         if entry is None:
@@ -340,7 +344,7 @@ class GroupCoordinator:
         entry.group.delete()
         try:
             if records := tombstones(entry, with_group=True):
-                await self.store.append(group_id, records, whole=True)
+                await self.store.append(group_id, records, atomic=True)
         except MansioError as error:
             entry.group.undelete()
             raise as_coordinator_error(error) from error
@@ -352,7 +356,7 @@ class GroupCoordinator:
         entry = self.store.find(group_id)
         if entry is None:
             raise UnknownMember(f"there is no group {group_id!r}")
-        _check_no_share_group(entry)
+        _check_not_share_group(entry)
         return entry
 
     def _check_join(self, group_id: str, request: Join) -> None:
@@ -368,11 +372,12 @@ class GroupCoordinator:
         names = [request.instance_id or "", request.protocol_type, *(each.name for each in request.protocols)]
         if any(len(name.encode()) > NAME_BYTES_MAX for name in names):
             raise InvalidRequest("an instance id or protocol name is too long")
-        self._check_memory(group_id, _size_of(request.protocols))
+        self._check_memory(group_id, _protocols_bytes(request.protocols))
 
     def _check_memory(self, group_id: str, size: int) -> None:
-        """Bound the memory of all members. Leaving members are not subtracted: all members are recounted when the bound
-        seems to be reached."""
+        """Raise `InvalidRequest` or `CoordinatorNotAvailable` if the metadata of a joining member exceed the memory for
+        one member or for all. Members that leave are not subtracted; all members are counted again when the limit seems
+        to be reached."""
         settings = self.settings
         if size > settings.member_bytes_max:
             raise InvalidRequest(
@@ -383,7 +388,7 @@ class GroupCoordinator:
         if self._members_bytes + size > settings.members_bytes_max and now_ms >= self._recount_due_ms:
             self._recount_due_ms = now_ms + MEMBERS_BYTES_RECOUNT_MS
             self._members_bytes = sum(
-                _size_of(member.protocols) + len(member.assignment)
+                _protocols_bytes(member.protocols) + len(member.assignment)
                 for entry in self.store.entries.values()
                 if isinstance(entry.group, ClassicGroup)
                 for member in entry.group.members.by_id.values()
@@ -393,17 +398,18 @@ class GroupCoordinator:
         self._members_bytes += size
 
 
-def _size_of(protocols: Iterable[Protocol]) -> int:
-    return sum(PROTOCOL_BYTES + len(each.name) + len(each.metadata) for each in protocols)
+def _protocols_bytes(protocols: Iterable[Protocol]) -> int:
+    return sum(PROTOCOL_OVERHEAD_BYTES + len(each.name) + len(each.metadata) for each in protocols)
 
 
 def _classic(entry: GroupEntry) -> ClassicGroup:
-    """The classic group of an entry. Raises `CoordinatorNotAvailable` (a group that is being deleted)."""
+    """Return the classic group of an entry. Raises `CoordinatorNotAvailable` if the entry has another type of group,
+    which is being deleted."""
     if not isinstance(entry.group, ClassicGroup):
         raise CoordinatorNotAvailable(f"group {entry.group.group_id} is being deleted")
     return entry.group
 
 
-def _check_no_share_group(entry: GroupEntry) -> None:
+def _check_not_share_group(entry: GroupEntry) -> None:
     if isinstance(entry.group, ShareGroup):
         raise InconsistentGroupProtocol(f"group {entry.group.group_id!r} is a share group")

@@ -1,8 +1,8 @@
 """Creation of groups: effective settings, assignors and the codec of the embedded consumer protocol.
 
-Assignors are built in (`uniform`, `range`) or installed as entry points of the group `mansio.assignors`; an entry point
-names a class (protocol: `state.assignors.Assignor`). The setting `group_consumer_assignors` lists the assignors that
-are offered; the first one is the default.
+Assignors are built in (`uniform`, `range`) or installed as Python entry points of the group `mansio.assignors`; an
+entry point names a class that implements `state.assignors.Assignor`. The setting `group_consumer_assignors` lists the
+assignors that members can select; the first one is the default.
 
 Invariants:
 * Assignors are loaded once, when the broker starts.
@@ -42,19 +42,21 @@ if TYPE_CHECKING:
     from mansio.state.classic_group.types import Response
     from mansio.state.consumer_group.types import Records, Topics
 
-ENTRY_POINTS: Final = "mansio.assignors"
+ENTRY_POINT_GROUP: Final = "mansio.assignors"
 CLASSIC_ASSIGNMENT_VERSION: Final = 0
-"""Every client reads version 0, and the format is the same in all versions."""
+"""Version in which assignments for classic members are encoded. Every client reads version 0, and the format is the
+same in all versions."""
 
 _BUILT_IN: Final[dict[str, type[Any]]] = {"uniform": UniformAssignor, "range": RangeAssignor}
 
 
 def load_assignors(names: Iterable[str]) -> Mapping[str, Assignor]:
-    """Load the assignors with these names, in this order. Raises `ConfigError` (one line with name and reason)."""
-    wanted = list(dict.fromkeys(name.strip() for name in names if name.strip()))
-    if not wanted:
+    """Load the assignors with these names, in this order. Raises `ConfigError` if there is no name, or an assignor is
+    unknown or cannot be loaded."""
+    unique_names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
+    if not unique_names:
         raise ConfigError("group_consumer_assignors: at least one assignor is required")
-    return {name: _load(name) for name in wanted}
+    return {name: _load(name) for name in unique_names}
 
 
 def _load(name: str) -> Assignor:
@@ -64,9 +66,11 @@ def _load(name: str) -> Assignor:
         return assignor
     from importlib.metadata import entry_points  # slow to import, and most brokers need no entry points
 
-    found = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    found = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)), None)
     if found is None:
-        known = ", ".join(sorted({*_BUILT_IN, *(each.name for each in entry_points(group=ENTRY_POINTS))}))
+        known = ", ".join(
+            sorted({*_BUILT_IN, *(each.name for each in entry_points(group=ENTRY_POINT_GROUP))})
+        )
         raise ConfigError(f"group_consumer_assignors: unknown assignor {name!r}; available: {known}")
     try:
         assignor = found.load()()
@@ -83,24 +87,24 @@ class ConsumerProtocolCodec:
     """`ClassicCodec` for Kafka's embedded "consumer" protocol. Malformed bytes raise `WireError`."""
 
     def subscription(self, metadata: bytes) -> ClassicSubscription:
-        """Decode a Subscription."""
+        """Decode the Subscription that a member sends when it joins."""
         read = decode_subscription(metadata)
         return ClassicSubscription(read.topics, read.owned_partitions, read.rack_id)
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
-        """Decode the partitions of an Assignment."""
+        """Decode an Assignment and return its partitions (topic name, index)."""
         return decode_assignment(assignment).partitions
 
     def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
-        """Encode an Assignment."""
+        """Encode partitions (topic name, index) as an Assignment."""
         named = tuple(TopicPartition(*each) for each in partitions)
         return encode_assignment(Assignment(named), version=CLASSIC_ASSIGNMENT_VERSION)
 
 
 class GroupFactory:
-    """Creates the groups of a coordinator. Raises `ConfigError` for unknown assignors.
+    """Creates the groups of a coordinator. The constructor raises `ConfigError` for unknown assignors.
 
-    `overrides`: the settings of a single group, by group id.
+    `overrides` returns the settings of the group with this id that override the broker's settings.
     """
 
     def __init__(self, settings: GroupSettings, overrides: Callable[[str], Mapping[str, str]]) -> None:
@@ -110,7 +114,7 @@ class GroupFactory:
         self._codec = ConsumerProtocolCodec()
 
     def classic_group(self, group_id: str) -> ClassicGroup:
-        """An empty classic group."""
+        """Create a classic group without members."""
         return ClassicGroup(
             group_id,
             initial_delay_ms=self._settings.initial_rebalance_delay_ms,
@@ -118,7 +122,7 @@ class GroupFactory:
         )
 
     def consumer_group(self, group_id: str) -> ConsumerGroup:
-        """An empty consumer group with its effective settings."""
+        """Create a consumer group without members, with the effective settings of this group id."""
         return ConsumerGroup(
             group_id,
             assignors=self.assignors,
@@ -128,13 +132,13 @@ class GroupFactory:
         )
 
     def share_group(self, group_id: str) -> ShareGroup:
-        """An empty share group with its effective settings."""
+        """Create a share group without members, with the effective settings of this group id."""
         return ShareGroup(group_id, settings=self.share_settings(group_id))
 
     def converted_from_classic(
         self, classic: ClassicGroup, topics: Topics, now_ms: float
     ) -> tuple[ConsumerGroup, Records, list[Response]]:
-        """The consumer group that replaces a classic one with members; see `ConsumerGroup.from_classic`."""
+        """Create the consumer group that replaces a classic group with members; see `ConsumerGroup.from_classic`."""
         return ConsumerGroup.from_classic(
             classic,
             assignors=self.assignors,
@@ -146,7 +150,7 @@ class GroupFactory:
         )
 
     def consumer_settings(self, group_id: str) -> ConsumerGroupSettings:
-        """Effective settings of a consumer group."""
+        """Return the effective settings of a consumer group."""
         own, settings = self._overrides(group_id), self._settings
         return ConsumerGroupSettings(
             effective_int_value(CONSUMER_SESSION_TIMEOUT, own, settings.consumer_session_timeout_ms),
@@ -155,7 +159,7 @@ class GroupFactory:
         )
 
     def share_settings(self, group_id: str) -> ConsumerGroupSettings:
-        """Effective settings of a share group."""
+        """Return the effective settings of a share group."""
         own, settings = self._overrides(group_id), self._settings
         return ConsumerGroupSettings(
             effective_int_value(SHARE_SESSION_TIMEOUT, own, settings.share_session_timeout_ms),

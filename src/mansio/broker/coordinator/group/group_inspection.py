@@ -1,4 +1,4 @@
-"""Descriptions of groups: list, describe, lag. Reads only."""
+"""Read-only information about groups: list, description and lag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARE: Final = "share"
 
 
 class ListedGroup(NamedTuple):
-    """A group in a list."""
+    """Entry of a list of groups. `protocol_type`: empty for a classic group that never had members."""
 
     group_id: str
     protocol_type: str
@@ -35,8 +35,8 @@ class ListedGroup(NamedTuple):
 
 
 class DescribedMember(NamedTuple):
-    """A member of a classic group. `metadata` and `assignment` are bytes of the client; empty unless the group is
-    stable. `partitions`: the decoded assignment, for groups of consumers."""
+    """Description of a member of a classic group. `metadata` and `assignment`: bytes that the clients sent, empty
+    unless the group is stable. `partitions`: the decoded assignment, empty if it is not in the consumer protocol."""
 
     member_id: str
     instance_id: str | None
@@ -48,7 +48,7 @@ class DescribedMember(NamedTuple):
 
 
 class DescribedGroup(NamedTuple):
-    """A classic group. A group that does not exist has the state Dead."""
+    """Description of a classic group. A group that does not exist has the state Dead."""
 
     group_id: str
     state: str
@@ -59,7 +59,7 @@ class DescribedGroup(NamedTuple):
 
 
 class AssignedTopic(NamedTuple):
-    """Partitions of one topic."""
+    """Assigned partitions of one topic."""
 
     topic_id: bytes
     topic: str
@@ -67,7 +67,8 @@ class AssignedTopic(NamedTuple):
 
 
 class DescribedConsumerMember(NamedTuple):
-    """A member of a consumer group. `assigned`: its current assignment; `target`: its target assignment."""
+    """Description of a member of a consumer group. `assigned`: its current assignment. `target`: its target assignment.
+    `is_classic`: it uses the classic protocol."""
 
     member_id: str
     instance_id: str | None
@@ -83,7 +84,7 @@ class DescribedConsumerMember(NamedTuple):
 
 
 class DescribedConsumerGroup(NamedTuple):
-    """A consumer group."""
+    """Description of a consumer group."""
 
     group_id: str
     state: str
@@ -94,7 +95,12 @@ class DescribedConsumerGroup(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """Progress of a group in one partition. None: no committed offset, no such partition, no member."""
+    """Progress of a group in one partition.
+
+    `committed_offset`: None if the group has not committed any. `end_offset`: high watermark, None if this broker does
+    not have the partition. `lag`: None if one of the two is None. `member_id`: owner of the partition, None if there is
+    none.
+    """
 
     topic: str
     partition: int
@@ -106,7 +112,7 @@ class PartitionLag(NamedTuple):
 
 
 class GroupInspection:
-    """Describes the groups of this broker."""
+    """Lists and describes the groups that this broker coordinates."""
 
     def __init__(
         self,
@@ -119,12 +125,12 @@ class GroupInspection:
         self._topic_resolver = topic_resolver
 
     def list_groups(
-        self, states: Collection[str] = (), types: Collection[str] = (), *, led: Iterable[int] = ()
+        self, states: Collection[str] = (), types: Collection[str] = (), *, led_partitions: Iterable[int] = ()
     ) -> list[ListedGroup]:
-        """The groups of this broker, filtered by state and type (case-insensitive); empty filters match all. `led`: the
-        partitions of `__consumer_offsets` that this broker leads according to the metadata. Raises
-        `CoordinatorLoadInProgress` while groups of one of them may be missing."""
-        self._store.runtime.check_all_loaded(led)
+        """Return the groups of this broker, filtered by state and type (case-insensitive); an empty filter matches all.
+        `led_partitions`: the partitions of `__consumer_offsets` that this broker leads according to the metadata.
+        Raises `CoordinatorLoadInProgress` while the groups of one of these partitions are not loaded."""
+        self._store.runtime.check_all_loaded(led_partitions)
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types}
         return [
@@ -135,7 +141,7 @@ class GroupInspection:
         ]
 
     def describe(self, group_id: str) -> DescribedGroup:
-        """A classic group. A group of another type has the state Dead (as in Kafka)."""
+        """Describe a classic group. A group of another type has the state Dead, as in Kafka."""
         entry = self._store.find(group_id)
         group = None if entry is None or entry.is_deleted else entry.group
         if not isinstance(group, ClassicGroup):
@@ -151,7 +157,7 @@ class GroupInspection:
         )
 
     def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
-        """A consumer group. Raises `GroupIdNotFound` if there is none, or one of another type."""
+        """Describe a consumer group. Raises `GroupIdNotFound` if it does not exist or is of another type."""
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
@@ -194,12 +200,12 @@ class GroupInspection:
         )
 
     def lag(self, group_id: str) -> list[PartitionLag]:
-        """All partitions with a committed offset or an owner, sorted."""
+        """Return the lag of all partitions with a committed offset or an owner, sorted by topic and partition."""
         entry = self._store.find(group_id)
         if entry is None:
             return []
         owners = self._owners(entry)
-        offsets = {(topic, partition): found for topic, partition, found in entry.each_offset()}
+        offsets = {(topic, partition): found for topic, partition, found in entry.committed_offsets()}
         rows = []
         for topic, partition in sorted(owners.keys() | offsets.keys()):
             committed = offsets.get((topic, partition))
@@ -242,7 +248,7 @@ def _listed(entry: GroupEntry) -> ListedGroup:
 
 
 def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
-    """The topics in a subscription; None if the bytes are malformed."""
+    """Decode the topic names in the subscription of a classic member; None if the bytes are malformed."""
     try:
         return decode_subscribed_topics(metadata)
     except WireError:

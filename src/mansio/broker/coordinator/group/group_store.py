@@ -1,17 +1,17 @@
 """State of the groups on this broker: the coordinator's view of `__consumer_offsets`.
 
-Holds an entry per group: the state machine with its members, the committed offsets, and the stored records. Offsets and
-stored records change only in `apply`, that is, after they were appended to the log. The state machine of a classic
-group is ahead of its stored record between the start of a rebalance and its end; that of a consumer or share group
-equals its stored records except between a change and its append.
+Each group has an entry with the state machine of its members, the committed offsets, and the stored records. Offsets
+and stored records change only in `apply`, that is, after they were appended to the log. The state machine of a classic
+group is newer than its stored record during a rebalance. The state machine of a consumer or share group is newer than
+its stored records only between a change and its append.
 
-The records of a group determine its protocol: `rebuild` creates the state machine from them, after a load and whenever
-a change could not be written.
+The stored records of a group determine its protocol. `rebuild` creates the state machine from the records, after a load
+and whenever a change could not be written.
 
 Invariants:
-* The group id determines the partition of a group: Java's string hash, as in Kafka, so that the topic is compatible.
-* An entry that holds nothing is removed.
-* An entry that was unloaded is never used again, not even if its group is loaded here once more.
+* The group id determines the partition of a group, by Java's string hash as in Kafka, so that the topic is compatible.
+* An entry without members, offsets and records is removed.
+* An entry that was unloaded is never used again, even if its group is loaded on this broker again.
 """
 
 from __future__ import annotations
@@ -59,12 +59,13 @@ _HASH_MASK: Final = 0xFFFFFFFF
 
 
 class GroupEntry:
-    """One group.
+    """State of one group in memory.
 
-    `offsets`: topic -> partition -> committed offset. `classic_record`: stored value of its record as a classic group;
-    `group_records`: its stored records as a consumer or share group, by key. `resolved_view`: the topics and the
-    version of the group for which its regular expressions were resolved last. `index`: its partition of
-    `__consumer_offsets`. `is_unloaded`: another broker, or a later load, has the group now.
+    `group`: state machine of the members. `index`: partition of `__consumer_offsets` that stores the group. `offsets`:
+    topic -> partition -> committed offset. `classic_record`: stored value of a classic group's record. `group_records`:
+    stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the version of the
+    group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any more, because
+    another broker or a later load has the group.
     """
 
     __slots__ = (
@@ -89,14 +90,14 @@ class GroupEntry:
         self.classic_record: bytes | None = None
         self.group_records: dict[bytes, bytes] = {}
         self.resolved_view: tuple[Topics, int] | None = None
-        self.state_timestamp_ms = -1  # wall clock: when the group entered its stored state
+        self.state_timestamp_ms = -1  # wall-clock time at which the group entered its stored state
         self.timer: Timer | None = None
         self.timer_due_ms = 0.0
-        self.grace_until_ms = 0.0  # after a stall of this process: no deadline applies before
+        self.grace_until_ms = 0.0  # after a stall of this process: time before which no deadline applies
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is lost when the entry is removed."""
+        """Whether the entry has no members, offsets and records, so that it can be removed."""
         return (
             not self.offsets
             and self.classic_record is None
@@ -106,21 +107,23 @@ class GroupEntry:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its deletion is being written."""
+        """Whether the deletion of the group is being written."""
         return self.group.state == "Dead"
 
     @property
     def member_count(self) -> int:
+        """Number of members."""
         return len(self.group.members)
 
-    def each_offset(self) -> Iterator[tuple[str, int, CommittedOffset]]:
+    def committed_offsets(self) -> Iterator[tuple[str, int, CommittedOffset]]:
+        """Yield topic, partition and committed offset of each partition that has one."""
         for topic, partitions in list(self.offsets.items()):
             for partition, committed in list(partitions.items()):
                 yield topic, partition, committed
 
 
 def java_string_hash(text: str) -> int:
-    """Java's `String.hashCode`: 32 bits over the UTF-16 code units; returned unsigned."""
+    """Return Java's `String.hashCode` of a text, a 32-bit hash of its UTF-16 code units, as an unsigned number."""
     value = 0
     units = text.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(units), 2):
@@ -129,11 +132,12 @@ def java_string_hash(text: str) -> int:
 
 
 class GroupStore:
-    """The groups of this broker. `runtime` appends to `__consumer_offsets` and applies what was appended here.
+    """The groups that this broker coordinates, as a view of `__consumer_offsets`. `runtime` appends to the topic and
+    applies the appended records to this object.
 
-    `open_runtime` creates the runtime of the topic for a view. `on_offset` is called with every committed offset that
-    is stored, or deleted or unloaded (None); `on_loaded` and `on_unloaded` with the index of a partition whose groups
-    were loaded or unloaded.
+    `open_runtime` creates the runtime for a view. The store calls `on_offset` with every committed offset that is
+    stored (with None when one is deleted or unloaded), and `on_loaded` and `on_unloaded` with the index of a partition
+    whose groups were loaded or unloaded.
     """
 
     def __init__(
@@ -160,34 +164,37 @@ class GroupStore:
     def monotonic_ms(self) -> float:
         return self._clock.monotonic() * 1000
 
-    def index_of(self, group_id: str) -> int:
-        """The partition of `__consumer_offsets` that stores a group."""
+    def partition_for(self, group_id: str) -> int:
+        """Return the index of the partition of `__consumer_offsets` that stores a group."""
         return (java_string_hash(group_id) & 0x7FFFFFFF) % self.runtime.partition_count
 
     def find(self, group_id: str) -> GroupEntry | None:
-        """The entry of a group, if there is one. Raises `CoordinatorLoadInProgress` during a load, in a cluster
-        `NotCoordinator` where another broker coordinates the group."""
+        """Return the entry of a group, or None. Raises `CoordinatorLoadInProgress` during a load, and in a cluster
+        `NotCoordinator` if another broker coordinates the group."""
         self.runtime.check_available()
         if self.runtime.partition_count:
-            self.runtime.check_loaded(self.index_of(group_id))
+            self.runtime.check_loaded(self.partition_for(group_id))
         return self.entries.get(group_id)
 
     async def find_or_create(self, group_id: str) -> GroupEntry:
-        """The entry of a group; creates the entry and `__consumer_offsets` if needed. Raises as `find`, and
-        `CoordinatorNotAvailable`."""
+        """Return the entry of a group; creates the entry and the topic `__consumer_offsets` if they do not exist.
+        Raises the errors of `find`, and `CoordinatorNotAvailable` if the maximum number of groups is reached or the
+        topic cannot be created."""
         await self.runtime.ready()
         entry = self.find(group_id)
         if entry is None:
             if len(self.entries) >= self._settings.groups_max:
                 raise CoordinatorNotAvailable(f"the maximum of {self._settings.groups_max} groups is reached")
-            entry = self._create(group_id, self.index_of(group_id))
+            entry = self._create(group_id, self.partition_for(group_id))
         return entry
 
     def remove_if_empty(self, entry: GroupEntry) -> None:
+        """Remove an entry without members, offsets and records."""
         if entry.is_empty and self.entries.get(entry.group.group_id) is entry:
             self.remove(entry)
 
     def remove(self, entry: GroupEntry) -> None:
+        """Cancel the timer of an entry and remove the entry."""
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
@@ -196,25 +203,26 @@ class GroupStore:
             del self.entries[group_id]
             del self._by_partition[entry.index][group_id]
 
-    def of_partition(self, index: int) -> list[GroupEntry]:
-        """The groups that one partition stores."""
+    def entries_of_partition(self, index: int) -> list[GroupEntry]:
+        """Return the entries of the groups that one partition of `__consumer_offsets` stores."""
         return list(self._by_partition.get(index, {}).values())
 
-    def append(self, group_id: str, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
-        """Append records of one group; the promise completes when they are committed. `whole`: as one batch, which is
-        also atomic in a crash."""
-        return self.runtime.append(self.index_of(group_id), records, whole=whole)
+    def append(self, group_id: str, records: Sequence[KeyValue], *, atomic: bool = False) -> Promise[None]:
+        """Append records of one group; the promise completes when they are committed. `atomic`: append all records as
+        one batch, so that a crash loses either all or none of them."""
+        return self.runtime.append(self.partition_for(group_id), records, atomic=atomic)
 
-    async def committed(self, group_id: str) -> None:
-        """Wait until the whole known state of the group is committed."""
+    async def wait_until_committed(self, group_id: str) -> None:
+        """Wait until all appended records of the partition that stores the group are committed."""
         if self.runtime.partition_count:
-            await self.runtime.committed(self.index_of(group_id))
+            await self.runtime.wait_until_committed(self.partition_for(group_id))
 
     def stored_metadata(self, entry: GroupEntry) -> GroupMetadata | None:
+        """Decode the stored record of a classic group; None if there is none. Raises `CorruptLog`."""
         return None if entry.classic_record is None else decode_group_value(entry.classic_record)
 
     def rebuild(self, entry: GroupEntry) -> None:
-        """Create the state machine of a group from its stored records only. Raises `CorruptLog`."""
+        """Replace the state machine of a group by one that is created from the stored records. Raises `CorruptLog`."""
         now_ms, group_id = self.monotonic_ms(), entry.group.group_id
         entry.resolved_view = None
         keys = [(decode_group_record_key(key), value) for key, value in entry.group_records.items()]
@@ -296,34 +304,35 @@ class GroupStore:
         entry.state_timestamp_ms = state_timestamp_ms
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        for entry in self.of_partition(index):
+        for entry in self.entries_of_partition(index):
             group_id = entry.group.group_id
             if entry.classic_record is not None:
                 yield encode_group_key(GroupKey(group_id)), entry.classic_record
             yield from list(entry.group_records.items())
-            for topic, partition, committed in entry.each_offset():
+            for topic, partition, committed in entry.committed_offsets():
                 yield (
                     encode_offset_key(OffsetKey(group_id, topic, partition)),
                     encode_offset_value(committed),
                 )
 
-    def loaded(self, index: int) -> None:
-        """Build the state machines of a partition's groups; the sessions of their members start again. Raises
-        `CorruptLog`."""
-        for entry in self.of_partition(index):
+    def finish_load(self, index: int) -> None:
+        """Create the state machines of a partition's groups after a load; the sessions of all members start again.
+        Raises `CorruptLog`."""
+        for entry in self.entries_of_partition(index):
             if entry.classic_record is not None or entry.group_records:
                 self.rebuild(entry)
             self.remove_if_empty(entry)
         self._on_loaded(index)
 
     def unload(self, index: int) -> None:
-        """Cancel the timers and remove the entries of a partition. Work in progress finds its entry `is_unloaded`."""
+        """Cancel the timers and remove the entries of a partition. `is_unloaded` is set, so that pending operations do
+        not use an entry any more."""
         for group_id, entry in self._by_partition.pop(index, {}).items():
             entry.is_unloaded = True
             if entry.timer is not None:
                 entry.timer.cancel()
                 entry.timer = None
             del self.entries[group_id]
-            for topic, partition, _ in entry.each_offset():
+            for topic, partition, _ in entry.committed_offsets():
                 self._on_offset(group_id, topic, partition, None)
         self._on_unloaded(index)

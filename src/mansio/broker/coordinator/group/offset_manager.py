@@ -1,14 +1,14 @@
 """Committed offsets of groups: commit, fetch, delete and expire.
 
 Invariants:
-* A commit is checked against the generation or member epoch, appended, and only then visible; it is answered when it is
-  durable. There is no `await` between the check and the append, so a member that has lost its partitions cannot
-  overwrite the commit of their new owner.
+* A commit is checked against the generation or member epoch, appended, and only then visible; the client receives the
+  response when the commit is durable. There is no `await` between the check and the append, so a member that has lost
+  its partitions cannot overwrite the commit of their new owner.
 * Offsets that cannot be expired now (the partition is being loaded, has moved, or cannot be written) are expired at the
   next interval.
 
-Source: Kafka's OffsetMetadataManager; KIP-211 (expiration), KIP-320 (leader epochs), KIP-447 (require stable: without
-transactions every committed offset is stable).
+Source: Kafka's OffsetMetadataManager; KIP-211 (expiration), KIP-320 (leader epochs), KIP-447 (`require_stable` has no
+effect: without transactions every committed offset is stable).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 
 
 class OffsetToCommit(NamedTuple):
-    """An offset to commit for one partition. `leader_epoch`: -1 if unknown."""
+    """Offset to commit for one partition. `leader_epoch`: leader epoch of the last consumed record, -1 if unknown.
+    `metadata`: text chosen by the client."""
 
     topic: str
     partition: int
@@ -73,13 +74,13 @@ class OffsetManager:
         store: GroupStore,
         settings: GroupSettings,
         clock: Clock,
-        exists: Callable[[str, int], bool],
+        partition_exists: Callable[[str, int], bool],
     ) -> None:
-        """`exists(topic, partition)`: whether any broker has this partition."""
+        """`partition_exists` returns whether a partition (topic, index) exists on any broker of the cluster."""
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._exists = exists
+        self._partition_exists = partition_exists
 
     async def commit(
         self,
@@ -90,12 +91,12 @@ class OffsetManager:
         instance_id: str | None = None,
         generation: int = -1,
     ) -> list[MansioError | None]:
-        """Commit the valid offsets. Returns the error of each offset, or None, when the others are durable. Raises
-        `InvalidGroupId` and the errors of the group's `check_commit`, which concern all offsets. `generation`: of the
-        group, or the member epoch.
+        """Commit the valid offsets; returns when they are durable. The result has one entry per offset: None, or the
+        error of an invalid one. Raises `InvalidGroupId` and the errors of the group's `check_commit`, which concern all
+        offsets.
 
-        Without member and generation: the commit of a client with manual assignment, or of an administrator, to a group
-        without members.
+        `generation`: generation of the group, or member epoch. A client with manual assignment, and an administrator,
+        commit without member id and generation, to a group without members.
         """
         check_offsets_group_id(group_id)
         if generation >= 0 and self._store.find(group_id) is None:
@@ -103,7 +104,7 @@ class OffsetManager:
         entry = await self._store.find_or_create(group_id)
         try:
             entry.group.check_commit(member_id, instance_id, generation, self._store.monotonic_ms())
-            results = [self._problem(each) for each in offsets]
+            results = [self._commit_error(each) for each in offsets]
             now_ms = self._clock.wall_ms()
             records: list[KeyValue] = [
                 (
@@ -125,13 +126,16 @@ class OffsetManager:
     async def fetch(
         self,
         group_id: str,
-        wanted: Iterable[tuple[str, int]] | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
         *,
         member_id: str = "",
         member_epoch: int = -1,
     ) -> dict[tuple[str, int], CommittedOffset]:
-        """The committed offsets of a group, of the wanted partitions or of all; partitions without one are omitted.
-        A member of a consumer group passes its id and epoch: raises `UnknownMember`, `StaleMemberEpoch`.
+        """Return the committed offsets of a group, of these partitions or, if None, of all; partitions without a
+        committed offset are omitted.
+
+        A member of a consumer group passes its id and epoch. Raises `UnknownMember` or `StaleMemberEpoch` if they are
+        not current, and `GroupIdNotFound` if the group is being deleted.
         """
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
@@ -142,21 +146,24 @@ class OffsetManager:
         if isinstance(entry.group, ConsumerGroup):
             entry.group.check_fetch(member_id, member_epoch)
         found = {}
-        if wanted is None:
-            found = {(topic, partition): committed for topic, partition, committed in entry.each_offset()}
+        if partitions is None:
+            found = {
+                (topic, partition): committed for topic, partition, committed in entry.committed_offsets()
+            }
         else:
-            for topic, partition in wanted:
+            for topic, partition in partitions:
                 if (committed := entry.offsets.get(topic, {}).get(partition)) is not None:
                     found[topic, partition] = committed
-        await self._store.committed(group_id)  # later commits need not be durable when this returns
+        await self._store.wait_until_committed(group_id)  # commits made after this call need not be durable
         return found
 
-    async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
-        """Delete offsets (KIP-496) of a group without members, or of topics to which no member subscribes.
+    async def delete(self, group_id: str, partitions: Sequence[tuple[str, int]]) -> list[MansioError | None]:
+        """Delete the committed offsets of these partitions (KIP-496). Returns None or an error for each partition; an
+        error if a member of the group subscribes to the topic.
 
-        As in Kafka, a member of a classic group whose subscription is unknown may read any topic. Raises
-        `GroupIdNotFound`, and `NonEmptyGroup` for a group with members of another protocol type, whose metadata only
-        they understand.
+        As in Kafka, a member of a classic group whose subscription is unknown counts as subscribed to every topic.
+        Raises `GroupIdNotFound`, and `NonEmptyGroup` for a classic group with members of another protocol type than
+        "consumer", whose metadata the broker cannot decode.
         """
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
@@ -170,38 +177,40 @@ class OffsetManager:
             subscribed = subscribed_topics(entry)
         results: list[MansioError | None] = []
         deletions: list[tuple[str, int]] = []
-        for topic, partition in wanted:
+        for topic, partition in partitions:
             known = partition in entry.offsets.get(topic, {})
             if subscribed is None or topic in subscribed:
                 results.append(GroupSubscribedToTopic(f"group {group_id} reads {topic}"))
-            elif not known and not self._exists(topic, partition):
+            elif not known and not self._partition_exists(topic, partition):
                 results.append(UnknownTopicOrPartition(f"there is no partition {topic}-{partition}"))
             else:
                 results.append(None)
                 if known:
                     deletions.append((topic, partition))
         if deletions:
-            promise = self._store.append(group_id, tombstones(entry, only=deletions))
+            promise = self._store.append(group_id, tombstones(entry, partitions=deletions))
             self._store.remove_if_empty(entry)
             await promise
         return results
 
     def delete_offsets_of_topic(self, topic: str) -> Coroutine[Any, Any, None]:
-        """Delete the offsets of a deleted topic, which would be wrong for a new topic with its name. Each coordinator
-        deletes those of its groups. The offsets are collected by this call; the coroutine deletes them."""
+        """Delete the committed offsets of a deleted topic, which would be wrong for a new topic with the same name.
+        Each coordinator deletes the offsets of its own groups. This call collects the offsets; the returned coroutine
+        deletes those that are still unchanged."""
         return self._delete(_committed_of(list(self._store.entries.values()), lambda name: name == topic))
 
     def delete_offsets_of_missing_topics(
         self, entries: Iterable[GroupEntry], topic_exists: Callable[[str], bool]
     ) -> Coroutine[Any, Any, None]:
-        """Delete the offsets of topics that do not exist any more: the groups may have had no coordinator when the
-        topics were deleted."""
+        """Delete the committed offsets of topics that do not exist any more; the groups may have had no coordinator
+        when the topics were deleted. Returns a coroutine, as `delete_offsets_of_topic` does."""
         return self._delete(_committed_of(entries, lambda name: not topic_exists(name)))
 
     async def _delete(
         self, deletions: list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]
     ) -> None:
-        """Later commits stay: they belong to another topic with the same name."""
+        """Delete offsets that are unchanged since they were collected. A later commit belongs to a new topic with the
+        same name, and stays."""
         for entry, known in deletions:
             unchanged = [
                 (topic, partition)
@@ -212,7 +221,7 @@ class OffsetManager:
                 continue
             group_id = entry.group.group_id
             try:
-                await self._store.append(group_id, tombstones(entry, only=unchanged))
+                await self._store.append(group_id, tombstones(entry, partitions=unchanged))
             except MansioError as error:  # the next coordinator of the group checks again
                 topics = len({topic for topic, _ in unchanged})
                 logger.warning(
@@ -220,12 +229,14 @@ class OffsetManager:
                     extra=fields(group=group_id, topics=topics, reason=error),
                 )
 
-    def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
-        """The expired offsets of a group (KIP-211). A group without members retains offsets for the retention time
-        after its last member left or its last commit, whichever is later; one with members retains the offsets of
-        subscribed topics without limit. The offsets of a retention hold
-        (`mansio.broker.partition.retention_holds`) never expire:
-        its pipeline would lose records without an error."""
+    def expired_offsets(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
+        """Return the partitions (topic, index) whose committed offset has expired (KIP-211).
+
+        A group without members retains offsets for the retention time after its last member left or its last commit,
+        whichever is later. A group with members retains the offsets of subscribed topics without limit. The offsets of
+        a retention hold (`mansio.broker.partition.retention_holds`) never expire, because its pipeline would lose
+        records without an error.
+        """
         group = entry.group
         if group.is_idle() and not entry.is_deleted:
             retained: frozenset[str] = frozenset()
@@ -243,16 +254,16 @@ class OffsetManager:
 
         return [
             (topic, partition)
-            for topic, partition, committed in entry.each_offset()
+            for topic, partition, committed in entry.committed_offsets()
             if topic not in retained
             and is_expired(committed)
             and not is_hold(group.group_id, committed.metadata)
         ]
 
-    def _problem(self, offset: OffsetToCommit) -> MansioError | None:
+    def _commit_error(self, offset: OffsetToCommit) -> MansioError | None:
         if len(offset.metadata.encode()) > self._settings.offset_metadata_max_bytes:
             return OffsetMetadataTooLarge()
-        if not self._exists(offset.topic, offset.partition):
+        if not self._partition_exists(offset.topic, offset.partition):
             return UnknownTopicOrPartition(f"there is no partition {offset.topic}-{offset.partition}")
         return None
 
@@ -260,7 +271,7 @@ class OffsetManager:
 def _committed_of(
     entries: Iterable[GroupEntry], is_deleted: Callable[[str], bool]
 ) -> list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]:
-    """The current committed offsets of deleted topics."""
+    """Return the committed offsets of deleted topics, by group entry and partition."""
     found = []
     for entry in entries:
         offsets = {
@@ -275,14 +286,15 @@ def _committed_of(
 
 
 def tombstones(
-    entry: GroupEntry, *, only: Iterable[tuple[str, int]] | None = None, with_group: bool = False
+    entry: GroupEntry, *, partitions: Iterable[tuple[str, int]] | None = None, with_group: bool = False
 ) -> list[KeyValue]:
-    """Records that delete the offsets of a group (all, or `only` some) and, optionally, its metadata."""
+    """Return the records that delete the committed offsets of a group, of these partitions or, if None, of all. With
+    `with_group` also the records that delete the group itself."""
     group_id = entry.group.group_id
-    if only is None:
-        only = [(topic, partition) for topic, partition, _ in entry.each_offset()]
+    if partitions is None:
+        partitions = [(topic, partition) for topic, partition, _ in entry.committed_offsets()]
     records: list[KeyValue] = [
-        (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in only
+        (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in partitions
     ]
     if with_group and entry.classic_record is not None:
         records.append((encode_group_key(GroupKey(group_id)), None))
@@ -292,7 +304,8 @@ def tombstones(
 
 
 def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
-    """The topics to which the members of a group subscribe; None if their metadata cannot be decoded."""
+    """Return the names of the topics to which the members of a group subscribe; None if the metadata of a classic
+    member cannot be decoded."""
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return frozenset(group.subscribed_topic_names())
@@ -310,10 +323,10 @@ def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
 
 
 class OffsetExpiration:
-    """Expires committed offsets at an interval, and deletes groups that hold nothing else.
+    """Periodic deletion of expired committed offsets, and of groups that have neither members nor other offsets.
 
-    `delete_group` deletes a group without members by its id. `lookup` is given in a cluster, where the offsets of
-    topics that were deleted while their group had no coordinator are deleted, too.
+    `delete_group` deletes a group without members by its id. In a cluster (`lookup` is not None) the task also deletes
+    the offsets of topics that were deleted while the group had no coordinator.
     """
 
     def __init__(
@@ -337,11 +350,11 @@ class OffsetExpiration:
         self._timer: Any = None
 
     def start(self) -> None:
-        """Start; the first run is after one interval."""
+        """Start the periodic task; the first run is after one interval."""
         self._timer = self._scheduler.call_later(self._interval_ms, self._run)
 
     def stop(self) -> None:
-        """Cancel the timer."""
+        """Cancel the next run."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -351,15 +364,18 @@ class OffsetExpiration:
         self.start()
 
     def delete_offsets_of_missing_topics(self, entries: Iterable[GroupEntry]) -> None:
-        """In a cluster: delete the offsets of deleted topics. The metadata by which this broker leads are newer
-        than any offset committed under previous leaders, so a topic that is missing in them was deleted. A single
-        broker handles each deletion itself."""
+        """In a cluster, start to delete the committed offsets of deleted topics. Does nothing on a single broker, which
+        handles the deletion of each topic at once.
+
+        The metadata with which this broker became leader are newer than any offset committed under previous leaders, so
+        a topic that is missing in the metadata was deleted.
+        """
         if self._lookup is not None:
             work = self._offsets.delete_offsets_of_missing_topics(list(entries), self._lookup.has_topic)
             self._scheduler.spawn(work, name="delete offsets of deleted topics")
 
     async def expire(self) -> int:
-        """Delete expired offsets. Returns their number."""
+        """Delete the expired offsets of all groups. Returns the number of expired offsets."""
         now_ms = self._clock.wall_ms()
         expired = 0
         for group_id in list(self._store.entries):
@@ -375,10 +391,10 @@ class OffsetExpiration:
         entry = self._store.find(group_id)
         if entry is None:
             return 0
-        expired = self._offsets.expired(entry, now_ms)
+        expired = self._offsets.expired_offsets(entry, now_ms)
         has_others = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
         if not has_others and entry.group.is_idle() and not isinstance(entry.group, ShareGroup):
             await self._delete_group(group_id)
         elif expired:
-            await self._store.append(group_id, tombstones(entry, only=expired))
+            await self._store.append(group_id, tombstones(entry, partitions=expired))
         return len(expired)

@@ -1,4 +1,4 @@
-"""Settings of the group coordinator; the comments name Kafka's settings."""
+"""Settings of the group coordinator; a comment names the Kafka setting with the same meaning."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
     members_max: int = 1_000  # group.max.size
     groups_max: int = 100_000
-    members_bytes_max: int = 256 << 20  # metadata of all members of classic groups
-    member_bytes_max: int = 4 << 20  # metadata of one member
+    members_bytes_max: int = 256 << 20  # memory for the metadata of all members of classic groups
+    member_bytes_max: int = 4 << 20  # memory for the metadata of one member of a classic group
     consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
     consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
@@ -35,11 +35,11 @@ class GroupSettings:
     offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms
-    stall_ms: int = 1_000  # a timer that is later than this means that this process was stalled
+    stall_ms: int = 1_000  # a timer that fires this late shows that this process was stalled
 
 
 def group_settings(settings: Settings) -> GroupSettings:
-    """The settings of the coordinator from the broker's settings."""
+    """Return the group coordinator's settings, taken from the broker's settings."""
     return GroupSettings(
         session_timeout_ms_min=settings.group_min_session_timeout_ms,
         session_timeout_ms_max=settings.group_max_session_timeout_ms,

@@ -1,17 +1,18 @@
-"""Share groups (KIP-932) in the coordinator: requests to `state.share_group`, and the life cycle of share state.
+"""Share groups (KIP-932) in the coordinator: requests to `state.share_group`, and creation and deletion of share state.
 
-Members and their partitions are records of `__consumer_offsets`, written by `GroupActions` as those of other groups.
-The delivery state of the records is kept by the leaders of the share partitions; this module knows only which topics
-have such state, and has it deleted when the group or the topic is deleted.
+Members and their assignments are records of `__consumer_offsets`, which `GroupActions` writes as for other groups. The
+leaders of the share partitions keep the delivery state of the records. This module knows only which topics have such
+state, and requests its deletion when the group or the topic is deleted.
 
 Invariants:
 * A partition that is added to a topic which the group already reads is read from its beginning: its state is
-  initialized before a member receives it. (`share.auto.offset.reset` applies to topics that are new to the group.)
-* State that is to be deleted is listed in the group's records until it is deleted; a coordinator that takes over the
+  initialized before a member receives the partition. (`share.auto.offset.reset` applies to topics that are new to the
+  group.)
+* The group's records list the state that is being deleted until the deletion has finished; a new coordinator of the
   group continues the deletion.
 
-Deviation from Kafka: a group id belongs to one type of group until the group is deleted, except that a classic group
-without members and offsets is replaced.
+Deviation from Kafka: a group id belongs to one type of group until the group is deleted, except that a share group
+replaces a classic group without members and offsets.
 """
 
 from __future__ import annotations
@@ -60,17 +61,17 @@ class DescribedShareGroup(NamedTuple):
 
 
 class ShareStateOperations(NamedTuple):
-    """Operations on the delivery state of a share partition, performed by its coordinator and its leader."""
+    """Operations on the delivery state of a share partition, which its share coordinator and its leader perform."""
 
     delete: Callable[[ShareKey], Awaitable[None]]
     wait_for_dead_letters: Callable[[ShareKey], Awaitable[None]]
-    """Wait until its dead letters are written."""
+    """Wait until all records that are being archived are copied to the dead-letter topic."""
     initialize: Callable[[ShareKey, int, int], Awaitable[None]]
-    """With a state epoch and a start offset."""
+    """Create the state of a share partition with this state epoch and start offset."""
 
 
 class ShareGroups:
-    """The share groups of one coordinator."""
+    """The share groups of one group coordinator."""
 
     def __init__(
         self,
@@ -105,18 +106,20 @@ class ShareGroups:
     def _heartbeat(self, entry: GroupEntry, request: ShareHeartbeat) -> HeartbeatOutcome:
         before, now_ms = entry.group, self._store.monotonic_ms()
         records: Records = []
-        group = before if isinstance(before, ShareGroup) else self._converted(entry, records)
+        group = before if isinstance(before, ShareGroup) else self._converted_from_classic(entry, records)
         topics = self._topic_resolver.topics()
         response, more = self._actions.apply_change(
             entry, group, lambda: group.heartbeat(request, topics, now_ms)
         )
         if group is before and not more:
-            self._actions.heartbeat_unchanged(entry, group, now_ms)
+            self._actions.rearm_after_heartbeat(entry, group, now_ms)
             return HeartbeatOutcome(response, None)
         return HeartbeatOutcome(response, self._write(entry, group, records + more))
 
-    def _converted(self, entry: GroupEntry, records: Records) -> ShareGroup:
-        """The share group that replaces a classic group without members and offsets."""
+    def _converted_from_classic(self, entry: GroupEntry, records: Records) -> ShareGroup:
+        """Create the share group that replaces a classic group without members and offsets, and add the deletion of the
+        classic group to `records`. Raises `CoordinatorNotAvailable` if the group is being deleted, and
+        `InconsistentGroupProtocol` if it has another type, members or offsets."""
         classic = entry.group
         if entry.is_deleted:
             raise CoordinatorNotAvailable(f"group {classic.group_id} is being deleted")
@@ -134,22 +137,24 @@ class ShareGroups:
         )
 
     def find(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
-        """The share group with this id. Raises `GroupIdNotFound`, and the errors of the coordinator."""
+        """Return the share group with this id and its entry. Raises `GroupIdNotFound`, and the errors of the
+        coordinator."""
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted or not isinstance(entry.group, ShareGroup):
             raise GroupIdNotFound(f"there is no share group {group_id!r}")
         return entry, entry.group
 
     async def find_or_create(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
-        """The share group with this id; one that does not exist is created and stored, without members. Raises
-        `GroupIdNotFound` for the id of a group of another type, and the errors of the coordinator."""
+        """Return the share group with this id and its entry; a group that does not exist is created without members and
+        stored. Raises `GroupIdNotFound` if the id belongs to a group of another type, and the errors of the
+        coordinator."""
         entry = await self._store.find_or_create(group_id)
         if isinstance(entry.group, ShareGroup) and not entry.is_deleted:
             return entry, entry.group
         records: Records = []
         try:
-            group = self._converted(entry, records)
-            await self._written(entry, group, records + group.created())
+            group = self._converted_from_classic(entry, records)
+            await self._write_and_wait(entry, group, records + group.created())
         except InconsistentGroupProtocol as error:
             raise GroupIdNotFound(error.message) from error
         finally:
@@ -157,7 +162,7 @@ class ShareGroups:
         return entry, group
 
     def describe(self, group_id: str) -> DescribedShareGroup:
-        """One share group. Raises `GroupIdNotFound`."""
+        """Describe a share group. Raises `GroupIdNotFound`, and the errors of the coordinator."""
         _, group = self.find(group_id)
         return DescribedShareGroup(
             group_id,
@@ -172,13 +177,13 @@ class ShareGroups:
     async def initialized(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Iterable[int]
     ) -> None:
-        """Record that these partitions have state, whether or not a member ever had them; returns when that is
-        committed."""
-        await self._written(entry, group, group.initialized(topic_id, name, indexes))
+        """Record that these partitions have share state, whether or not they were ever assigned to a member; returns
+        when the record is committed."""
+        await self._write_and_wait(entry, group, group.initialized(topic_id, name, indexes))
 
     async def delete_topics(self, entry: GroupEntry, group: ShareGroup, topic_ids: Iterable[bytes]) -> None:
-        """Delete the state of topics that no member fetches. Raises `NonEmptyGroup`, and the error of a failed
-        deletion, which is retried when the group is loaded next."""
+        """Delete the share state of topics to which no member subscribes. Raises `NonEmptyGroup` if there are such
+        members, and the error of a failed deletion, which is retried after the next load of the group."""
         wanted = list(topic_ids)
         indexes = {
             each.topic_id: each.partitions
@@ -186,19 +191,19 @@ class ShareGroups:
             if each.topic_id in wanted
         }
         counts = self._topic_resolver.topics().partitions
-        # No state of a deleted topic is initialized again, and the initialized partitions are the only known ones.
+        # Share state of a deleted topic cannot be initialized again, and only its initialized partitions are known.
         for topic_id in wanted:
             if topic_id not in counts:
                 await self._delete(group.group_id, topic_id, indexes.get(topic_id, ()))
             for index in indexes.get(topic_id, ()) if topic_id in counts else ():
                 await self._wait_for_dead_letters(ShareKey(group.group_id, topic_id, index))
-        await self._written(entry, group, group.deleting(wanted))
+        await self._write_and_wait(entry, group, group.deleting(wanted))
         for topic_id in wanted:
             if topic_id in counts:
                 all_indexes = {*indexes.get(topic_id, ()), *range(counts[topic_id])}
                 await self._delete(group.group_id, topic_id, sorted(all_indexes))
         if not entry.is_unloaded and entry.group is group:
-            await self._written(entry, group, group.deleted(wanted))
+            await self._write_and_wait(entry, group, group.deleted(wanted))
 
     async def _delete(self, group_id: str, topic_id: bytes, indexes: Iterable[int]) -> None:
         for index in indexes:
@@ -210,15 +215,15 @@ class ShareGroups:
             await self._state.wait_for_dead_letters(key)
 
     async def delete_all_topics(self, entry: GroupEntry, group: ShareGroup) -> None:
-        """Delete all state of a group without members that is about to be deleted."""
+        """Delete all share state of a group without members, before the group is deleted."""
         state = group.state_partitions
         await self.delete_topics(
             entry, group, [each.topic_id for each in (*state.initialized, *state.deleting)]
         )
 
     def resume(self, entries: Iterable[GroupEntry]) -> None:
-        """Continue interrupted deletions, and start those for deleted topics, after groups were loaded or topics
-        changed."""
+        """Continue interrupted deletions of share state, and start those for deleted topics. Called after groups were
+        loaded or topics changed."""
         found = [(entry, entry.group) for entry in entries if isinstance(entry.group, ShareGroup)]
         if not found:
             return
@@ -233,7 +238,7 @@ class ShareGroups:
     async def _resume(self, entry: GroupEntry, group: ShareGroup, deleted: list[bytes]) -> None:
         try:
             if group.members:
-                await self._written(
+                await self._write_and_wait(
                     entry,
                     group,
                     group.topics_changed(self._topic_resolver.topics(), self._store.monotonic_ms()),
@@ -244,14 +249,14 @@ class ShareGroups:
 
     # ------------------------------------------------------------------ writing
 
-    async def _written(self, entry: GroupEntry, group: ShareGroup, records: Records) -> None:
+    async def _write_and_wait(self, entry: GroupEntry, group: ShareGroup, records: Records) -> None:
         written = self._write(entry, group, records)
         if written is not None:
             await written
 
     def _write(self, entry: GroupEntry, group: ShareGroup, records: Records) -> Promise[None] | None:
-        """Append the changes of a group and make it the group of the entry. None if there is nothing to write. Raises
-        the errors of the append."""
+        """Append the changes of a group and make it the group of the entry. Returns the promise of the commit, None if
+        there is nothing to write. Raises the errors of the append."""
         if not records:
             return None
         written = self._actions.write(entry, group, records)

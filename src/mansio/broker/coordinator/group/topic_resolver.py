@@ -1,15 +1,16 @@
 """Topics as consumer groups see them, with regular expressions resolved (KIP-848, SubscribedTopicRegex).
 
-Provides the `Topics` of all groups of this broker: the same object until a topic is created, deleted, recreated or
-extended, so that a group detects changes by identity. Changes of leaders or in-sync replicas do not count.
+All groups of this broker use one `Topics` object, which is replaced when a topic is created, deleted, recreated or gets
+more partitions, so that a group detects such changes by identity. Changes of leaders or in-sync replicas have no
+effect.
 
-Expressions are RE2's: matching takes time linear in the name and in the size of the compiled expression, both of which
-are bounded. They match whole names, those of internal topics too, as in Kafka. An expression is matched against all
-names once, and later, on request, against the names that were created or deleted since. So neither members that send an
-expression with every heartbeat nor topics that are created and deleted cost much.
+Regular expressions have the syntax of RE2: matching takes time linear in the length of the name and in the size of the
+compiled expression, both of which are bounded. An expression must match the whole name; internal topics match, too, as
+in Kafka. An expression is matched against all names once, and later only against names that were created or deleted
+since then. So an expression that a member sends with every heartbeat costs little.
 
 Invariants:
-* `matches` contains the expressions of all requests.
+* `Topics.matches` contains the expressions passed to `topics`, except those dropped by the next limit.
 * At most `PATTERNS_MAX` expressions are kept, the most recently used ones, and at most `TOPIC_CHANGES_MAX` names of
   created or deleted topics.
 """
@@ -33,16 +34,20 @@ logger = logging.getLogger(__name__)
 
 PATTERN_CHARACTERS_MAX: Final = 4_096
 PATTERNS_MAX: Final = 1_000
+"""Maximum number of expressions whose matches are kept."""
 TOPIC_CHANGES_MAX: Final = 1_000
-COMPILED_MAX: Final = 32
+"""Maximum number of names of created or deleted topics that are kept."""
+COMPILED_PATTERNS_MAX: Final = 32
+"""Maximum number of compiled expressions that are cached."""
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
 """Maximum memory of a compiled expression."""
 PROGRAM_STEPS_MAX: Final = 1_000
-"""Maximum size of a compiled program. In the worst case each character of a name executes all steps."""
+"""Maximum number of steps of a compiled expression. In the worst case each character of a name executes all steps."""
 
 
 class TopicResolver:
-    """`topics` is the mapping of live topics by name in the metadata; call `changed` for every change of it."""
+    """Provider of the topics as consumer groups see them. `topics`: existing topics by name, kept current by the
+    metadata image; the caller calls `update` for every change."""
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
         self._metadata_topics = topics
@@ -53,8 +58,9 @@ class TopicResolver:
         self._dropped_changes = 0
         self._names: dict[bytes, str] = {}
 
-    def changed(self, change: TopicChange) -> None:
-        """Handle a change of a topic; the next request builds a new view."""
+    def update(self, change: TopicChange) -> None:
+        """Handle a change of a topic. If a name, an id or a partition count has changed, the next call of `topics`
+        returns a new object."""
         before, after = change.before, change.after
         if _shape(before) == _shape(after):
             return
@@ -67,7 +73,8 @@ class TopicResolver:
             self._topic_changes.clear()
 
     def topics(self, patterns: Iterable[str] = ()) -> Topics:
-        """The topics, with these expressions resolved. An invalid one matches nothing; call `check` before."""
+        """Return the topics with at least these expressions resolved. An invalid expression matches nothing; `check`
+        detects it."""
         view = self._view or self._build_view()
         for pattern in patterns:
             if pattern in self._matches:
@@ -77,7 +84,7 @@ class TopicResolver:
         return view
 
     def name_of(self, topic_id: bytes) -> str | None:
-        """The name of an existing topic."""
+        """Return the name of the topic with this id; None if it does not exist."""
         if self._view is None:
             self._build_view()
         return self._names.get(topic_id)
@@ -113,7 +120,8 @@ class TopicResolver:
         self._matches[pattern] = found
 
     def _matched(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
-        """The names that match now. `before`: the names that matched when `seen` changes were included."""
+        """Return the names that match the expression now. `before`: the names that matched after the first `seen` topic
+        changes."""
         try:
             is_match = _compiled(pattern)
         except InvalidRegularExpression as error:
@@ -139,11 +147,11 @@ def _shape(topic: Topic | None) -> tuple[str, Any, int] | None:
     return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
 
 
-@lru_cache(COMPILED_MAX)  # a check is followed by a match
+@lru_cache(COMPILED_PATTERNS_MAX)  # `check` compiles an expression shortly before `topics` needs it
 def _compiled(pattern: str) -> Callable[[str], Any]:
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
-    import re2  # loaded with the first expression: a shared library of a megabyte
+    import re2  # imported on first use, because the shared library takes a megabyte
 
     options = re2.Options()
     options.log_errors = False
@@ -155,7 +163,7 @@ def _compiled(pattern: str) -> Callable[[str], Any]:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise InvalidRegularExpression(f"{pattern[:80]!r} is not a valid RE2 expression: {text}") from error
-    # Two hundred times `.*` is a short expression that takes milliseconds per name.
+    # An expression of only 400 characters, `.*` two hundred times, takes milliseconds per name.
     if compiled.programsize > PROGRAM_STEPS_MAX:
         raise InvalidRegularExpression(
             f"{pattern[:80]!r} takes {compiled.programsize} steps; the maximum is {PROGRAM_STEPS_MAX}"

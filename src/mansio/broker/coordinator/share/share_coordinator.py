@@ -23,7 +23,7 @@ from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from mansio.broker.coordinator.coordinator_lookup import RolePartition
+    from mansio.broker.coordinator.coordinator_lookup import CoordinatorReplica
     from mansio.broker.coordinator.share.state_client import StateClient
     from mansio.broker.coordinator.share.state_lookup import StateLookup
     from mansio.broker.coordinator.view import CoordinatorPartition
@@ -105,7 +105,7 @@ class ShareCoordinator:
             # Possibly leased records are withheld until then; after an earlier restart they have to be withheld again.
             self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._write_boot_id))
 
-    def role_changed(self, partition: RolePartition) -> None:
+    def handle_role_change(self, partition: CoordinatorReplica) -> None:
         """In a cluster: apply the role of a partition of the topic. Called after each change of its role, and
         before it is closed; idempotent."""
         index, leader_epoch = partition.index, partition.leader_epoch
@@ -182,7 +182,7 @@ class ShareCoordinator:
     async def prune(self) -> None:
         """Delete records that no state needs from every partition led here."""
         try:
-            for index in self.topic.led():
+            for index in self.topic.loaded_partitions():
                 try:
                     await self.store.prune(index)
                 except MansioError as error:

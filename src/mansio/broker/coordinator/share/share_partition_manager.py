@@ -253,7 +253,7 @@ class SharePartitionManager:
         except MansioError:
             self._schedule_reload(key)
 
-    def role_changed(self, partition: Partition) -> None:
+    def handle_role_change(self, partition: Partition) -> None:
         """In a cluster: the role of the partition on this broker changed."""
         found = self._of_partition.get((partition.topic_id.bytes, partition.index), {})
         for share_partition in list(found.values()):

@@ -332,8 +332,8 @@ class ShareStateStore:
         self._writing = share
         try:
             if durable:
-                return self.topic.append(share.index, records, whole=True)
-            self.topic.append_without_flush(share.index, records, whole=True)
+                return self.topic.append(share.index, records, atomic=True)
+            self.topic.append_without_flush(share.index, records, atomic=True)
             return None
         except MansioError as error:
             raise as_coordinator_error(error) from error
@@ -358,7 +358,7 @@ class ShareStateStore:
 
     async def _committed(self, index: int) -> None:
         try:
-            await self.topic.committed(index)
+            await self.topic.wait_until_committed(index)
         except MansioError as error:
             raise as_coordinator_error(error) from error
 
@@ -366,7 +366,7 @@ class ShareStateStore:
 
     async def prune(self, index: int) -> None:
         """Rewrite states that retain closed segments, then delete records that no state needs."""
-        shares, bases = self._of.setdefault(index, OrderedDict()), self.topic.segments_of(index)
+        shares, bases = self._of.setdefault(index, OrderedDict()), self.topic.segment_base_offsets(index)
         ranges = 0
         while shares and ranges < COLD_RANGES_MAX:
             oldest = next(iter(shares.values()))
@@ -429,7 +429,7 @@ class ShareStateStore:
         del index
         return iter(())
 
-    def loaded(self, index: int) -> None:
+    def finish_load(self, index: int) -> None:
         if (lazy_replay := self._lazy_replays.pop(index, None)) is not None:
             lazy_replay.replay(self._now_ms())
         self._here[index] = None
