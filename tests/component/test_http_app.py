@@ -33,7 +33,7 @@ class View:
         self.trouble: list[Problem] = []
         self.worries: list[Problem] = []
         self.bounds = Bounds()
-        self.clustered = False
+        self.is_in_cluster = False
         self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
         self.numbers: list[Measurement] = []
         self.lags: list[GroupLag] = []
@@ -83,7 +83,7 @@ class LoopScheduler:
 async def serving(
     view: View, *, clock: LoopClock | None = None, extra=()
 ) -> AsyncIterator[httpx.AsyncClient]:
-    watch = EventLoopMonitor(LoopScheduler(), clock or LoopClock(), stall_bound_ms=NO_STALL_MS)
+    watch = EventLoopMonitor(LoopScheduler(), clock or LoopClock(), stall_lag_ms_min=NO_STALL_MS)
     app = assemble(view, watch)
     app.router.routes.extend(extra)
     server = HttpServer(app, "127.0.0.1", 0)
@@ -96,11 +96,11 @@ async def serving(
 
 
 def get(view: View, path: str, **headers: str) -> httpx.Response:
-    async def ask() -> httpx.Response:
+    async def query() -> httpx.Response:
         async with serving(view) as client:
             return await client.get(path, headers=headers)
 
-    return asyncio.run(ask())
+    return asyncio.run(query())
 
 
 def test_a_healthy_broker_is_live_and_ready():
@@ -189,7 +189,7 @@ def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
             return Timer()
 
     clock, scheduler = Clock(), Scheduler()
-    watch = EventLoopMonitor(scheduler, clock, stall_bound_ms=100, stall_memory_ms=1_000_000)
+    watch = EventLoopMonitor(scheduler, clock, stall_lag_ms_min=100, stall_retention_ms=1_000_000)
     watch.start()
     for _ in range(500):
         clock.now += 1
@@ -215,7 +215,7 @@ def test_a_beat_overdue_right_now_counts_as_a_stall():
             return self
 
     clock = Clock()
-    watch = EventLoopMonitor(Scheduler(), clock, stall_bound_ms=100)
+    watch = EventLoopMonitor(Scheduler(), clock, stall_lag_ms_min=100)
     watch.start()
     clock.now = 0.3
     assert watch.recent_stalls() == []
@@ -264,14 +264,14 @@ def test_metrics_speak_openmetrics_to_who_asks_for_it():
     ],
 )
 def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.MansioError, status: int):
-    async def ask() -> httpx.Response:
+    async def query() -> httpx.Response:
         async def fail(_request):
             raise error
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:
             return await client.get("/fail")
 
-    answer = asyncio.run(ask())
+    answer = asyncio.run(query())
     assert answer.status_code == status
     assert answer.json() == {
         "error": {
@@ -296,14 +296,14 @@ def test_a_failure_of_http_itself_has_the_same_shape():
 
 
 def test_an_unexpected_exception_tells_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture):
-    async def ask() -> httpx.Response:
+    async def query() -> httpx.Response:
         async def fail(_request):
             raise RuntimeError("secret detail")
 
         async with serving(View(), extra=[Route("/fail", fail)]) as client:
             return await client.get("/fail")
 
-    answer = asyncio.run(ask())
+    answer = asyncio.run(query())
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert answer.json()["error"]["type"] == "InternalError"

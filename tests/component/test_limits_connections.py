@@ -213,7 +213,7 @@ def test_connection_that_is_paused_begins_nothing_and_goes_on_by_itself(tmp_path
         (connection,) = server._connections
         begin = time.monotonic()
         server.loop.call_soon_threadsafe(connection.pause_reading_ms, 1000)
-        wait_until(lambda: connection.unread, 20, "it is paused")
+        wait_until(lambda: connection.is_unread, 20, "it is paused")
         peer.send(produce_frame([("nowhere", None, [(0, batch_of(b"x"))])]) * 3)
         assert peer.frame() is not None
         assert 0.9 < time.monotonic() - begin < scaled(15.0)

@@ -31,7 +31,7 @@ from mansio.api.http.broker_stats import (
     RunningBroker,
 )
 from mansio.api.http.metrics import render, take_snapshot
-from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor, Space
+from mansio.api.http.monitors import DiskMonitor, DiskSpace, EventLoopMonitor
 from mansio.api.http.server import HttpServer
 from mansio.api.http.service_stats import ServiceStats
 from mansio.broker.replication.log_repairer import RepairCounts
@@ -95,7 +95,7 @@ class View:
 
     def __init__(self, partitions: int = 0, groups: int = 0, bounds: Bounds = Bounds()) -> None:  # noqa: B008
         self.bounds = bounds
-        self.clustered = False
+        self.is_in_cluster = False
         self.partitions = partitions
         self.groups = groups
         self.pause_s = 0.0
@@ -130,7 +130,7 @@ class ClusterView(View):
 
     def __init__(self, led: Sequence[LeaderSample] = (), **known: Any) -> None:
         super().__init__(bounds=known.pop("bounds", Bounds()))
-        self.clustered = True
+        self.is_in_cluster = True
         self.led = led
         self.service = clustered_service(**known)
 
@@ -503,25 +503,25 @@ def test_partition_that_is_damaged_at_start_shows_as_corrupt(tmp_path: Path) -> 
 
 
 def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    space = Space(50 << 20, 1 << 30)
-    disk = DiskMonitor("/data", 100 << 20, ask=lambda _: space)
+    space = DiskSpace(50 << 20, 1 << 30)
+    disk = DiskMonitor("/data", 100 << 20, query=lambda _: space)
     caplog.set_level("INFO")
     disk.query()
     disk.query()
     assert [reason for reason, _ in disk.warnings()] == ["disk_low"]
     assert value(scrape(View(), disk), "mansio_disk_low") == 1
     assert value(scrape(View(), disk), "mansio_disk_free_bytes") == 50 << 20
-    space = Space(500 << 20, 1 << 30)
+    space = DiskSpace(500 << 20, 1 << 30)
     disk.query()
     assert disk.warnings() == []
     assert [record.message for record in caplog.records] == ["disk_space_low", "disk_space_recovered"]
 
 
 def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
-    def broken(path: str) -> Space:
+    def broken(path: str) -> DiskSpace:
         raise OSError(errno.EIO, "Input/output error")
 
-    disk = DiskMonitor("/data", 100, ask=broken)
+    disk = DiskMonitor("/data", 100, query=broken)
     disk.query()
     assert [reason for reason, _ in disk.warnings()] == ["disk_unresponsive"]
     assert "mansio_disk_free_bytes" not in scrape(View(), disk)
@@ -529,7 +529,7 @@ def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
 
 def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
-        disk = DiskMonitor("/data", 100 << 20, ask=lambda _: Space(50 << 20, 1 << 30))
+        disk = DiskMonitor("/data", 100 << 20, query=lambda _: DiskSpace(50 << 20, 1 << 30))
         disk.query()
         server = HttpServer(assemble(View(), EventLoopMonitor(Timers(), HostClock()), disk), "127.0.0.1", 0)
         host, port = await server.start()
@@ -553,9 +553,9 @@ def test_dashboard_asks_only_for_what_is_exported(families: dict[str, Metric]) -
     dashboard = json.loads((ROOT / "deploy/grafana/mansio.json").read_text())
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     exported = {sample.name for family in families.values() for sample in family.samples} | set(families)
-    asked = {name for query in queries for name in re.findall(r"\b((?:mansio|process)_[a-z0-9_]+)", query)}
+    queryed = {name for query in queries for name in re.findall(r"\b((?:mansio|process)_[a-z0-9_]+)", query)}
     assert len(queries) > 30
-    assert asked - exported == set()
+    assert queryed - exported == set()
 
 
 def test_dashboard_panels_have_titles_and_do_not_overlap() -> None:

@@ -292,9 +292,9 @@ class SimulatedConnection(Connection):
         self._version = int.from_bytes(frame[2:4], "big")
         super()._begin(frame)
 
-    def queue(self, response: Any) -> None:
+    def queue_response(self, response: Any) -> None:
         self._versions[response] = self._version
-        super().queue(response)
+        super().queue_response(response)
 
     def answered(self, slot: Any) -> None:
         if isinstance(slot, _PRODUCES) and slot.response:

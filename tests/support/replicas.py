@@ -122,7 +122,7 @@ class MemorySlot:
     def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
         self._answer = answer
         self.on_lost: Callable[[], None] | None = None
-        self.abandoned = False
+        self.is_abandoned = False
 
     def answer(self, pieces: Sequence[Any]) -> None:
         self._answer(pieces)

@@ -30,7 +30,7 @@ class Peer:
         self.size = size
         self.got = 1
         self.received_bytes = 0
-        self.writing = False
+        self.is_waiting_for_disk = False
         self.is_blocked_by_broker = False
 
 
@@ -69,14 +69,14 @@ def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -
     lazy, busy, late = Peer(90), Peer(90), Peer(90)
     memory.acquire(as_connection(lazy), 50)
     memory.acquire(as_connection(busy), 50)
-    assert memory.stalled(0.0) == []
-    assert memory.stalled(100.0) == [], "nobody waits"
+    assert memory.find_stalled(0.0) == []
+    assert memory.find_stalled(100.0) == [], "nobody waits"
     memory.acquire(as_connection(late), 50)
     assert memory.is_waiting(as_connection(late))
-    assert memory.stalled(101.0) == [], "they have just been seen"
+    assert memory.find_stalled(101.0) == [], "they have just been seen"
     busy.received_bytes += PROGRESS_BYTES_MIN
     lazy.received_bytes += 1  # a byte now and then is no progress
-    assert memory.stalled(101.0 + STALL_S) == [as_connection(lazy)]
+    assert memory.find_stalled(101.0 + STALL_S) == [as_connection(lazy)]
     assert memory.release(as_connection(lazy)) == [as_connection(late)]
     assert memory.held_bytes == 100
     for peer in (busy, late):
@@ -123,7 +123,7 @@ def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() 
             break
         now += 0.1
         assert now < 1000, "the last never gets room"
-        for stalled in memory.stalled(now):
+        for stalled in memory.find_stalled(now):
             to_read += memory.release(stalled)
     assert now < 2 * 400 * 8 / BUDGET * STALL_S_MIN + 2 * STALL_S, "by the dozen, not one after the other"
 
@@ -160,7 +160,7 @@ def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_w
     found: dict[str, float] = {}
     names = {muted: "muted", second: "second"}
     for step in range(500):
-        for stalled in memory.stalled(step / 10):
+        for stalled in memory.find_stalled(step / 10):
             found.setdefault(names[stalled], step / 10)  # type: ignore[index]  # they are peers
     assert found["second"] <= STALL_S, "together they would hold more than half"
     assert BLOCKED_BY_BROKER_S < found["muted"] <= BLOCKED_BY_BROKER_S + STALL_S + 0.5
@@ -173,6 +173,6 @@ def test_who_is_held_up_again_after_a_frame_began_is_spared_anew() -> None:
     memory.acquire(as_connection(late), 95)
     muted.is_blocked_by_broker = True
     for step in range(900):
-        assert memory.stalled(step / 10) == []
+        assert memory.find_stalled(step / 10) == []
         if step % 250 == 249:
             memory.shrink(as_connection(muted), 90 - step // 250 - 1)

@@ -1,7 +1,4 @@
-"""ASGI application of a broker: routes and the error mapping that they share.
-
-A router is a function `(...) -> list[Route]` in a file of its own; this file only combines them.
-"""
+"""ASGI application of a broker: combines the routes of `health` and `metrics` with the common error handlers."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_app(broker: RunningBroker) -> Starlette:
-    """The application of a running broker, on its event loop."""
+    """Build the ASGI application of a running broker; it must run on the event loop of the broker."""
     service = broker.services
     watch = EventLoopMonitor(service.scheduler, service.clock)
     view = ServiceStats(service.settings)
@@ -32,12 +29,12 @@ def build_app(broker: RunningBroker) -> Starlette:
 
 
 def disk_monitor(settings: Settings) -> DiskMonitor:
-    """The disk monitor of a broker with these settings."""
+    """Create the disk monitor of a broker with these settings."""
     return DiskMonitor(settings.data_dir, settings.disk_free_warn_bytes)
 
 
 def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
-    """The application for any `BrokerStats`. The monitors run while the application does."""
+    """Build the ASGI application for any `BrokerStats`. The monitors run as long as the application runs."""
 
     if disk is not None:
         view.on_disk_full_change(disk.check_soon)

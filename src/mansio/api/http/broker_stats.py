@@ -1,4 +1,4 @@
-"""Broker statistics: what health checks and metrics read of a running broker.
+"""Broker statistics: the data of a running broker that health checks and metrics read.
 
 `MetricsSource` is all that `/metrics` needs; `BrokerStats` adds what readiness needs. Both are protocols, so that tests
 need no broker; `service_stats.ServiceStats` implements them for the real broker.
@@ -23,8 +23,9 @@ Phase = Literal["starting", "running", "stopping"]
 
 
 class FollowerSample(NamedTuple):
-    """A follower of a partition as its leader sees it: how far its flushed end is behind the leader's log, and for how
-    long it has lagged. `records` is -1 while it has not reported its end to this leader."""
+    """Replication lag of one follower of a partition, as its leader knows it. `records`: number of records by which its
+    flushed end is behind the end of the leader's log, -1 until it has reported its end. `seconds`: time for which it
+    has been behind. `broker`: its broker id."""
 
     broker: int
     records: int
@@ -32,7 +33,7 @@ class FollowerSample(NamedTuple):
 
 
 class LeaderSample(NamedTuple):
-    """Replication of one partition, as known by its leader."""
+    """State of the replication of one partition, as its leader knows it."""
 
     is_under_replicated: bool
     is_under_min_isr: bool
@@ -40,8 +41,8 @@ class LeaderSample(NamedTuple):
 
 
 class PartitionSample(NamedTuple):
-    """One partition at the time of the scrape. Offsets count records, sizes bytes; `failed` is true after a storage
-    failure. `led` only in a cluster, by its leader."""
+    """One open partition of this broker at the time of the scrape. `has_failed`: after a storage failure.
+    `replication`: None on a single node and on followers."""
 
     topic: str
     partition: int
@@ -50,13 +51,13 @@ class PartitionSample(NamedTuple):
     end_offset: int
     high_watermark: int
     size_bytes: int
-    failed: bool
-    led: LeaderSample | None = None
+    has_failed: bool
+    replication: LeaderSample | None = None
 
 
 class Problem(NamedTuple):
     """A problem of a running broker. `reason` is one of the reasons listed in `health`, `detail` is text for operators;
-    `topic` and `partition` are set where it concerns one partition."""
+    `topic` and `partition` are set if it concerns one partition."""
 
     reason: str
     detail: str
@@ -65,7 +66,8 @@ class Problem(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """Records that one group has still to read in one topic; `offsets` is the number of its partitions."""
+    """Lag of one group in one topic. `records`: number of records after the committed offsets. `offsets`: number of
+    partitions for which the group has committed offsets."""
 
     group: str
     topic: str
@@ -74,9 +76,9 @@ class GroupLag(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """One value. `name` is without the `mansio_` prefix and, for a counter, without `_total`.
+    """One value of a metric. `name`: without the prefix `mansio_` and, for a counter, without `_total`.
 
-    `labels` are pairs; all measurements of one name have the same label names and the same kind.
+    `labels`: (name, value) pairs. All measurements with the same name have the same label names and the same kind.
     """
 
     name: str
@@ -87,8 +89,8 @@ class Measurement(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """A histogram: `counts[i]` observations at or below `bounds[i]` seconds and above the previous bound; the last of
-    `counts` is above all bounds. `name` ends in `_seconds`."""
+    """A histogram metric. `counts[i]`: number of observations at or below `bounds[i]` seconds and above the previous
+    bound; the last of `counts` is the number above all bounds. `name`: ends in `_seconds`."""
 
     name: str
     help: str
@@ -121,21 +123,21 @@ class RunningBroker:
 
 
 class Bounds(NamedTuple):
-    """Limits of `/metrics`; see the settings of these names."""
+    """Limits of `/metrics`: the settings `metrics_partitions_max` and `metrics_series_max`."""
 
     partitions_max: int = 1000
     series_max: int = 1000
 
 
 class MetricsSource(Protocol):
-    """Data of `/metrics`."""
+    """The data that `/metrics` returns."""
 
     @property
     def bounds(self) -> Bounds: ...
 
     @property
-    def clustered(self) -> bool:
-        """Whether the broker is a member of a cluster: a single node has no replicas."""
+    def is_in_cluster(self) -> bool:
+        """Whether the broker is a member of a cluster; on a single node, metrics of replication are omitted."""
 
     def partition_samples(self) -> Iterable[PartitionSample]: ...
 
@@ -146,20 +148,20 @@ class MetricsSource(Protocol):
     def distributions(self) -> Iterable[Distribution]: ...
 
     def problems(self) -> Iterable[Problem]:
-        """Problems that keep a running broker from its work. Reasons: `log_failed`, `log_corrupt`,
+        """Return the problems because of which a running broker is not ready. Reasons: `log_failed`, `log_corrupt`,
         `partition_not_open`, `metadata_failed`, `session_not_held`."""
 
 
 class BrokerStats(MetricsSource, Protocol):
-    """Data of `/metrics` and `/health/ready`."""
+    """The data that `/metrics` and `/health/ready` return."""
 
     @property
     def phase(self) -> Phase: ...
 
     def warnings(self) -> Iterable[Problem]:
-        """Problems that an operator should know of although the broker works. Reasons: `corrupt_batch`,
+        """Return the problems that an operator should know although the broker works. Reasons: `corrupt_batch`,
         `log_truncated`, `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`, and those of a
         cluster, see `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when a write fails with disk full, and when one succeeds again."""
+        """Call `listener` when a write fails because the disk is full, and when a write succeeds again afterwards."""

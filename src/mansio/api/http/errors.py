@@ -1,11 +1,11 @@
-"""HTTP errors: one JSON format for every failure, shared by all routers.
+"""HTTP errors: one JSON format for the errors of all routes.
 
     {"error": {"type": "UnknownTopicOrPartition", "message": "...", "kafka_code": 3, "retriable": true}}
 
-`type` is the name of the class in `mansio.errors` (or the HTTP phrase without blanks for a failure of HTTP itself),
-`kafka_code` is Kafka's error code (null for failures of HTTP). The status is that of the class.
+`type` is the name of the class in `mansio.errors` (or the HTTP reason phrase without blanks for an error of HTTP
+itself), `kafka_code` is Kafka's error code (null for errors of HTTP). The class determines the HTTP status.
 
-Invariant: an unexpected exception is answered with 500 and without details; they are logged.
+Invariant: the response to an unexpected exception is 500 without details; the details are logged.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RETRY_AFTER_S = 1
 
 
 def error_body(kind: str, message: str, kafka_code: int | None, *, retriable: bool) -> dict[str, Any]:
-    """The JSON value of one failure."""
+    """Return the JSON value of one error."""
     return {
         "error": {"type": kind, "message": message, "kafka_code": kafka_code, "retriable": retriable},
     }
 
 
 def error_response(error: MansioError) -> JSONResponse:
-    """The response for a `MansioError`; 429 and 503 have a Retry-After header."""
+    """Return the response for a `MansioError`; with status 429 or 503 it has a Retry-After header."""
     headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else None
     body = error_body(type(error).__name__, error.message, error.kafka_code, retriable=error.retriable)
     return JSONResponse(body, status_code=error.http_status, headers=headers)
@@ -59,8 +59,9 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(body, status_code=error.status_code, headers=_headers(error.headers))
 
 
-async def on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
-    """Response to an unexpected exception, which Starlette raises again afterwards, so that the server logs it."""
+async def on_unexpected_error(_request: Request, _error: Exception) -> JSONResponse:
+    """Return the response to an unexpected exception. Starlette raises the exception again afterwards, so that the HTTP
+    server logs it."""
     return JSONResponse(error_body("InternalError", "internal error", -1, retriable=False), status_code=500)
 
 
@@ -71,6 +72,6 @@ def _headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
 EXCEPTION_HANDLERS: dict[Any, Any] = {
     MansioError: on_mansio_error,
     HTTPException: on_http_exception,
-    Exception: on_unexpected,
+    Exception: on_unexpected_error,
 }
 """For `Starlette(exception_handlers=...)`."""

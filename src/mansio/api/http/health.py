@@ -9,7 +9,7 @@ broker should receive traffic; otherwise 503 with every reason as JSON:
      "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
 
 Reasons:
-* `starting`: the broker is not ready yet. `stopping`: it drains.
+* `starting`: the broker is not ready yet. `stopping`: the broker completes its last requests.
 * `log_failed`: a partition's log accepts no more writes. `log_corrupt`: a partition is damaged and was not opened.
   `partition_not_open`: a partition of this broker is not open.
 * `metadata_failed`: metadata changes are no longer received; in a cluster the broker released its session.
@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from mansio.api.http.monitors import DiskMonitor, EventLoopMonitor
 
 REASONS_MAX = 20
+"""Maximum number of reasons, and of warnings, in a response."""
 
 
 def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
-    """All reasons against readiness; empty if ready."""
+    """Return all reasons for which the broker is not ready; empty if it is ready."""
     found: list[Problem] = []
     if view.phase != "running":
         found.append(Problem(view.phase, f"the broker is {view.phase}"))
@@ -64,7 +65,7 @@ def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
 def readiness_body(
     found: Sequence[Problem], warnings: Sequence[Problem] = (), disk: DiskMonitor | None = None
 ) -> dict[str, object]:
-    """The JSON value of `/health/ready`."""
+    """Return the JSON value of `/health/ready`."""
     if disk is not None:
         warnings = [*(Problem(reason, detail) for reason, detail in disk.warnings()), *warnings]
     body: dict[str, object] = {

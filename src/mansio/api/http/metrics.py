@@ -54,16 +54,19 @@ T = TypeVar("T")
 PREFIX: Final = "mansio_"
 
 SLICE_S: Final = 0.002
-"""Time after which the event loop is yielded."""
+"""Time after which the collection of values yields to the event loop."""
 
 SCRAPES_WAITING_MAX: Final = 4
+"""Maximum number of scrapes that wait for the current one; further scrapes get an error."""
+
 FAILED_PARTITIONS_MAX: Final = 100
-"""Failed partitions that are listed; those beyond are only counted."""
+"""Maximum number of failed partitions that are listed; the others are only counted."""
 
 GROUP_OFFSETS_MAX: Final = 100_000
-"""Committed offsets read per scrape."""
+"""Maximum number of committed offsets that one scrape reads."""
 
 LABEL_CHARACTERS_MAX: Final = 255
+"""Maximum length of a label value; longer values are truncated."""
 
 PARTITION_GAUGES: Final = (
     ("partition_log_start_offset", "First offset that can be read.", "start_offset"),
@@ -76,7 +79,7 @@ PARTITION_GAUGES: Final = (
 
 @dataclass(slots=True)
 class TopicTotals:
-    """Sums over the partitions of one topic."""
+    """Sums over the open partitions of one topic."""
 
     partitions: int = 0
     records: int = 0
@@ -85,7 +88,8 @@ class TopicTotals:
 
 @dataclass(slots=True)
 class LeaderTotals:
-    """Sums over the partitions led by this broker in a cluster, and the largest lag of their followers by broker."""
+    """Sums over the partitions that this broker leads in a cluster. `records` and `seconds`: the largest lag of a
+    follower on each broker, by broker id."""
 
     partitions: int = 0
     under_replicated: int = 0
@@ -105,7 +109,7 @@ class LeaderTotals:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """All values of one scrape. A registry can collect it from any thread once it is complete."""
+    """All values of one scrape. Once the snapshot is complete, a Prometheus registry can collect it in any thread."""
 
     measurements: Sequence[Measurement]
     distributions: Sequence[Distribution]
@@ -214,7 +218,7 @@ class Snapshot:
                 yield _one(
                     "disk_size_bytes", "Size of the data directory's file system.", self.disk.space.size_bytes
                 )
-            yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.low)
+            yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.is_low)
 
 
 def _replica_metrics(led: LeaderTotals) -> Iterable[Metric]:
@@ -292,7 +296,7 @@ def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
 async def take_snapshot(
     source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None
 ) -> Snapshot:
-    """Read everything once, on the event loop, in slices."""
+    """Collect all values on the event loop, in slices."""
     snapshot = Snapshot(
         measurements=list(source.measurements()),
         distributions=list(source.distributions()),
@@ -301,15 +305,15 @@ async def take_snapshot(
         loop_lag_s_max=watch.lag_ms_max / 1000,
         event_loop_stalls=watch.stalls_total,
         disk=disk,
-        led=LeaderTotals() if source.clustered else None,
+        led=LeaderTotals() if source.is_in_cluster else None,
     )
     bounds = source.bounds
     topics_left_out: set[str] = set()
     async for sample in _sliced(source.partition_samples()):
         snapshot.partition_count += 1
         snapshot.size_bytes += sample.size_bytes
-        if sample.led is not None and snapshot.led is not None:
-            snapshot.led.add(sample.led)
+        if sample.replication is not None and snapshot.led is not None:
+            snapshot.led.add(sample.replication)
         if len(snapshot.partitions) < bounds.partitions_max:
             snapshot.partitions.append(sample)
         topic = snapshot.topics.get(sample.topic)
@@ -343,7 +347,7 @@ async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
 
 
 async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items; the event loop is yielded every `SLICE_S` seconds."""
+    """Yield the items; every `SLICE_S`, let other work of the event loop run."""
     end = time.monotonic() + SLICE_S
     for item in items:
         yield item
@@ -353,7 +357,7 @@ async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
-    """The text and its content type, in the format that the scraper requested."""
+    """Return the metrics as text and its content type, in the format that the Accept header requests."""
     registry = CollectorRegistry()
     registry.register(snapshot)
     ProcessCollector(registry=registry)

@@ -1,10 +1,10 @@
 """Metrics of a running broker, by component.
 
-Each function reads one component's counters; `PARTS` lists them. In a cluster each broker reports the share partitions
-that it leads, so that sums over all brokers are those of the cluster.
+Each function reads one component's counters; `METRIC_FUNCTIONS` lists them. In a cluster each broker reports the share
+partitions that it leads, so that sums over all brokers are those of the cluster.
 
-Invariant: names include their unit; label values come from tables of this program, never from clients; no single
-records are read.
+Invariant: names include their unit; label values come from tables of this program, never from clients; no function
+reads single records.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _storage(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def distributions(broker: RunningBroker) -> Iterator[Distribution]:
-    """The histograms."""
+    """Return the latency histograms of the broker."""
     statistics = broker.services.statistics
     yield _distribution(
         "produce_acknowledge_seconds",
@@ -241,7 +241,7 @@ def _distribution(name: str, meaning: str, histogram: Histogram, **labels: str) 
 
 
 def _shares(broker: RunningBroker) -> Iterator[Measurement]:
-    """Acquired records and dead letters of share groups."""
+    """Return metrics of share groups: leased records and dead letters."""
     share_partitions = [
         share_partition
         for share_partition in broker.services.share_partition_manager.share_partitions()
@@ -283,7 +283,7 @@ def _shares(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
-    """Dead letters that could not be written at the last attempt."""
+    """Return a warning for each share partition whose dead letters could not be written at the last attempt."""
     failing = broker.services.dead_letters.failing()
     if failing:
         records = sum(waiting for _, waiting, _ in failing)
@@ -295,7 +295,7 @@ def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
         )
 
 
-PARTS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
+METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _records,
     _storage,
     _requests,

@@ -27,10 +27,11 @@ RENEWALS_MISSED_MAX: Final = 3
 """Number of consecutive renewals without a response after which a warning is reported."""
 
 PARTITIONS_LISTED_MAX: Final = 3
+"""Maximum number of partitions that a warning names; the others are only counted."""
 
 
 def measurements(broker: RunningBroker) -> Iterator[Measurement]:
-    """All values that need no iteration over the open partitions."""
+    """Return the metrics of the cluster that need no iteration over the open partitions."""
     cluster = broker.services.cluster
     if cluster is None:
         return
@@ -98,7 +99,7 @@ def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
 
 
 def leader_sample(partition: Partition) -> LeaderSample | None:
-    """Replication of a partition as known by its leader; None if this broker is not the leader."""
+    """Return the state of replication of a partition; None if this broker is not its leader."""
     replica = partition.leader_progress
     if replica is None:
         return None
@@ -117,7 +118,7 @@ def leader_sample(partition: Partition) -> LeaderSample | None:
 
 
 def problems(broker: RunningBroker) -> Iterator[Problem]:
-    """Problems for which `/health/ready` reports this broker as not ready."""
+    """Return the problems of the cluster session because of which `/health/ready` reports this broker as not ready."""
     cluster = broker.services.cluster
     if cluster is None or not broker.is_ready() or cluster.is_session_valid():
         return
@@ -135,7 +136,7 @@ def problems(broker: RunningBroker) -> Iterator[Problem]:
 
 
 def warnings(broker: RunningBroker) -> Iterator[Problem]:
-    """Problems that an operator should know of."""
+    """Return the problems of the cluster that an operator should know although this broker works."""
     cluster = broker.services.cluster
     if cluster is None:
         return

@@ -1,15 +1,15 @@
 """Monitors of the host: free disk space of the data directory, and stalls of the event loop.
 
-The request for free space may block forever on a hung disk, so a daemon thread makes it periodically and no caller
-waits: the last result is shown. After a write that failed with disk full, and after the first that succeeds again, it
-is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
+A query for free space may block forever on a hung disk. Therefore a daemon thread executes it periodically and no
+caller waits: the last result is shown. After a write that failed with disk full, and after the first that succeeds
+again, it is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
 
 HTTP runs on the event loop that is monitored: while it is stalled no health check is answered, and the client's own
 timeout reports it. What remains to report is the recent past: a heartbeat that ran late.
 
 Invariants:
 * One thread per broker that serves health checks; one log line when the space becomes low and one when it recovers.
-* At most `STALLS_KEPT` stalls are stored; the cost is one timer, nothing per request. A suspended host counts as a
+* At most `STALLS_KEPT_MAX` stalls are stored; the cost is one timer, nothing per request. A suspended host counts as a
   stall (the clock continues): clients were disconnected.
 """
 
@@ -31,48 +31,50 @@ if TYPE_CHECKING:
 
 
 CHECK_INTERVAL_S: Final = 10.0
+"""Interval of queries for the free space."""
+
 FIRST_INTERVAL_S: Final = 0.5
-"""Interval until the first result: the directory may not exist yet."""
+"""Interval of queries until the first result, and while the disk is full; at first the directory may not exist yet."""
 
-FULL_BYTES: Final = 1 << 20
-"""With less free space the disk counts as full: log files are extended in steps up to this size."""
+FULL_FREE_BYTES: Final = 1 << 20
+"""The disk counts as full if it has less free space, because log files are extended in steps of up to this size."""
 
-SILENCE_S_MAX: Final = 60.0
-"""A file system that does not report its free space for this time is reported as unresponsive."""
+UNRESPONSIVE_AFTER_S: Final = 60.0
+"""A file system counts as unresponsive if it has not reported its free space for this time."""
 
 logger = logging.getLogger(__name__)
 
 
-class Space(NamedTuple):
-    """Bytes of the file system of the data directory."""
+class DiskSpace(NamedTuple):
+    """Free space and size of the file system of the data directory, in bytes."""
 
     free_bytes: int
     size_bytes: int
 
 
-def host_space(path: str) -> Space:
-    """Query the operating system. Raises `OSError`."""
+def query_disk_space(path: str) -> DiskSpace:
+    """Query the operating system for the space of the file system of `path`. Raises `OSError`."""
     usage = shutil.disk_usage(path)
-    return Space(usage.free, usage.total)
+    return DiskSpace(usage.free, usage.total)
 
 
 class DiskMonitor:
-    """Monitors the file system of `path`. `start` and `stop` may be called from any thread; attributes may be read
-    at any time."""
+    """Monitors the free space of the file system of `path`. `start` and `stop` may be called from any thread;
+    attributes may be read at any time."""
 
     def __init__(
         self,
         path: str,
         free_warn_bytes: int,
         *,
-        ask: Callable[[str], Space] = host_space,
+        query: Callable[[str], DiskSpace] = query_disk_space,
         interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
         self.path = path
-        self.space: Space | None = None
+        self.space: DiskSpace | None = None
         """The last result; None before the first."""
         self._free_warn_bytes = free_warn_bytes
-        self._query_host = ask
+        self._query_host = query
         self._interval_s = interval_s
         self._queried_at = time.monotonic()
         self._error = ""
@@ -90,42 +92,42 @@ class DiskMonitor:
             ).start()
 
     def stop(self) -> None:
-        """Start no further query. One that hangs is not waited for."""
+        """Start no further query. A running query may hang; this does not wait for it."""
         if self._stop is not None:
             self._stop.set()
             self._wake.set()
             self._stop = None
 
     def check_soon(self) -> None:
-        """Query at once, in the thread, because a disk error occurred or ended. Never blocks."""
+        """Let the thread query at once, because a write failed with disk full or succeeded again. Never blocks."""
         self._wake.set()
 
     @property
-    def low(self) -> bool:
+    def is_low(self) -> bool:
         return self.space is not None and self.space.free_bytes < self._free_warn_bytes
 
     @property
-    def full(self) -> bool:
-        return self.space is not None and self.space.free_bytes < FULL_BYTES
+    def is_full(self) -> bool:
+        return self.space is not None and self.space.free_bytes < FULL_FREE_BYTES
 
     def warnings(self) -> list[tuple[str, str]]:
-        """(reason, detail): `disk_full` or `disk_low`, `disk_unresponsive`."""
+        """Return (reason, detail) pairs with the reasons `disk_full` or `disk_low`, and `disk_unresponsive`."""
         found = []
         space = self.space
-        if space is not None and (self.low or self.full):
-            reason = "disk_full" if self.full else "disk_low"
+        if space is not None and (self.is_low or self.is_full):
+            reason = "disk_full" if self.is_full else "disk_low"
             found.append(
                 (reason, f"{space.free_bytes:,} of {space.size_bytes:,} bytes are free for {self.path}")
             )
         silent_s = time.monotonic() - self._queried_at
         if self._error:
             found.append(("disk_unresponsive", f"{self.path}: {self._error}"))
-        elif self._stop is not None and silent_s > SILENCE_S_MAX:
+        elif self._stop is not None and silent_s > UNRESPONSIVE_AFTER_S:
             found.append(("disk_unresponsive", f"{self.path} has not answered for {silent_s:.0f} s"))
         return found
 
     def query(self) -> None:
-        """Query once, in the calling thread; may block."""
+        """Query the free space in the calling thread; may block."""
         try:
             self.space = self._query_host(self.path)
         except FileNotFoundError:  # the broker has not created it yet
@@ -135,8 +137,8 @@ class DiskMonitor:
             return
         self._error = ""
         self._queried_at = time.monotonic()
-        if self.low != self._low:
-            self._low = self.low
+        if self.is_low != self._low:
+            self._low = self.is_low
             self._log_change()
 
     def _log_change(self) -> None:
@@ -151,40 +153,44 @@ class DiskMonitor:
         while not stop.is_set():
             self._wake.clear()
             self.query()
-            soon = self.space is None or self.full
+            soon = self.space is None or self.is_full
             self._wake.wait(min(FIRST_INTERVAL_S, self._interval_s) if soon else self._interval_s)
 
 
-HEARTBEAT_MS = 250.0
-STALL_BOUND_MS = 1_000.0
-STALL_MEMORY_MS = 30_000.0
-STALLS_KEPT = 64
+HEARTBEAT_INTERVAL_MS: Final = 250.0
+STALL_LAG_MS_MIN: Final = 1_000.0
+"""A heartbeat that runs so late is a stall of the event loop."""
+
+STALL_RETENTION_MS: Final = 30_000.0
+"""Time for which a stall is reported."""
+
+STALLS_KEPT_MAX: Final = 64
+"""Maximum number of stalls that are stored."""
 
 
 class Stall(NamedTuple):
-    """The event loop continued at `ended_at` (monotonic seconds), `lag_ms` late."""
+    """A stall of the event loop: a heartbeat ran at `ended_at` (monotonic seconds), `lag_ms` late."""
 
     ended_at: float
     lag_ms: float
 
 
 class EventLoopMonitor:
-    """Heartbeat of one event loop. `start` and `stop` are called on that loop; attributes may be read on it at any
-    time."""
+    """Detects stalls of one event loop with a periodic timer, the heartbeat. All methods run on that loop."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         clock: Clock,
         *,
-        stall_bound_ms: float = STALL_BOUND_MS,
-        stall_memory_ms: float = STALL_MEMORY_MS,
+        stall_lag_ms_min: float = STALL_LAG_MS_MIN,
+        stall_retention_ms: float = STALL_RETENTION_MS,
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._stall_bound_ms = stall_bound_ms
-        self._stall_memory_ms = stall_memory_ms
-        self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT)
+        self._stall_bound_ms = stall_lag_ms_min
+        self._stall_memory_ms = stall_retention_ms
+        self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT_MAX)
         self._timer: Timer | None = None
         self._due_at = 0.0
         self.lag_ms = 0.0
@@ -202,7 +208,7 @@ class EventLoopMonitor:
             self._timer = None
 
     def recent_stalls(self) -> list[Stall]:
-        """The stored stalls, oldest first, including a heartbeat that is overdue now."""
+        """Return the stored stalls, oldest first. A heartbeat that is overdue now counts as a stall."""
         now = self._clock.monotonic()
         oldest = now - self._stall_memory_ms / 1000
         found = [stall for stall in self._stalls if stall.ended_at >= oldest]
@@ -212,8 +218,8 @@ class EventLoopMonitor:
         return found
 
     def _arm(self) -> None:
-        self._due_at = self._clock.monotonic() + HEARTBEAT_MS / 1000
-        self._timer = self._scheduler.call_later(HEARTBEAT_MS, self._beat)
+        self._due_at = self._clock.monotonic() + HEARTBEAT_INTERVAL_MS / 1000
+        self._timer = self._scheduler.call_later(HEARTBEAT_INTERVAL_MS, self._beat)
 
     def _beat(self) -> None:
         now = self._clock.monotonic()

@@ -1,8 +1,8 @@
 """HTTP server: runs an ASGI application on an existing event loop.
 
-uvicorn implements HTTP, without a loop, signal handlers, logging or process exit of its own. Connections that uvicorn
-would keep open forever are closed here: those that send no request, or an incomplete one, or do not accept their
-response.
+uvicorn implements HTTP. Its own event loop, signal handlers, logging and process exit are not used. Connections that
+uvicorn would keep open forever are closed here: those that send no request, or an incomplete one, or do not accept
+their response.
 
 Invariants:
 * After `start` returned the port accepts connections; after `stop` returned nothing of the server is left. If the port
@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 128
 KEEP_ALIVE_S = 30
+"""A connection that has been idle for this time after a response is closed."""
+
 UNANSWERED_S_MAX = 40.0
-"""A connection without a complete response for this time is closed, whatever it waits for."""
+"""A connection on which no response was completed for this time is closed, whatever the reason is."""
+
 DRAIN_S_MAX = 2
+"""Maximum time for which `HttpServer.stop` waits for responses in progress."""
+
 HEADER_BYTES_MAX = 64 * 1024
 BACKLOG = 128
 
@@ -43,7 +48,8 @@ class _Uvicorn(uvicorn.Server):
 
 
 class _HttpConnection(H11Protocol):
-    """One connection. `connections` are all of a server, the one answered longest ago first."""
+    """One HTTP connection. `connections`: all connections of the server, in the order of their last response, oldest
+    first."""
 
     def __init__(self, connections: dict[_HttpConnection, None], **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -68,7 +74,7 @@ class _HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def end(self) -> None:
-        """Close now; what the peer has not accepted yet is discarded."""
+        """Close the connection now and discard unsent bytes of responses."""
         self._forget()
         self.transport.abort()
 
@@ -95,7 +101,8 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen. Returns the bound (host, port). Raises `OSError` if the address is not available."""
+        """Start to accept connections. Return the bound (host, port). Raises `OSError` if the address is not
+        available."""
         listener = await _listen(self._host, self._port)
         address = listener.getsockname()
         self._task = asyncio.get_running_loop().create_task(
@@ -110,7 +117,7 @@ class HttpServer:
         return address[0], address[1]
 
     async def stop(self) -> None:
-        """Stop listening, let responses in progress finish for at most `DRAIN_S_MAX` seconds, close everything."""
+        """Stop listening, wait at most `DRAIN_S_MAX` for responses in progress, and close all connections."""
         if self._task is not None:
             self._server.should_exit = True
             await self._task

@@ -1,4 +1,4 @@
-"""Statistics of the real broker: reads the counters of its services."""
+"""Implementation of `BrokerStats` for a real broker: reads the counters of its services."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 class ServiceStats:
-    """`BrokerStats` of a running broker, or of one that is still recovering its logs: health checks are answered
-    (`starting`) before it runs. Every method runs on the broker's event loop."""
+    """`BrokerStats` of a broker. It exists before the broker runs, so that health checks can report `starting` while
+    the broker recovers its logs. All methods run on the event loop of the broker."""
 
     def __init__(self, settings: Settings) -> None:
         self._broker: RunningBroker | None = None
         self._disk_full_listeners: list[Callable[[], object]] = []
-        self.clustered = settings.clustered
+        self.is_in_cluster = settings.clustered
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
     def attach(self, broker: RunningBroker) -> None:
-        """The broker has started."""
+        """Read the values of `broker` from now on, because it has started."""
         self._broker = broker
         for listener in self._disk_full_listeners:
             broker.services.partitions.storage_health.on_disk_full_change(listener)
@@ -110,7 +110,7 @@ class ServiceStats:
     def partition_samples(self) -> Iterator[PartitionSample]:
         if self._broker is None:
             return
-        clustered = self.clustered
+        clustered = self.is_in_cluster
         for partition in tuple(self._broker.services.partitions):
             yield PartitionSample(
                 topic=partition.topic,
@@ -120,8 +120,8 @@ class ServiceStats:
                 end_offset=partition.end_offset,
                 high_watermark=partition.high_watermark,
                 size_bytes=partition.log.size_bytes,
-                failed=partition.log.failure is not None,
-                led=metrics_cluster.leader_sample(partition) if clustered else None,
+                has_failed=partition.log.failure is not None,
+                replication=metrics_cluster.leader_sample(partition) if clustered else None,
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
@@ -141,14 +141,14 @@ class ServiceStats:
         broker = self._broker
         if broker is None:
             return iter(())
-        return chain.from_iterable(part(broker) for part in metrics_broker.PARTS)
+        return chain.from_iterable(part(broker) for part in metrics_broker.METRIC_FUNCTIONS)
 
     def distributions(self) -> Iterator[Distribution]:
         return iter(()) if self._broker is None else metrics_broker.distributions(self._broker)
 
 
 def _held_back(service: BrokerServices) -> Iterator[Problem]:
-    """Warnings about retention holds."""
+    """Return warnings about retention holds."""
     holds = service.partitions.holds
     if holds.has_unknown:
         yield Problem(

@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 SECURITY_DISABLED: Final = 54
 RESOURCE_NOT_FOUND: Final = 91
-REFUSAL: Final = {
+SECURITY_DISABLED_FIELDS: Final = {
     "error_code": SECURITY_DISABLED,
     "error_message": "No authorizer is configured: every operation is allowed",
 }
 
 
 async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """SECURITY_DISABLED for the whole request."""
+    """Reject the whole request with SECURITY_DISABLED."""
     del service, request, context
-    return {**REFUSAL, "resources": []}
+    return {**SECURITY_DISABLED_FIELDS, "resources": []}
 
 
 async def create_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """One error per rule."""
+    """Reject each ACL of the request with SECURITY_DISABLED."""
     del service, context
-    return {"results": [REFUSAL for _ in request.creations]}
+    return {"results": [SECURITY_DISABLED_FIELDS for _ in request.creations]}
 
 
 async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """One error per filter."""
+    """Reject each filter of the request with SECURITY_DISABLED."""
     del service, context
-    return {"filter_results": [{**REFUSAL, "matching_acls": []} for _ in request.filters]}
+    return {"filter_results": [{**SECURITY_DISABLED_FIELDS, "matching_acls": []} for _ in request.filters]}
 
 
 async def describe_user_scram_credentials(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """No user has credentials (KIP-554)."""
+    """Return RESOURCE_NOT_FOUND for each requested user, because no user has credentials (KIP-554)."""
     del service, context
     return {
         "results": [

@@ -28,19 +28,24 @@ if TYPE_CHECKING:
     from mansio.wire.codec.messages import Struct
 
 OPERATIONS_OMITTED: Final = -(1 << 31)
+"""Value of authorized operations that were not requested."""
+
 # Bits by Kafka's AclOperation: read 3, write 4, create 5, delete 6, alter 7, describe 8, cluster action 9,
 # describe configs 10, alter configs 11, idempotent write 12.
-ALL_OF_TOPIC: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-ALL_OF_CLUSTER: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-BROKERS_ENDPOINT: Final = 1
+ALL_TOPIC_OPERATIONS: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+ALL_CLUSTER_OPERATIONS: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+ENDPOINT_TYPE_BROKERS: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
 NO_PORT: Final = -1
+"""Port of a fenced broker, whose address is unknown."""
+
 METADATA_PARTITION: Final = ("__cluster_metadata", 0)
+"""Partition of the metadata quorum in Kafka, which clients name in DescribeQuorum."""
 
 
 async def api_versions(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """The offered versions, from the versions table."""
+    """Return the API versions that this broker supports, from the versions table."""
     del service, request, context
     return {
         "api_keys": [
@@ -51,9 +56,10 @@ async def api_versions(service: BrokerServices, request: Struct, context: Reques
 
 
 async def metadata(service: BrokerServices, request: Struct, context: RequestContext) -> bytes:
-    """Topics by name or by id, or all; brokers; the controller. Encoded by hand."""
+    """Return brokers, controller, and topics by name, by id, or all. The response is encoded without the general
+    codec."""
     version = context.api_version
-    operations = ALL_OF_TOPIC if request.include_topic_authorized_operations else OPERATIONS_OMITTED
+    operations = ALL_TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_OMITTED
     described = service.cluster_description.describe(context.listener)
     encoder = service.topics.encoder
     alive = described.live_broker_ids
@@ -79,7 +85,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         cluster_id=described.cluster_id,
         controller_id=service.cluster_description.controller_request_target(described),
         topics=topics,
-        cluster_operations=ALL_OF_CLUSTER
+        cluster_operations=ALL_CLUSTER_OPERATIONS
         if request.include_cluster_authorized_operations
         else OPERATIONS_OMITTED,
     )
@@ -88,12 +94,12 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
 async def describe_cluster(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The cluster's id, controller and brokers (KIP-700); also the fenced ones, if requested (KIP-1073)."""
-    if context.api_version >= 1 and request.endpoint_type != BROKERS_ENDPOINT:
+    """Return id, controller and brokers of the cluster (KIP-700); if requested, also the fenced brokers (KIP-1073)."""
+    if context.api_version >= 1 and request.endpoint_type != ENDPOINT_TYPE_BROKERS:
         return {
             "error_code": MISMATCHED_ENDPOINT_TYPE,
             "error_message": "this listener describes brokers; there are no separate controllers",
-            "endpoint_type": BROKERS_ENDPOINT,
+            "endpoint_type": ENDPOINT_TYPE_BROKERS,
         }
     found = service.cluster_description.describe(context.listener)
     asked = request.include_cluster_authorized_operations
@@ -107,18 +113,18 @@ async def describe_cluster(
             for node_id in found.fenced
         ]
     return {
-        "endpoint_type": BROKERS_ENDPOINT,
+        "endpoint_type": ENDPOINT_TYPE_BROKERS,
         "cluster_id": found.cluster_id,
         "controller_id": found.controller_id,
         "brokers": described,
-        "cluster_authorized_operations": ALL_OF_CLUSTER if asked else OPERATIONS_OMITTED,
+        "cluster_authorized_operations": ALL_CLUSTER_OPERATIONS if asked else OPERATIONS_OMITTED,
     }
 
 
 async def describe_quorum(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The metadata as a quorum of which the active controller is the leader and the only voter (KIP-595)."""
+    """Describe the metadata store as a quorum with the active controller as leader and only voter (KIP-595)."""
     del context
     topics = [
         {
@@ -154,7 +160,7 @@ def _quorum(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
 async def update_features(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """There are no finalized features: an update fails, and the whole request with it, as since Kafka 4.0 (KIP-584)."""
+    """Reject the whole request if it contains an update, because there are no finalized features (KIP-584)."""
     for update in request.feature_updates:
         try:
             service.cluster_description.update_feature(update.feature, update.max_version_level)
@@ -166,7 +172,8 @@ async def update_features(
 async def describe_topic_partitions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Topics by name, or all, sorted, in pages of at most `response_partition_limit` partitions (KIP-966).
+    """Describe topics by name, or all, sorted by name, in pages of at most `response_partition_limit` partitions
+    (KIP-966).
 
     A page ends before the partition that `next_cursor` names; a cursor whose topic was deleted continues with the next
     topic.
@@ -194,7 +201,7 @@ def _described_topic(found: DescribedTopic, alive: frozenset[int]) -> dict[str, 
         "topic_id": topic.topic_id,
         "is_internal": topic.internal,
         "partitions": [_partition(topic, index, alive) for index in found.partitions],
-        "topic_authorized_operations": ALL_OF_TOPIC,
+        "topic_authorized_operations": ALL_TOPIC_OPERATIONS,
     }
 
 

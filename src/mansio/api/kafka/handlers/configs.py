@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 async def describe_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Values with source and type; synonyms and documentation on request (KIP-226, KIP-569)."""
+    """Return settings with value, source and type; if requested, also synonyms and documentation (KIP-226, KIP-569)."""
     del context
     queries = [
         ConfigQuery(
@@ -78,7 +78,7 @@ async def list_config_resources(
 
 
 async def alter_configs(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Replace all settings of a topic or group (KIP-133)."""
+    """Replace all settings of each resource: settings that the request does not name are reset (KIP-133)."""
     del context
     changes = [
         [
@@ -93,7 +93,7 @@ async def alter_configs(service: BrokerServices, request: Struct, context: Reque
 async def incremental_alter_configs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Change single settings, leaving the others unchanged (KIP-339)."""
+    """Change the settings that the request names and leave the others unchanged (KIP-339)."""
     del context
     changes = [
         [Change(config.name, config.config_operation, config.value) for config in resource.configs]

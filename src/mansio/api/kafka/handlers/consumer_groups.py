@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-CLASSIC_MEMBER: Final = 0
-CONSUMER_MEMBER: Final = 1
+MEMBER_TYPE_CLASSIC: Final = 0
+MEMBER_TYPE_CONSUMER: Final = 1
 
 
 async def consumer_group_heartbeat(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
+    """Process the heartbeat of a member that joins, stays in or leaves a consumer group."""
     try:
         heartbeat = _heartbeat_request(service, request, context)
         answer = await service.group_service.consumer_heartbeat(request.group_id, heartbeat)
@@ -98,7 +99,7 @@ def _described(member: DescribedConsumerMember) -> Fields:
         "subscribed_topic_regex": member.topic_regex,
         "assignment": {"topic_partitions": _named(member.assigned)},
         "target_assignment": {"topic_partitions": _named(member.target)},
-        "member_type": CLASSIC_MEMBER if member.is_classic else CONSUMER_MEMBER,
+        "member_type": MEMBER_TYPE_CLASSIC if member.is_classic else MEMBER_TYPE_CONSUMER,
     }
 
 

@@ -38,7 +38,8 @@ API_KEY = int(ApiKey.FETCH)
 def fetch(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[ResponsePart] | None:
-    """Respond now if there is enough to read or an error; otherwise park. Returns None if the response comes later."""
+    """Read the partitions. Return the response if enough can be read or there is an error; otherwise park the request
+    and return None."""
     fetches = service.fetch
     request = follower = None
     peer = connection.peer
@@ -68,7 +69,7 @@ def fetch(
 
 
 class _Reply:
-    """Encodes the result of a parked fetch into its pending response."""
+    """Response of a parked fetch: encodes the result and completes the pending response."""
 
     __slots__ = ("_connection", "_header", "_response", "_service", "_stopwatch")
 
@@ -89,7 +90,7 @@ class _Reply:
     def send(self, result: FetchResult) -> None:
         if self._stopwatch is not None:
             self._stopwatch.stop()
-        if not self._response.abandoned:
+        if not self._response.is_abandoned:
             self._response.answer(_encode(self._service, self._connection, self._header, result))
 
 
@@ -121,7 +122,7 @@ def _encode(
 
 
 def _count_errors(service: BrokerServices, result: FetchResult) -> int:
-    """Count the errors; returns the error code of the whole response."""
+    """Count the errors of a result, and return the error code of the whole response."""
     count_error = service.statistics.count_error
     if result.error is not None:
         count_error(API_KEY, result.error.kafka_code)
@@ -169,5 +170,6 @@ def _topics(
 
 
 def _error_code(error: MansioError) -> int:
-    """Damage on the broker's disk is CORRUPT_MESSAGE: clients report it, while they retry a storage error forever."""
+    """Return the Kafka error code for a client. Damage on the broker's disk is returned as CORRUPT_MESSAGE, which
+    clients report to the application; they would retry a storage error forever."""
     return CorruptMessage.kafka_code if isinstance(error, CorruptLog) else error.kafka_code

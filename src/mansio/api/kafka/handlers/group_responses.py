@@ -14,11 +14,12 @@ Fields = dict[str, Any]
 
 
 def error_code(error: MansioError | None) -> int:
+    """Return the Kafka error code of an error; 0 for None."""
     return 0 if error is None else error.kafka_code
 
 
 def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
-    """The epoch of a member, and its partitions if they have changed."""
+    """Return the fields of a heartbeat response: the epoch of the member, and its partitions if they have changed."""
     assignment = None
     if answer.assignment is not None:
         assignment = {"topic_partitions": by_topic(answer.assignment)}
@@ -31,7 +32,7 @@ def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
-    """The partitions grouped by topic id, in the given order."""
+    """Group partitions by topic id, in the order of `partitions`."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
         grouped.setdefault(topic_id, []).append(index)
@@ -39,7 +40,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
 
 
 def describe_error(group_id: str, error: MansioError) -> Fields:
-    """The description of a group that cannot be described: the error."""
+    """Return the fields that describe a group with an error."""
     return {
         "group_id": group_id,
         "group_state": "",

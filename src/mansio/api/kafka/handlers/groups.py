@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-KEY_GROUP: Final = 0
-KEY_TRANSACTION: Final = 1
-KEY_SHARE: Final = 2
+KEY_TYPE_GROUP: Final = 0
+KEY_TYPE_TRANSACTION: Final = 1
+KEY_TYPE_SHARE: Final = 2
 MEMBER_ID_REQUIRED: Final = 79
-NO_NODE: Final = {"node_id": -1, "host": "", "port": -1}
+NO_COORDINATOR_FIELDS: Final = {"node_id": -1, "host": "", "port": -1}
+"""Fields of the coordinator in a response with an error."""
 
 
 async def find_coordinator(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """The leader of its partition of `__consumer_offsets` coordinates a group; a single node coordinates all."""
+    """Return the coordinator of each key: the leader of the partition of `__consumer_offsets` to which a group belongs,
+    or the broker that stores the state of a share partition."""
     keys = [request.key] if context.api_version < 4 else request.coordinator_keys
     found = [
         {"key": key, **await _coordinator(service, request.key_type, key or "", context)} for key in keys
@@ -49,16 +51,16 @@ async def find_coordinator(service: BrokerServices, request: Struct, context: Re
 
 async def _coordinator(service: BrokerServices, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
-        if key_type == KEY_TRANSACTION:
+        if key_type == KEY_TYPE_TRANSACTION:
             raise TransactionsNotOffered
-        if key_type == KEY_SHARE:
+        if key_type == KEY_TYPE_SHARE:
             broker = await _share_coordinator(service, key)
-        elif key_type == KEY_GROUP:
+        elif key_type == KEY_TYPE_GROUP:
             broker = await service.group_service.find_coordinator(key)
         else:
             raise InvalidRequest(f"unknown coordinator type {key_type}")
     except MansioError as error:
-        return {**NO_NODE, "error_code": error.kafka_code, "error_message": error.message}
+        return {**NO_COORDINATOR_FIELDS, "error_code": error.kafka_code, "error_message": error.message}
     if broker is None:  # clients reach this broker by the listener they used
         host, port = context.listener
         return {"node_id": service.settings.node_id, "host": host, "port": port, "error_code": 0}
@@ -72,6 +74,7 @@ async def _share_coordinator(service: BrokerServices, key: str) -> BrokerState |
 
 
 async def join_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Add a member to a classic group; answer at the end of the rebalance."""
     version = context.api_version
     rebalance_timeout_ms = request.rebalance_timeout_ms if version >= 1 else -1
     join = Join(
@@ -118,6 +121,7 @@ async def join_group(service: BrokerServices, request: Struct, context: RequestC
 
 
 async def sync_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Return the assignment of a member of a classic group; the leader of the group sends the assignments of all."""
     sync = Sync(
         member_id=request.member_id,
         instance_id=request.group_instance_id,
@@ -138,6 +142,7 @@ async def sync_group(service: BrokerServices, request: Struct, context: RequestC
 
 
 async def heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Extend the session of a member of a classic group."""
     try:
         service.group_service.heartbeat(
             request.group_id, request.member_id, request.group_instance_id, request.generation_id
@@ -148,6 +153,7 @@ async def heartbeat(service: BrokerServices, request: Struct, context: RequestCo
 
 
 async def leave_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Remove members from a classic group."""
     if context.api_version < 3:
         members = [LeavingMember(request.member_id, None)]
     else:
@@ -172,9 +178,9 @@ async def leave_group(service: BrokerServices, request: Struct, context: Request
 
 
 async def describe_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    group_ids = dict.fromkeys(
-        request.groups
-    )  # each once: an id is short, the description of a large group is not
+    """Describe classic groups. Each group is described once, even if the request repeats its id: otherwise a short
+    request could cause a very large response."""
+    group_ids = dict.fromkeys(request.groups)
     return {"groups": [_describe(service, each, context.api_version) for each in group_ids]}
 
 
@@ -206,6 +212,7 @@ def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:
 
 
 async def list_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """List the groups that this broker coordinates, filtered by state and type."""
     try:
         groups = service.group_service.list_groups(request.states_filter, request.types_filter)
     except MansioError as error:
@@ -224,6 +231,7 @@ async def list_groups(service: BrokerServices, request: Struct, context: Request
 
 
 async def delete_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Delete empty groups with their committed offsets."""
     errors = await service.group_service.delete(request.groups_names)
     return {
         "results": [

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 STORAGE_ERROR: Final = 56
 UNKNOWN_BYTES: Final = -1
 USAGE_TIMEOUT_S: Final = 2.0
+"""Maximum time for which the file system may take to report its space."""
 
 
 async def describe_log_dirs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The one directory. A file system that does not respond is returned as a storage error of the directory."""
+    """Describe the data directory and its partitions. If the file system does not report its space in time, the
+    directory has a storage error."""
     del context
     directory = service.settings.data_dir
     code, total_bytes, usable_bytes = 0, UNKNOWN_BYTES, UNKNOWN_BYTES
@@ -59,7 +61,7 @@ async def describe_log_dirs(
 async def alter_replica_log_dirs(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Every replica is in the one directory already (KIP-113)."""
+    """Answer requests to move replicas to the only data directory, in which all replicas already are (KIP-113)."""
     del context
     results: dict[str, list[dict[str, int]]] = {}
     for directory in request.dirs:

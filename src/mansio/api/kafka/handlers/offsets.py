@@ -28,6 +28,7 @@ TopicPartition = tuple[str, int]
 
 
 async def offset_commit(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Commit offsets of a group; answer once they are durable."""
     offsets = [
         OffsetToCommit(
             topic.name,
@@ -55,6 +56,7 @@ async def offset_commit(service: BrokerServices, request: Struct, context: Reque
 
 
 async def offset_fetch(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Return the committed offsets of one or more groups."""
     version = context.api_version
     if version >= 8:
         named = Counter(each.group_id for each in request.groups)
@@ -70,7 +72,8 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
 
 
 def _duplicate_group(asked: Struct) -> Fields:
-    """Each group is answered once per request: a few bytes request all offsets of a group."""
+    """Return an error for a group that the request names more than once: otherwise a short request could cause a very
+    large response."""
     return {"group_id": asked.group_id, "topics": [], "error_code": InvalidRequest.kafka_code}
 
 
@@ -109,6 +112,7 @@ async def _fetch(service: BrokerServices, request: Struct, version: int) -> Fiel
 
 
 async def offset_delete(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Delete committed offsets of a group."""
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     try:
         results = await service.group_service.delete_offsets(request.group_id, wanted)

@@ -42,27 +42,31 @@ if TYPE_CHECKING:
 
 API_KEY = int(ApiKey.PRODUCE)
 ZSTD_VERSION_MIN = 7
-CORRELATION_ID = Struct(">i")
+"""Lowest version of Produce whose batches may be compressed with zstd (KIP-110)."""
 
-LEARN_EVERY = 8
-"""For a producer whose requests all differ, a template is derived from only one request in so many."""
+CORRELATION_ID_STRUCT = Struct(">i")
+
+TEMPLATE_INTERVAL_REQUESTS = 8
+"""After requests that did not match the template of the connection, a new template is built only from one request in
+this many, because the requests of some producers all differ."""
 
 UNBOUNDED_MS = (1 << 31) - 1
 
 NO_RESPONSE: tuple[bytes, ...] = ()
+"""Response to a request with acks=0: none."""
 
 
 def produce(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[ResponsePart] | None:
-    """Append the batches of a request; returns the response, or None if it comes later."""
+    """Append the batches of a request. Return the response, or None if it is sent later."""
     version = header.api_version
     request = wire.decode_request(version, frame, header.body_position)
     acks = request.acks
     rejection = _request_error(request)
     pending: PendingProduce | None = None
     if rejection is None:
-        if connection.template_misses % LEARN_EVERY == 0:
+        if connection.template_misses % TEMPLATE_INTERVAL_REQUESTS == 0:
             connection.template = wire.build_template(header, frame, request)
         connection.template_misses += 1
         pending = service.produce.begin_produce(
@@ -96,16 +100,17 @@ def produce(
 
 
 def _queue(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """While many batches wait to be recompressed, the client's next request starts after this one, as in Kafka."""
+    """Queue the response. While many batches wait for recompression, the next request of the client does not start
+    before this response is complete, as in Kafka."""
     if pending.is_recompressed and service.partitions.recompressor.is_congested(connection):
-        connection.queue_alone(pending)
+        connection.queue_exclusive_response(pending)
     else:
-        connection.queue(pending)
+        connection.queue_response(pending)
 
 
 def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
-    """With acks=0, wait for the append, so that the requests in progress are bounded and a failure closes the
-    connection."""
+    """Wait for the append of recompressed batches of a request with acks=0, so that the number of requests in progress
+    is bounded and an error closes the connection."""
     _queue(service, connection, pending)
     pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
 
@@ -118,9 +123,9 @@ def produce_by_template(
     index: int,
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
-    """Like `produce`, for a request that matches the connection's template: one batch, and most of the response is
-    prepared."""
-    (correlation_id,) = CORRELATION_ID.unpack_from(frame, 4)
+    """Like `produce`, for a request that matches the request template of the connection: it has one batch, and most
+    bytes of the response are prepared."""
+    (correlation_id,) = CORRELATION_ID_STRUCT.unpack_from(frame, 4)
     acks = template.acks
     try:
         partition, appended = service.produce.append(
@@ -152,7 +157,7 @@ def produce_by_template(
         _respond_by_template,
         (service, connection, template, correlation_id, index, response),
     )
-    connection.queue(pending)
+    connection.queue_response(pending)
     partition.wait_committed(end_offset, pending.complete)
     return None
 
@@ -165,7 +170,7 @@ def _recompressed(
     index: int,
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
-    """The rest of `produce_by_template` for a topic whose batches are recompressed."""
+    """Append the batch of `produce_by_template` if the topic requires its recompression."""
     topics = [(template.topic, template.topic_id, [(index, records)])]
     pending = service.produce.begin_produce(
         topics,
@@ -198,7 +203,7 @@ def _end_without_response(service: BrokerServices, connection: Connection, pendi
 
 
 def _request_error(request: wire.ProduceRequest) -> MansioError | None:
-    """Why the whole request is rejected, if it is."""
+    """Return the error for which the whole request is rejected; None if it is valid."""
     if not -1 <= request.acks <= 1:
         return InvalidRequiredAcks(f"acks={request.acks}: must be 0, 1 or -1 (all)")
     if request.transactional_id is not None:
@@ -207,7 +212,8 @@ def _request_error(request: wire.ProduceRequest) -> MansioError | None:
 
 
 def _raise_error(service: BrokerServices, results: Sequence[TopicResults]) -> None:
-    """acks=0 has no response: closing the connection makes the client refresh its metadata."""
+    """Raise the first error of a request with acks=0, which has no response. The connection is then closed, so that the
+    client refreshes its metadata."""
     last: MansioError | None = None
     for _, _, entries in results:
         for result in entries:

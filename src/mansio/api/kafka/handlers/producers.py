@@ -1,7 +1,7 @@
 """DescribeProducers, ListTransactions, DescribeTransactions (KIP-664).
 
 Behavior: the idempotent producers in a partition's producer state are returned; there are no transactions, so none is
-listed and none is found. A partition named several times is returned once, and a response has at most `SHOWN_MAX`
+listed and none is found. A partition named several times is returned once, and a response has at most `PRODUCERS_MAX`
 producers.
 
 Not obvious: state filters that Kafka does not know are returned, so that a tool can report them.
@@ -32,21 +32,23 @@ TRANSACTION_STATES: Final = frozenset(
         "PrepareEpochFence",
     }
 )
-NONE: Final = -1
+UNKNOWN_VALUE: Final = -1
+"""Value of a numeric field that a producer does not have, as in Kafka."""
 
-SHOWN_MAX: Final = 100_000
-"""A partition stores some ten thousand of them, and takes four bytes of a request."""
+PRODUCERS_MAX: Final = 100_000
+"""Maximum number of producers in a response. Without it a short request could cause a very large response, because a
+partition may have more than ten thousand producers."""
 
 
 async def describe_producers(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The producers of each partition, with their last sequence and its time."""
+    """Return the idempotent producers of each partition, with their last sequence and its time."""
     del context
     asked: dict[str, dict[int, None]] = {}
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
-    remaining = SHOWN_MAX
+    remaining = PRODUCERS_MAX
     topics = []
     for name, indexes in asked.items():
         partitions = []
@@ -73,17 +75,17 @@ def _shown(producer_id: int, producer: Producer) -> dict[str, Any]:
     return {
         "producer_id": producer_id,
         "producer_epoch": producer.epoch,
-        "last_sequence": producer.batches[-1].last_sequence if producer.batches else NONE,
+        "last_sequence": producer.batches[-1].last_sequence if producer.batches else UNKNOWN_VALUE,
         "last_timestamp": producer.last_seen_ms,
-        "coordinator_epoch": NONE,
-        "current_txn_start_offset": NONE,
+        "coordinator_epoch": UNKNOWN_VALUE,
+        "current_txn_start_offset": UNKNOWN_VALUE,
     }
 
 
 async def list_transactions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """There are none."""
+    """Return an empty list, because there are no transactions."""
     del service, context
     unknown = [state for state in request.state_filters or () if state not in TRANSACTION_STATES]
     return {"unknown_state_filters": unknown, "transaction_states": []}
@@ -92,7 +94,7 @@ async def list_transactions(
 async def describe_transactions(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """None is found."""
+    """Return TRANSACTIONAL_ID_NOT_FOUND for each requested transaction, because there are none."""
     del service, context
     return {
         "transaction_states": [

@@ -33,7 +33,7 @@ NO_LOW_WATERMARK = -1
 
 
 async def list_offsets(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Offsets by timestamp, and the start and end of the log."""
+    """Return offsets by timestamp, or of the start or end of the log."""
     refusal = _refusal(service, request, context)
     queries = [
         OffsetQuery(topic.name, wanted.partition_index, wanted.timestamp, wanted.current_leader_epoch)
@@ -118,7 +118,7 @@ async def offset_for_leader_epoch(
     request: Struct,
     context: RequestContext,
 ) -> dict[str, Any]:
-    """The end offset of an epoch in each partition."""
+    """Return the end offset of a leader epoch in each partition."""
     refusal = _refusal(service, request, context)
     topics = [
         {
@@ -131,7 +131,8 @@ async def offset_for_leader_epoch(
 
 
 def _refusal(service: BrokerServices, request: Struct, context: RequestContext) -> MansioError | None:
-    """The error for a request with the replica id of another broker than its sender. Clients send negative ids."""
+    """Return an error if the request has a replica id and the connection is not authenticated as that broker; None if
+    it is, or for the negative replica ids of clients."""
     if request.replica_id < 0:
         return None
     peer, authenticator = context.peer, service.authenticator

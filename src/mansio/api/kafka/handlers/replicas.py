@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 async def elect_leaders(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Preferred and unclean elections of the requested partitions, or of all."""
+    """Elect leaders of the requested partitions, or of all, in preferred or unclean elections."""
     del context
     wanted = request.topic_partitions
     results = await service.elections.elect_leaders(
@@ -38,7 +38,7 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
 async def alter_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Each partition succeeds or fails on its own."""
+    """Check requested reassignments; each partition succeeds or fails on its own."""
     del context
     responses = []
     for topic in request.topics:
@@ -60,7 +60,7 @@ async def alter_partition_reassignments(
 async def list_partition_reassignments(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """Ongoing reassignments of the requested partitions, or of all."""
+    """Return the ongoing reassignments of the requested partitions, or of all."""
     del context
     wanted = request.topics
     found = service.elections.list_reassignments(

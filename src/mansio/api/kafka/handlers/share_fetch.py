@@ -101,7 +101,7 @@ class _ShareFetch:
                 self._service.statistics.count_error(int(ApiKey.SHARE_FETCH), error.kafka_code)
                 parts = self._encode({}, LeaderHints(self._service), 0, error)
             pending_response.on_lost = None
-            if not pending_response.abandoned:
+            if not pending_response.is_abandoned:
                 pending_response.answer(parts)
         finally:
             pending_response.abandon()
@@ -132,7 +132,7 @@ class _ShareFetch:
                 member,
                 client_id=self._header.client_id,
                 partitions=session.partitions,
-                is_connected=lambda: not self._pending_response.abandoned,
+                is_connected=lambda: not self._pending_response.is_abandoned,
                 is_active=lambda: shares.sessions.holds(group, member),
                 max_records=request.max_records,
                 max_bytes=request.max_bytes,

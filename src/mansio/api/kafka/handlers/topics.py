@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """KIP-4, with the effective settings (KIP-525) and the topic's id (KIP-516) in the response."""
+    """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
     del context
     repeated = _repeated(item.name for item in request.topics)
     results = []
@@ -74,7 +74,7 @@ def _created(service: BrokerServices, topic: Topic) -> dict[str, Any]:
 
 
 async def delete_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """By name, and from version 6 on by id."""
+    """Delete topics by name or, from version 6 on, by id."""
     wanted: list[tuple[str | None, bytes | None]]
     if context.api_version >= 6:
         wanted = [(item.name, item.topic_id) for item in request.topics]

@@ -31,7 +31,8 @@ HANDSHAKE_KEYS = frozenset((ApiKey.CHALLENGE_BROKER, ApiKey.AUTHENTICATE_BROKER)
 def handshake(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[ResponsePart]:
-    """One step of a handshake. Raises `WireError` for bytes that are not its request."""
+    """Process ChallengeBroker or AuthenticateBroker and send the response. Raises `WireError` if the frame is not a
+    valid request."""
     key = header.api_key
     request = messages.decode_request(key, header.api_version, bytes(frame[header.body_position :]))
     step = _challenge if key == ApiKey.CHALLENGE_BROKER else _authenticate
@@ -43,7 +44,7 @@ def handshake(
     except MansioError as error:
         service.statistics.count_error(key, error.kafka_code)
         fields = {"error_code": error.kafka_code, "error_message": error.message}
-        connection.close_soon()
+        connection.close_after_response()
     return [messages.encode_response(key, header.api_version, header.correlation_id, fields)]
 
 

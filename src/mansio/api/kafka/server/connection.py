@@ -1,4 +1,4 @@
-"""Client connection: requests in, responses out, in request order.
+"""Connection of a client: reads requests and sends responses in the order of the requests.
 
 Kafka processes the requests of one connection one at a time. So does this class, with one exception that no client can
 observe: consecutive produce requests all start at once, and only their responses wait (for the flush). Any other
@@ -43,25 +43,25 @@ logger = logging.getLogger(__name__)
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
 
 MUTE_MS_MAX = 30_000
-"""Upper bound on how long a connection is not read because its client exceeds a quota."""
+"""Maximum time for which a connection starts no requests because its client exceeds a quota."""
 
 UNSENT_PARTS_MAX = 1024
-"""Bound on unsent parts of responses: many small ones use more memory than their bytes."""
+"""Maximum number of unsent parts of responses; many small parts use more memory than their bytes."""
 
 CONGESTED_BYTES_MAX = 64 * 1024
-"""Bound on the unsent bytes of one connection while those of all connections exceed their limit."""
+"""Maximum unsent bytes of one connection while the unsent bytes of all connections exceed their limit."""
 
 ANSWERS_PER_SEND = 64
-"""Bound on the responses per send, so that one read with many requests cannot accumulate responses."""
+"""Maximum number of responses per send, so that responses to many requests in one read do not accumulate."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this is a loopback address, or empty (the address of the peer is unknown)."""
+    """Return whether `host` is a loopback address, or empty because the address of the peer is unknown."""
     return host.startswith("127.") or host in ("", "::1")
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the server that accepted it."""
+    """The attributes and methods of a server that its connections use."""
 
     limits: ServerLimits
     counters: ServerCounters
@@ -94,7 +94,7 @@ class ConnectionOwner(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One accepted connection, as asyncio's protocol of its transport."""
+    """One accepted connection; the asyncio protocol of its transport."""
 
     __slots__ = (
         "_backlog",
@@ -217,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_reading()
 
     def _account(self) -> None:
-        """Report to the server the memory of requests that have not started."""
+        """Report to the server how much memory requests hold that have not started."""
         if self.closed:  # its memory is released, or soon will be; acquired again it would leak
             return
         frames = self._frames
@@ -249,23 +249,26 @@ class Connection(asyncio.BufferedProtocol):
             self.flush()
 
     def defer(self) -> PendingResponse:
-        """The current request is answered later, and those behind it wait until then."""
+        """Return the pending response of the current request, which is answered later. Requests behind it wait until
+        then."""
         pending_response = PendingResponse(self)
         self._pending_responses.append(pending_response)
         self._blocked_by = pending_response
         return pending_response
 
-    def queue(self, response: QueuedResponse) -> None:
-        """The current request is answered later; those behind it continue meanwhile."""
+    def queue_response(self, response: QueuedResponse) -> None:
+        """Queue the pending response of the current request, which is answered later. Requests behind it start
+        meanwhile."""
         self._pending_responses.append(response)
 
-    def queue_alone(self, response: QueuedResponse) -> None:
-        """Like `queue`, but those behind it wait until it is answered."""
+    def queue_exclusive_response(self, response: QueuedResponse) -> None:
+        """Like `queue_response`, but requests behind it wait until it is answered."""
         self._pending_responses.append(response)
         self._blocked_by = response
 
     def answered(self, pending_response: QueuedResponse) -> None:
-        """A queued response is complete: send what is now in order, and continue with what it held back."""
+        """Report that a queued response is complete: send all responses that are next in order, and start requests that
+        waited for it."""
         if self.closed:
             return
         slots = self._pending_responses
@@ -304,8 +307,8 @@ class Connection(asyncio.BufferedProtocol):
         self.resume_reading()
 
     def _is_next(self, frame: memoryview | bytes) -> bool:
-        """The request may start now: nothing before it must be answered first (nothing at all, or only produce requests
-        before a produce request), and the peer accepts its responses."""
+        """Return whether the request may start now: the peer accepts its responses, and no request is in progress, or
+        the request and all requests in progress are produce requests."""
         if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
             return False
         slots = self._pending_responses
@@ -341,13 +344,13 @@ class Connection(asyncio.BufferedProtocol):
                 self.pause_reading()
 
     def _on_drained(self) -> None:
-        """Everything has been sent."""
+        """Resume reading and the backlog, because all responses have been sent."""
         self._server.set_unsent_bytes(self, 0)
         self.resume_reading()
 
     def _send_failed(self, error: Exception) -> None:
         logger.warning("connection_send_failed", extra=fields(peer=self.client_host, error=str(error)))
-        self._server.counters.closed("send_failed")
+        self._server.counters.count_closed("send_failed")
         if isinstance(error, UnreadableSlice):
             self._server.report_unreadable(error.part, error)
         self.abort()
@@ -355,8 +358,8 @@ class Connection(asyncio.BufferedProtocol):
     # Flow control
 
     @property
-    def unread(self) -> bool:
-        """Whether reading is paused; a disconnect is not detected while it is."""
+    def is_unread(self) -> bool:
+        """Whether reading is paused, so that asyncio does not detect a disconnect."""
         return self._paused and not self.closed
 
     @property
@@ -365,8 +368,8 @@ class Connection(asyncio.BufferedProtocol):
         return -1 if self._socket_writer is None else self._socket_writer.descriptor
 
     @property
-    def busy(self) -> bool:
-        """A request is in progress, or a response has not been sent yet."""
+    def is_busy(self) -> bool:
+        """Whether a request is in progress, or a response has not been sent yet."""
         return bool(
             self._pending_responses
             or self._backlog
@@ -375,25 +378,27 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def is_idle(self, now: float, oldest: float) -> bool:
-        """Nothing was received since `oldest`, and no request is in progress, or responses wait for a peer that has
-        accepted nothing since then. To be called often: progress is detected by the unsent bytes (monotonic seconds).
+        """Return whether the connection has been idle since `oldest`: nothing was received and no request is in
+        progress, or the peer has accepted nothing of the unsent responses. `now` and `oldest`: monotonic seconds.
+
+        The caller must call this often, because progress of sending is detected by comparing the unsent bytes.
         """
         unsent = 0 if self._socket_writer is None else self._socket_writer.waiting_bytes
         if unsent != self._unsent_before:
             self._unsent_before, self._unsent_since = unsent, now
         if self.last_active >= oldest:
             return False
-        return self._unsent_since < oldest if unsent else not self.busy
+        return self._unsent_since < oldest if unsent else not self.is_busy
 
     @property
-    def writing(self) -> bool:
-        """Only produce requests are in progress, waiting for the broker's disk."""
+    def is_waiting_for_disk(self) -> bool:
+        """Whether requests are in progress and all of them are produce requests, which wait for the broker's disk."""
         return bool(self._pending_responses) and self._blocked_by is None
 
     @property
     def is_blocked_by_broker(self) -> bool:
-        """The broker, not the peer, blocks the connection: its client is throttled, or a request in progress holds back
-        all that may be read of it."""
+        """Whether the broker, not the peer, blocks the connection: the client is throttled, or the backlog behind a
+        request in progress is full."""
         if self._muted is not None:
             return True
         if self._blocked_by is None:
@@ -406,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume reading, unless a bound is still exceeded."""
+        """Resume reading, unless another reason for the pause remains."""
         if self._paused and self._transport is not None and not self.closed and self._may_read():
             self._paused = False
             self.last_active = self._server.now
@@ -414,8 +419,8 @@ class Connection(asyncio.BufferedProtocol):
         self._drain_soon()
 
     def pause_reading_ms(self, duration_ms: int) -> None:
-        """Start no request for this time, at most `MUTE_MS_MAX`; responses are sent all the same (KIP-219: throttled
-        client). Of several calls the longest applies."""
+        """Start no request for `duration_ms`, at most `MUTE_MS_MAX`, because the client is throttled (KIP-219).
+        Responses are still sent. After several calls, the pause that ends last applies."""
         if self.closed or duration_ms <= 0:
             return
         until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000
@@ -453,7 +458,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def shrink_receive_buffer(self) -> None:
-        """Shrink the receive buffer of an idle connection to the part of a frame that was received."""
+        """Shrink the receive buffer of an idle connection to the bytes that were received of an incomplete frame."""
         self._frames.release_memory()
 
     def reject(self, error: MansioError) -> None:
@@ -462,7 +467,7 @@ class Connection(asyncio.BufferedProtocol):
         logger.warning(
             "connection_closed", extra=fields(peer=self.client_host, reason=kind, detail=str(error))
         )
-        self._server.counters.closed(type(error).__name__)
+        self._server.counters.count_closed(type(error).__name__)
         self.abort()
 
     def abort(self) -> None:
@@ -471,12 +476,12 @@ class Connection(asyncio.BufferedProtocol):
             self.closed = True
             self._transport.abort()
 
-    def close_soon(self) -> None:
-        """Close the connection when the current request has been answered."""
+    def close_after_response(self) -> None:
+        """Close the connection after the response to the current request."""
         self._server.loop.call_soon(self.close)
 
     def close(self) -> None:
-        """Close the connection; what the socket has accepted is still delivered."""
+        """Close the connection; the operating system still delivers the bytes that the socket has accepted."""
         if self._transport is not None and not self.closed:
             self.flush()
             self._transport.close()

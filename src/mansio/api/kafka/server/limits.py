@@ -7,11 +7,12 @@ from typing import Final, NamedTuple
 from mansio.wire.api_versions import SUPPORTED_APIS
 
 REJECTION_REASONS: Final = ("max_connections", "max_connections_per_ip", "descriptors", "stopping")
-"""Why a connection was rejected: the name of a setting, no file descriptor left, or the broker stops."""
+"""Reasons for which a connection is rejected: a limit with the name of a setting is reached, no file descriptor is left
+(`descriptors`), or the broker is stopping."""
 
 
 class ServerLimits(NamedTuple):
-    """Bounds of the Kafka listener, in bytes and milliseconds."""
+    """Limits of the Kafka listener; each has the meaning of the broker setting with the same name, if there is one."""
 
     socket_request_max_bytes: int
     requests_max: int
@@ -20,7 +21,7 @@ class ServerLimits(NamedTuple):
     queued_max_request_bytes: int
     max_connections: int
     max_connections_per_ip: int
-    """0: no bound except `max_connections`."""
+    """0 for no limit apart from `max_connections`."""
     idle_ms_max: int
 
 
@@ -33,7 +34,7 @@ class ServerCounters:
         self.connections_accepted = 0
         self.rejected_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
         self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
-        """Connections closed by this broker: idle, send failed, or the name of the error."""
+        """Number of connections that this broker closed, by reason: idle, send failed, or the name of the error."""
         self.requests: dict[int, int] = dict.fromkeys(map(int, SUPPORTED_APIS), 0)
         self.errors = 0
 
@@ -41,6 +42,6 @@ class ServerCounters:
     def connections_rejected(self) -> int:
         return sum(self.rejected_by_reason.values())
 
-    def closed(self, reason: str) -> None:
-        """A connection was closed by this broker; `reason` never comes from a peer."""
+    def count_closed(self, reason: str) -> None:
+        """Count a connection that this broker closed. `reason` must not come from a peer."""
         self.closed_by_reason[reason] = self.closed_by_reason.get(reason, 0) + 1

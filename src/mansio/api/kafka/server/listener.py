@@ -52,18 +52,20 @@ BUFFER_IDLE_S = 2.0
 """The receive buffer of a connection is shrunk after this time without received bytes."""
 
 SWEEP_INTERVAL_MS = TIMEOUT_CHECK_INTERVAL_MS
+"""Interval of the check for idle connections and for produce requests whose timeout has expired."""
 
 STALL_INTERVAL_MS = 100
-"""Interval of the check for stalled connections, while connections wait for memory."""
+"""Interval of the check for stalled connections while connections wait for memory."""
 
 ACCEPT_BACKLOG = 1024
 """Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
 
 DRAIN_POLL_S = 0.005
+"""Interval at which `KafkaServer.stop` checks whether all requests are answered."""
 
 
 class KafkaServer:
-    """Kafka listener of one broker: accepts connections and owns what they share."""
+    """Kafka listener of one broker: accepts connections and owns the memory that they share."""
 
     def __init__(
         self, service: BrokerServices, limits: ServerLimits, loop: asyncio.AbstractEventLoop
@@ -100,7 +102,7 @@ class KafkaServer:
     async def start(
         self, host: str, port: int, *, advertised: tuple[str, int] | None = None
     ) -> tuple[str, int]:
-        """Listen; port 0 selects a free port. Returns the bound (host, port). Raises `OSError`."""
+        """Start to accept connections; port 0 selects a free port. Return the bound (host, port). Raises `OSError`."""
         self._listening = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=ACCEPT_BACKLOG
         )
@@ -110,8 +112,7 @@ class KafkaServer:
         return host, bound[1]
 
     async def stop(self, drain_ms: int) -> None:
-        """Accept no connections, let requests in progress be answered for at most `drain_ms`, then close all
-        connections."""
+        """Stop accepting connections, wait at most `drain_ms` for requests in progress, and close all connections."""
         self._draining = True
         for timer in (self._sweep, self._stall_watch):
             if timer is not None:
@@ -125,7 +126,7 @@ class KafkaServer:
         share_fetch.answer_parked_requests(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
         await _until(
-            lambda: not any(connection.busy for connection in self._connections), self.clock, deadline
+            lambda: not any(connection.is_busy for connection in self._connections), self.clock, deadline
         )
         for connection in tuple(self._connections):
             connection.close()
@@ -134,7 +135,7 @@ class KafkaServer:
             connection.abort()
 
     def use_limits(self, limits: ServerLimits) -> None:
-        """Use other limits; open connections above them stay open."""
+        """Use new limits. Open connections stay open, even if there are more than the new limit."""
         self.limits = limits
 
     @property
@@ -187,7 +188,7 @@ class KafkaServer:
         self._close_disconnected()
         for connection in [c for c in self._connections if c.is_idle(now, oldest)]:
             logger.info("idle_connection_closed", extra=fields(peer=connection.client_host))
-            self.counters.closed("idle")
+            self.counters.count_closed("idle")
             connection.close()
         self.service.produce.time_out_requests(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
@@ -198,7 +199,7 @@ class KafkaServer:
         self._stall_time_s += (
             STALL_INTERVAL_MS / 1000
         )  # not the clock: while the broker itself was blocked, no peer was slow
-        for connection in self.memory.stalled(self._stall_time_s):
+        for connection in self.memory.find_stalled(self._stall_time_s):
             connection.reject(
                 FrameStalled("a large frame arrives too slowly while other connections wait for memory")
             )
@@ -210,11 +211,12 @@ class KafkaServer:
             self._stall_watch = self.loop.call_later(STALL_INTERVAL_MS / 1000, self._close_stalled)
 
     def _close_disconnected(self) -> None:
-        """Close connections that were reset while nothing is read from them: only a read would report it.
+        """Close connections whose peer has reset them while reading is paused; without a read, asyncio does not report
+        it.
 
-        One that was closed in order may still have requests to answer, and stays until then.
+        A connection whose peer has only shut down its sending side stays open, because it may wait for responses.
         """
-        unread = {c.descriptor: c for c in self._connections if c.unread and c.descriptor >= 0}
+        unread = {c.descriptor: c for c in self._connections if c.is_unread and c.descriptor >= 0}
         if not unread:
             return
         poll = select.poll()
@@ -226,8 +228,8 @@ class KafkaServer:
     # Memory
 
     def on_partial_frame(self, connection: Connection, frame_bytes: int, buffered: int) -> None:
-        """`connection` holds its backlog, and `buffered` bytes of a frame of `frame_bytes` (0: it is between
-        frames)."""
+        """Account for the memory of a connection: its backlog, and `buffered` bytes of an incomplete frame of
+        `frame_bytes`; both are 0 between frames."""
         # The buffer of a frame doubles until it is large enough.
         wanted = connection.backlog_bytes + min(frame_bytes, 2 * buffered)
         memory = self.memory
@@ -242,11 +244,12 @@ class KafkaServer:
             self._release(connection)
 
     def is_reading_paused(self, connection: Connection) -> bool:
-        """The broker is stopping, or the connection waits for memory."""
+        """Return whether the connection must not be read: the broker is stopping, or the connection waits for
+        memory."""
         return self._draining or self.memory.is_waiting(connection)
 
     def report_unreadable(self, part: LogSlice, error: OSError) -> None:
-        """The disk cannot read batches that were to be sent."""
+        """Report damage to the partition, because the disk cannot read batches that were to be sent."""
         self.service.partitions.report_unreadable(part, error)
 
     def set_unsent_bytes(self, connection: Connection, held_bytes: int) -> None:
@@ -259,7 +262,7 @@ class KafkaServer:
 
     @property
     def has_unsent_pressure(self) -> bool:
-        """Unsent responses exceed their memory limit."""
+        """Whether the unsent responses of all connections exceed their memory limit."""
         return self.unsent_bytes > self.limits.queued_max_request_bytes
 
     def _release(self, connection: Connection) -> None:
@@ -269,7 +272,7 @@ class KafkaServer:
     # Requests
 
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None:
-        """Start a request; returns the response, or None if it comes later."""
+        """Start a request. Return the response, or None if it is sent later."""
         template = connection.template
         if (
             template is not None
@@ -322,7 +325,7 @@ class KafkaServer:
     def _unsupported_version(
         self, connection: Connection, header: RequestHeader
     ) -> Sequence[ResponsePart] | None:
-        """ApiVersions in an unknown version is answered in version 0 (KIP-511); any other request is rejected."""
+        """Answer ApiVersions in an unknown version in version 0 (KIP-511); for any other API, close the connection."""
         if header.api_key == ApiKey.API_VERSIONS:
             pending_response = connection.defer()
             self._router.unsupported_api_versions(header, pending_response)
@@ -333,7 +336,8 @@ class KafkaServer:
     # Flush once per loop iteration
 
     def flush_soon(self, connection: Connection) -> None:
-        """Flush at the end of this loop iteration, so that its responses are sent together."""
+        """Flush the connection at the end of this iteration of the event loop, so that all its responses are sent
+        together."""
         if not self._flush_due:
             self.loop.call_soon(self._flush_all)
         self._flush_due.append(connection)

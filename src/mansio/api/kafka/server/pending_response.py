@@ -1,7 +1,7 @@
 """Pending response: the entry of one request in the response queue of its connection.
 
-Invariant: it is completed once, or its connection ends; afterwards it no longer refers to the connection, so that a
-late or missing response keeps no memory of it.
+Invariant: a pending response is completed once, or its connection ends. Afterwards it no longer refers to the
+connection, so that the memory of the connection is freed even if the response comes late or never.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class QueuedResponse(Protocol):
 
 
 class ResponseQueue(Protocol):
-    """What a pending response needs of its connection."""
+    """The attributes and methods of a connection that a pending response uses."""
 
     closed: bool
 
@@ -34,7 +34,7 @@ class ResponseQueue(Protocol):
 
 
 class PendingResponse:
-    """Entry of a request that is answered later. Belongs to one connection, on its event loop."""
+    """Response to a request that is answered later. Belongs to one connection; all methods run on its event loop."""
 
     __slots__ = ("_connection", "on_lost", "response")
 
@@ -42,35 +42,38 @@ class PendingResponse:
         self._connection: ResponseQueue | None = connection
         self.response = response
         self.on_lost: Callable[[], None] | None = None
-        """Called when the connection ends before the response."""
+        """Called if the connection ends before the response."""
 
     def answer(self, parts: Sequence[ResponsePart]) -> None:
-        """Complete the response; an empty sequence means that none is sent. Only the first call has an effect."""
+        """Complete the response with the bytes to send, or with an empty sequence to send none. Only the first call has
+        an effect."""
         connection = self._connection
         if connection is None:
             return
-        self._connection = self.on_lost = None  # the request's work refers to this object in turn
+        self._connection = self.on_lost = (
+            None  # breaks a reference cycle: the task of the request refers to this object
+        )
         self.response = parts
         connection.answered(self)
 
     def lost(self) -> None:
-        """The connection ended before the response."""
+        """Report that the connection ended before the response."""
         on_lost = self.on_lost
         self._connection = self.on_lost = None
         if on_lost is not None:
             on_lost()
 
     def abandon(self) -> None:
-        """There will be no response: unless one was given, close the connection to inform the client."""
+        """Close the connection unless the response is complete, because there will be no response."""
         if self._connection is not None:
             self._connection.abort()
 
     def reject(self, error: MansioError) -> None:
-        """The bytes were not a valid request; see `Connection.reject`."""
+        """Close the connection because the bytes were not a valid request; see `Connection.reject`."""
         if self._connection is not None:
             self._connection.reject(error)
 
     @property
-    def abandoned(self) -> bool:
-        """The connection is closed, so the response is not needed."""
+    def is_abandoned(self) -> bool:
+        """Whether the response is complete or the connection is closed, so that no response can be sent any more."""
         return self._connection is None or self._connection.closed

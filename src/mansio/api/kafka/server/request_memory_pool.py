@@ -11,7 +11,7 @@ pool is free: otherwise many partial frames could use up the pool, each waiting 
 Invariants:
 * At most the pool's size plus one frame is held. The one frame prevents a deadlock: when all holders of a partial frame
   wait for each other, the first in the queue is served.
-* A holder that sends hardly anything while others wait is `stalled`, and the server closes it, unless it waits for the
+* A holder that sends hardly anything while others wait is stalled, and the server closes it, unless it waits for the
   broker's disk. The more connections wait, the sooner. When one connection after the other is served alone and then
   stalls, the oldest waiting holders are closed with it, twice as many each time, but never more than half of them: the
   newest may be well-behaved. So clients that stall in the middle of large frames are gone after a few times `STALL_S`.
@@ -25,25 +25,29 @@ from __future__ import annotations
 from typing import Generic, Protocol, TypeVar
 
 SMALL_FRAME_BYTES = 64 * 1024
+"""Frames up to this size need no memory of the pool."""
 
 STALL_S = 2.0
 PROGRESS_BYTES_MIN = 64 * 1024
-"""While others wait, a holder must send so much in `STALL_S`, or its connection is closed. With n holders and m
-waiting, both values are multiplied by n / (n + m), down to `STALL_S_MIN`."""
+"""While connections wait for memory, a holder of memory must send at least `PROGRESS_BYTES_MIN` in `STALL_S`; otherwise
+its connection is closed. With n holders and m waiting connections, both values are multiplied by n / (n + m), but the
+time is at least `STALL_S_MIN`."""
+
 STALL_S_MIN = 0.5
-"""A lost packet, or a distant peer that is read again, may take this long."""
+"""Progress may take this long after a lost packet, or when reading from a distant peer resumes."""
 
 BLOCKED_BY_BROKER_S = 30.0
-"""How long a connection blocked by the broker is exempt; not less than the longest throttle time."""
+"""Maximum time for which a connection that the broker blocks is not closed as stalled; at least the longest throttle
+time."""
 
 
 class MemoryHolder(Protocol):
-    """What the pool observes of a connection."""
+    """The attributes of a connection that the pool uses."""
 
     received_bytes: int
 
     @property
-    def writing(self) -> bool: ...
+    def is_waiting_for_disk(self) -> bool: ...
 
     @property
     def is_blocked_by_broker(self) -> bool: ...
@@ -53,7 +57,7 @@ C = TypeVar("C", bound=MemoryHolder)
 
 
 class RequestMemoryPool(Generic[C]):
-    """Budget for the memory of incomplete frames of one server. Sizes in bytes."""
+    """Limits the memory of the requests that the connections of one server are receiving. All sizes are in bytes."""
 
     __slots__ = (
         "_checked_at",
@@ -82,27 +86,28 @@ class RequestMemoryPool(Generic[C]):
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held by large frames."""
+        """Number of bytes that connections hold."""
         return self._total
 
     def is_holder(self, connection: C) -> bool:
-        """The connection holds memory of the pool, or waits for it."""
+        """Return whether the connection holds memory of the pool or waits for it."""
         return connection in self._held or connection in self._waiting
 
     @property
     def has_waiters(self) -> bool:
-        """Connections wait for memory."""
+        """Whether any connection waits for memory."""
         return bool(self._waiting)
 
     def is_waiting(self, connection: C) -> bool:
-        """The connection waits for memory and must not be read."""
+        """Return whether the connection waits for memory and must not be read."""
         return connection in self._waiting
 
     def acquire(self, connection: C, wanted: int) -> list[C]:
-        """Acquire memory: the connection's buffer is about to hold `wanted`. If none is free it waits (`is_waiting`).
+        """Acquire memory for a connection whose buffer is going to hold `wanted` bytes in total. If too little is free,
+        the connection waits (`is_waiting`).
 
-        Returns the connections that received memory through this call (it may have been the last that blocked the first
-        in the queue); read from them again.
+        Returns other connections that have received memory because of this call (it may have ended a deadlock); the
+        caller must resume reading from them.
         """
         if wanted <= self._held.get(connection, 0):
             return [] if self._waiting.pop(connection, None) is None else self._serve_queue()
@@ -112,7 +117,8 @@ class RequestMemoryPool(Generic[C]):
         return [served for served in self._serve_queue() if served is not connection]
 
     def shrink(self, connection: C, kept: int) -> list[C]:
-        """Reduce what the connection holds to `kept` bytes. Returns the connections that the released memory admits."""
+        """Reduce the memory of a connection to `kept` bytes. Return the connections that received the released memory;
+        the caller must resume reading from them."""
         held = self._held.get(connection, 0)
         if kept >= held:
             return []
@@ -123,7 +129,8 @@ class RequestMemoryPool(Generic[C]):
         return self._serve_queue()
 
     def release(self, connection: C) -> list[C]:
-        """The connection holds no large frame any more. Returns the connections to read again: those served by it."""
+        """Release all memory of a connection. Return the connections that received it; the caller must resume reading
+        from them."""
         self._waiting.pop(connection, None)
         self._progress.pop(connection, None)
         self._exempt_s.pop(connection, None)
@@ -136,9 +143,9 @@ class RequestMemoryPool(Generic[C]):
         self._total -= self._held.pop(connection, 0)
         return self._serve_queue()
 
-    def stalled(self, now: float) -> list[C]:
-        """Holders that send too slowly while others wait. To be called several times per `STALL_S_MIN` while
-        `has_waiters`, and once after that. `now` is monotonic seconds."""
+    def find_stalled(self, now: float) -> list[C]:
+        """Return the connections that hold memory and send too slowly while others wait; the caller must close them. To
+        be called several times per `STALL_S_MIN` while `has_waiters`, and once afterwards. `now`: monotonic seconds."""
         progress = self._progress
         if not self._waiting:
             progress.clear()
@@ -150,7 +157,7 @@ class RequestMemoryPool(Generic[C]):
         free = [
             holder
             for holder in self._held
-            if holder not in self._waiting and holder not in exempt and not holder.writing
+            if holder not in self._waiting and holder not in exempt and not holder.is_waiting_for_disk
         ]
         self._progress = {holder: progress.get(holder, (holder.received_bytes, now)) for holder in free}
         limit_s = max(STALL_S * len(free) / (len(free) + len(self._waiting)), STALL_S_MIN)
@@ -162,20 +169,22 @@ class RequestMemoryPool(Generic[C]):
             elif now - since >= limit_s:
                 found.append(holder)
         if found and len(found) == len(free):  # none of the connections that were served has continued
-            next_ones = [holder for holder in self._held if holder in self._waiting and not holder.writing]
+            next_ones = [
+                holder for holder in self._held if holder in self._waiting and not holder.is_waiting_for_disk
+            ]
             found += next_ones[: min(self._extra_closes, len(next_ones) // 2)]
             self._extra_closes = 2 * self._extra_closes or 1
         self._reported_stalled.update(found)
         return found
 
     def _exempt(self, now: float) -> set[C]:
-        """Holders that are exempt now because the broker blocks them."""
+        """Return the holders of memory that do not count as stalled now, because the broker blocks them."""
         passed_s = 0.0 if self._checked_at is None else now - self._checked_at
         self._checked_at = now
         exempt: set[C] = set()
         remaining = self._size // 2
         for holder, held in self._held.items():
-            if holder in self._waiting or holder.writing or not holder.is_blocked_by_broker:
+            if holder in self._waiting or holder.is_waiting_for_disk or not holder.is_blocked_by_broker:
                 continue
             exempt_s = self._exempt_s.get(holder)
             exempt_s = 0.0 if exempt_s is None else exempt_s + passed_s

@@ -1,4 +1,5 @@
-"""Request router: decoded requests to handlers and their results to bytes, for all APIs without a raw-frame handler.
+"""Request router: passes decoded requests to their handlers and encodes the results, for all APIs whose handlers do not
+receive the raw frame.
 
 Handlers are named in the versions table as "module.function" under `mansio.api.kafka.handlers`; the module is imported
 the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields; a
@@ -31,11 +32,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNSUPPORTED_VERSION = 35
+"""Kafka's error code."""
 
 
 class RequestContext(NamedTuple):
-    """Header fields and connection data of one request. `listener` is the (host, port) advertised to clients, `peer`
-    the broker that has authenticated on the connection."""
+    """Header fields and connection data of one request. `listener`: the (host, port) that is advertised to clients.
+    `peer`: the broker that has authenticated on the connection, None for a client."""
 
     api_key: int
     api_version: int
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 
 
 class RequestRouter:
-    """Runs handlers and caches them by API key."""
+    """Runs the handlers of requests; imports each handler when it is first needed."""
 
     __slots__ = ("_handlers", "_service")
 
@@ -62,7 +64,8 @@ class RequestRouter:
     async def run(
         self, request: Struct | bytes, context: RequestContext, pending_response: PendingResponse
     ) -> None:
-        """Handle one request and complete its response. A handler may return the encoded frame itself (`bytes`)."""
+        """Run the handler of one request and complete its response. A handler returns the fields of the response, or
+        the encoded response as `bytes`."""
         try:
             handler = self._handlers.get(context.api_key) or self._find(context.api_key)
             try:
@@ -79,7 +82,8 @@ class RequestRouter:
                 self._service.statistics.count_errors(context.api_key, fields)
             pending_response.answer([self._encode(fields, context)])
         finally:
-            pending_response.abandon()  # no effect after a response; otherwise a defect or a shutdown
+            # No effect after a response. Otherwise an unexpected error or a shutdown: close the connection.
+            pending_response.abandon()
 
     def _encode(self, fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
         if isinstance(fields, bytes):
@@ -95,7 +99,8 @@ class RequestRouter:
         return handler
 
     def unsupported_api_versions(self, header: RequestHeader, pending_response: PendingResponse) -> None:
-        """Respond in version 0 with the list of versions and UNSUPPORTED_VERSION (KIP-511)."""
+        """Answer an ApiVersions request of an unknown version: in version 0, with the supported versions and the error
+        UNSUPPORTED_VERSION (KIP-511)."""
         api_keys = [
             {"api_key": key, "min_version": lowest, "max_version": highest}
             for key, lowest, highest in advertised_versions()
@@ -107,7 +112,7 @@ class RequestRouter:
 
 
 def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
-    """The fields of a response that rejects the whole request."""
+    """Return the fields of a response that rejects the whole request."""
     logger.warning(
         "request_rejected",
         extra=fields_of_event(

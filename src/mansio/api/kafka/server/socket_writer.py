@@ -53,7 +53,7 @@ _MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class UnreadableSlice(OSError):
-    """The disk cannot read a part of `part`, which was to be sent."""
+    """The disk cannot read a part of the file range `part`, which was to be sent."""
 
     def __init__(self, part: LogSlice, error: OSError) -> None:
         super().__init__(error.errno, error.strerror, part.file.path)
@@ -61,7 +61,8 @@ class UnreadableSlice(OSError):
 
 
 class SocketWriter:
-    """`on_writable` is called when everything that waited has been sent, `on_lost` when the connection is lost.
+    """Sends the responses of one connection. `on_writable` is called when all waiting parts have been sent, `on_lost`
+    when the connection is lost.
 
     `scratch` is the buffer for file ranges, shared by all connections of a loop; None selects `sendfile`.
     """
@@ -106,11 +107,11 @@ class SocketWriter:
 
     @property
     def waiting_parts(self) -> int:
-        """Number of waiting parts; each has a cost, however small it is."""
+        """Number of waiting parts; each uses memory, however small it is."""
         return len(self._queue)
 
     def send(self, parts: Sequence[ResponsePart]) -> None:
-        """Send `parts` in order, now as far as the peer accepts them, the remainder when it does."""
+        """Send `parts` in order: at once as far as the peer accepts them, the remainder when the socket is writable."""
         if self._socket is None:
             return
         if self._queue or len(parts) != 1 or type(data := parts[0]) is not bytes:
@@ -132,7 +133,7 @@ class SocketWriter:
             self._wait_until_writable()
 
     def close(self) -> None:
-        """Discard what waits and close the descriptor."""
+        """Discard the waiting parts and close the file descriptor."""
         if self._socket is None:
             return
         if self._writing:
@@ -203,7 +204,8 @@ class SocketWriter:
             self._on_writable()
 
     def _send_batch(self, scratch: memoryview) -> bool:
-        """Send what waits with one call, up to the size of the scratch buffer; returns False if the peer accepted less.
+        """Send waiting parts with one system call, up to the size of the scratch buffer; return False if the peer
+        accepted less.
 
         A whole response is sent at once, so that the client is not woken by a partial one.
         """
@@ -256,7 +258,7 @@ class SocketWriter:
         self._sent(sent)
 
     def _sent(self, count: int) -> None:
-        """The peer accepted `count` bytes."""
+        """Remove `count` bytes, which the peer has accepted, from the waiting parts."""
         queue = self._queue
         self.waiting_bytes -= count
         while count:
