@@ -6,11 +6,11 @@ set -eu
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
-extras="spark lake declarative schema"
+extras="spark jsonschema"
 if "$python" -c 'from mansio.spark.session.java import find_java; print("Java", find_java().version)'; then
     :
 else
-    extras="$extras jre"
+    extras="$extras java"
     echo "No Java that Spark takes: pip brings one"
 fi
 

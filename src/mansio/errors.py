@@ -582,6 +582,10 @@ class ConfigError(MansioError):
     http_status = 400
 
 
+class MissingExtra(MansioError):
+    """A package of an optional extra is not installed."""
+
+
 class DataLoss(MansioError):
     """Records that a query reads have been deleted."""
 

@@ -67,7 +67,7 @@ def pipeline(
     table; those of December are in the log only. Then retention is set to 1 ms: the log deletes archived records and
     retains the others. One read over table and log computes the mean departure delay by carrier and month, which is
     compared with the source data; a deleted day is replayed. The exit code is 0 only if every number is correct. Takes
-    one or two minutes; needs `mansio[spark,lake]` and Java (or `mansio[jre]`).
+    one or two minutes; needs `mansio[spark]` and Java (or `mansio[java]`).
     """
     from mansio_demo.pipeline_demo import run_demo
 

@@ -43,7 +43,7 @@ class BrokerProcess(AbstractContextManager["BrokerProcess"]):
         output.
         """
         started = time.monotonic()
-        command = [sys.executable, "-m", "mansio.cli.main", "serve", "--data", self.directory]
+        command = [sys.executable, "-m", "mansio", "serve", "--data", self.directory]
         command += ["--kafka", self.kafka, "--http", self.http]
         process = subprocess.Popen(  # noqa: S603  # our own command line
             command,

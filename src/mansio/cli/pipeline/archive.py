@@ -77,14 +77,11 @@ def archive(
     Resumes at the table's end offsets. While it runs, and until `mansio pipeline release`, the broker retains records
     that are not archived yet.
     """
-    from mansio.errors import ConfigError
+    from mansio.host.extras import require
 
-    try:
-        from mansio.spark.jobs.archive import ArchiveJob
-        from mansio.spark.jobs.archive import archive as run_archive
-    except ImportError as error:
-        missing = error.name or "a package"
-        raise ConfigError(f"{missing} is missing: run pip install 'mansio[spark,lake]'") from None
+    require("spark")
+    from mansio.spark.jobs.archive import ArchiveJob
+    from mansio.spark.jobs.archive import archive as run_archive
 
     job = ArchiveJob(
         topic=topic,

@@ -127,12 +127,9 @@ def _check_records(
     output: Output,
     bootstrap_servers: str,
 ) -> None:
-    from mansio.errors import ConfigError
+    from mansio.host.extras import require
 
-    try:
-        import jsonschema  # noqa: F401  # only to see whether it is there
-    except ImportError:
-        raise ConfigError("jsonschema is missing: run pip install 'mansio[schema]'") from None
+    require("jsonschema")
     spark = start_session(master, f"mansio schema-check {topic}")
     from mansio.spark.jobs.schema_check import check_topic
 

@@ -38,13 +38,10 @@ CatalogOption = Annotated[
 
 
 def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTable:
-    """The archive of a topic. Raises `IcebergNotInstalled`, `TableNotFound` and the errors of `open_table`."""
-    try:
-        import pyiceberg  # noqa: F401  # only to see whether it is there
-    except ImportError:
-        from mansio.spark.iceberg.errors import IcebergNotInstalled
+    """The archive of a topic. Raises `MissingExtra`, `TableNotFound` and the errors of `open_table`."""
+    from mansio.host.extras import require
 
-        raise IcebergNotInstalled from None
+    require("iceberg")
     from mansio.spark.iceberg.catalog import open_table
 
     return open_table(catalog, warehouse, topic)

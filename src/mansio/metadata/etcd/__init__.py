@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 
-from mansio.errors import ConfigError
+from mansio.host.extras import missing_extra
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise its core writes to stderr
 
@@ -25,6 +25,4 @@ try:
     import google.protobuf  # noqa: F401 - only whether it is there
     import grpc  # noqa: F401 - the same
 except ImportError:
-    raise ConfigError(
-        "a cluster needs grpcio and protobuf: pip install 'mansio[cluster]' brings them"
-    ) from None
+    raise missing_extra("cluster") from None

@@ -9,10 +9,6 @@ class ArchiveError(MansioError):
     """Base of the errors of archive tables."""
 
 
-class IcebergNotInstalled(ArchiveError):
-    """The archive needs pyiceberg and pyarrow: run `pip install 'mansio[lake]'`."""
-
-
 class CatalogLocked(ArchiveError):
     """Another program holds the catalog's lock."""
 

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import MansioError
+from mansio.host.extras import require
 from mansio.spark.session.java import find_java
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 
@@ -67,21 +67,15 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 """
 
 
-class SparkNotInstalled(MansioError):
-    """PySpark is not installed: run `pip install 'mansio[spark]'`."""
-
-
 def session(master: str | None = None, name: str = "mansio", **settings: str) -> SparkSession:
     """The Spark session of this process. If none is active, a session is created with these arguments.
 
     `master`: `local[*]` by default, or any master that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`:
-    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `SparkNotInstalled` and
-    `JavaNotFound`.
+    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `MissingExtra` and `JavaNotFound`.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SparkNotInstalled from error
+    require("spark")
+    from pyspark.sql import SparkSession
+
     running = SparkSession.getActiveSession()
     if running is not None:
         return running

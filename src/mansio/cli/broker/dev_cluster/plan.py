@@ -97,7 +97,7 @@ class ClusterPlan:
 
 def mansio_command() -> list[str]:
     """The `mansio` command of this interpreter."""
-    return [sys.executable, "-m", "mansio.cli.main"]
+    return [sys.executable, "-m", "mansio"]
 
 
 def plan_cluster(
