@@ -26,13 +26,13 @@ def is_idle(one: Connection, now: float) -> bool:
 def test_who_says_nothing_is_idle_unless_a_request_is_being_worked_on() -> None:
     one = connection()
     assert [is_idle(one, 4.0), is_idle(one, 6.0)] == [False, True]
-    one.queue(cast("Any", SimpleNamespace(pieces=None)))
+    one.queue_response(cast("Any", SimpleNamespace(pieces=None)))
     assert not is_idle(one, 100.0)
 
 
 def test_who_takes_nothing_of_its_answers_is_idle_whatever_it_has_asked_for() -> None:
     one = connection()
-    one.queue(cast("Any", SimpleNamespace(pieces=None)))
+    one.queue_response(cast("Any", SimpleNamespace(pieces=None)))
     one._socket_writer.waiting_bytes = 1000
     assert [is_idle(one, 100.0), is_idle(one, 104.0)] == [False, False]
     one._socket_writer.waiting_bytes = 999
