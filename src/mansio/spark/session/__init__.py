@@ -71,7 +71,8 @@ def session(master: str | None = None, name: str = "mansio", **settings: str) ->
     """The Spark session of this process. If none is active, a session is created with these arguments.
 
     `master`: `local[*]` by default, or any master that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`:
-    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `MissingExtra` and `JavaNotFound`.
+    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `MissingExtra` and
+    `JavaNotFound`.
     """
     require("spark")
     from pyspark.sql import SparkSession
