@@ -1,4 +1,4 @@
-"""Fixtures every test may use, and how a run is divided: tiers, machine factor, optional packages.
+"""Fixtures that every test may use, and the division of a run: tiers, machine factor, optional packages.
 
 `--tier` selects how much runs (`support.tiers`). Time limits are multiplied by the measured factor of the machine
 (`support.machine`). The order of tests and every random choice are fixed, except in the tier `nightly`.

@@ -1,4 +1,4 @@
-"""`mansio cluster` against a real broker, as somebody in a shell uses it, and the admin client behind it."""
+"""`mansio cluster` and the admin client with a real broker."""
 
 from __future__ import annotations
 

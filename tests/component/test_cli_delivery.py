@@ -1,4 +1,4 @@
-"""`mansio consume --share-group` against a real broker: what becomes of records that were printed."""
+"""`mansio consume --share-group` with a real broker: which records are acknowledged after they were printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mansio dlq` against a real broker: what a share group gave up, looked at, offered again, appended, purged."""
+"""`mansio dlq` with a real broker: show, redrive, append and purge dead-lettered records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Commands that move groups and delete records: what one thing refuses is said, and the others are done."""
+"""Commands that change offsets of groups and delete records: an error of one partition is reported, and the others are
+changed."""
 
 from __future__ import annotations
 

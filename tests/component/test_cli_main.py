@@ -1,4 +1,4 @@
-"""The command line itself: quick to start, clear when it is wrong, documented as it is."""
+"""Command line: start time, error messages, and agreement with the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mansio quota` against a real broker, as somebody in a shell uses it."""
+"""`mansio quota` with a real broker."""
 
 from __future__ import annotations
 

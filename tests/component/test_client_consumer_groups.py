@@ -1,5 +1,5 @@
-"""Members of groups whose partitions the broker assigns (KIP-848), as our client lives them; what they share with
-members of classic groups is in `test_client_groups`."""
+"""Client as member of consumer groups whose assignment the broker computes (KIP-848). Tests that apply to classic
+groups as well are in `test_client_groups`."""
 
 from __future__ import annotations
 

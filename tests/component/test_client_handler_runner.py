@@ -1,7 +1,7 @@
-"""The order that `fifo` and `by_key` promise, with handlers that fail and members that die, on a real broker.
+"""Order of records with `fifo` and `by_key`, with failing handlers and members that die, on a real broker.
 
-What is told of every call is held against the sequence of each key: a record begins when all before it of its key are
-done or given up, and none begins after a later one has.
+The tests compare the calls of the handlers with the sequence of each key: a record begins when all earlier records of
+its key are acknowledged or dead-lettered, and none begins after a later one has begun.
 """
 
 from __future__ import annotations

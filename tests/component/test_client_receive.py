@@ -1,4 +1,5 @@
-"""Receiving: leases are kept, given back and lost as the client says, whatever happens to the session."""
+"""Client as member of share groups: leases are renewed, released and lost as documented, also when the share session
+ends."""
 
 from __future__ import annotations
 

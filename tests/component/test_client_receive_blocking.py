@@ -1,4 +1,5 @@
-"""Receiving without asyncio: the same names, and the same promises, with handlers on threads."""
+"""Blocking client as member of share groups: the same names and guarantees as the asyncio client, with handlers on
+threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiving much: what is acknowledged together goes together, and nothing is lost on the way that does not belong."""
+"""Receiving many records: acknowledgements are sent together, and none is lost or sent for another record."""
 
 from __future__ import annotations
 

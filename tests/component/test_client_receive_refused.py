@@ -1,5 +1,5 @@
-"""What a broker refuses of what is said of leases, or a mistake keeps from it: told, said again ever more seldom, or
-let go; nothing hangs."""
+"""Acknowledgements that a broker refuses or that cannot be sent: they are reported, retried with growing backoff, or
+dropped; no call hangs."""
 
 from __future__ import annotations
 

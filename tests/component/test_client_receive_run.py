@@ -1,4 +1,5 @@
-"""Handlers: what was done is acknowledged, what was not comes again, and no order that was promised is broken."""
+"""Handlers of received records: records of finished handlers are acknowledged, others are delivered again, and the
+promised order is kept."""
 
 from __future__ import annotations
 

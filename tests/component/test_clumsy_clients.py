@@ -1,8 +1,8 @@
-"""Clients that disappear in the middle of anything: whatever a connection was doing when it ended, nothing of it stays.
+"""Clients that disconnect at any moment: nothing of their connection remains.
 
-Many short lives, by a seed, against one broker in this process. Afterwards every ledger of the broker is looked at:
-connections, descriptors, memory accounts, parked fetches, writes that wait, group members, tasks, and, with the
-collector of cycles switched off, the objects themselves.
+A seed chooses many short connections to one broker in this process. Afterwards the tests check the broker's
+connections, descriptors, memory accounts, parked fetches, waiting writes, group members, tasks and, with the garbage
+collector off, its objects.
 """
 
 from __future__ import annotations

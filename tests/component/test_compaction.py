@@ -1,4 +1,4 @@
-"""Compaction over a real broker and stock clients: of each key the latest record stays, at the offset it had."""
+"""Compaction of a real broker with other clients: the latest record of each key stays, at its offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A broker inside another program: it stays out of that program's way, with and without uvloop."""
+"""Broker embedded in another program: it does not change signals, logging or the event loop of that program; with and
+without uvloop."""
 
 from __future__ import annotations
 

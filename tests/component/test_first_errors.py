@@ -1,4 +1,4 @@
-"""The commonest first errors: each is one line that names the cause and the way out."""
+"""Common mistakes of new users: each error is one line that names the cause and the remedy."""
 
 from __future__ import annotations
 

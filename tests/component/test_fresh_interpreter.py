@@ -1,4 +1,4 @@
-"""What needs a Python interpreter of its own: which modules an import brings, and a limit on memory."""
+"""Tests that need a new Python interpreter: imported modules, and a limit on memory."""
 
 from __future__ import annotations
 

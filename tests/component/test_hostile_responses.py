@@ -1,4 +1,4 @@
-"""Small requests that ask for large answers: what is asked many times is answered once, and answers have bounds."""
+"""Small requests for large responses: repeated items are answered once, and responses have size limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP door over a real socket, in front of a view of a broker that a test can bend."""
+"""HTTP listener over a real socket, with a stub in place of the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds that settings name hold over real connections, each with a small value."""
+"""Limits that settings define hold over real connections; each is tested with a small value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every metadata store promises. A store of another kind runs these unchanged: add its factory to `run`.
+"""Contract of metadata stores, run with each implementation. To test another one, add its factory to `run`.
 
 A factory is an async context manager: (directory of the test) -> an empty store with `events_kept` small enough that
 `fill_past_history` below compacts it.

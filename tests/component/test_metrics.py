@@ -1,4 +1,4 @@
-"""`/metrics` by rule: names, units, types, help, and labels that no client can make too many."""
+"""`/metrics`: names, units, types and help follow the conventions, and no client can create labels without limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One partition's disk fails in the middle of something: its own clients learn it, everybody else notices nothing."""
+"""A disk failure in one partition: its clients get errors, other partitions are not affected."""
 
 from __future__ import annotations
 

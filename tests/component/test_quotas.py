@@ -1,4 +1,5 @@
-"""Byte-rate quotas over real sockets: who is over theirs is told to pause, and made to; others notice nothing."""
+"""Byte-rate quotas over real sockets: a client above its quota gets a throttle time and is paused; others are not
+affected."""
 
 from __future__ import annotations
 

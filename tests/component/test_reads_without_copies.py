@@ -1,4 +1,5 @@
-"""Large answers to other machines leave by sendfile, to this one through the scratch buffer: the same bytes."""
+"""Large responses to other machines are sent with sendfile, those to this machine through the scratch buffer; the bytes
+are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker finds when it starts again: torn tails, missing directories, deleted topics."""
+"""Restart of a broker with torn tails, missing directories and deleted topics."""
 
 from __future__ import annotations
 

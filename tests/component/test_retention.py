@@ -1,4 +1,5 @@
-"""Age over a real broker and stock clients: records leave by time, by size and when they are deleted, and stay gone."""
+"""Retention of a real broker with other clients: records are deleted by time, by size and on request, and do not
+reappear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SQLite store's own threats: kills, failed commits, damaged and foreign files."""
+"""SQLite metadata store: kills, failed commits, damaged and foreign files."""
 
 from __future__ import annotations
 

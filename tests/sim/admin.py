@@ -1,4 +1,4 @@
-"""An administrator that makes a topic, uses it, deletes it, and makes another of the same name.
+"""Simulated administrator that creates a topic, uses it, deletes it, and creates another with the same name.
 
 What must be true: nobody that asks for a topic by its id finds a record of another topic, whatever its name was; what
 was acknowledged to a topic is there as long as it is.

@@ -1,4 +1,5 @@
-"""One life of one broker: the shipped `BrokerRuntime` and `ClusterMember` on a simulated machine.
+"""One broker process in a simulated cluster, from start to stop or kill: the production `BrokerRuntime` and
+`ClusterMember`.
 
 The order of steps at start and stop is that of `node.broker`; sockets, threads and etcd are the simulator's. A disk
 outlives its broker; a broker that died is kept until the run is over, so that nothing of it ends at a time of the

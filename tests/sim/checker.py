@@ -1,4 +1,4 @@
-"""What must be true of every history: the guarantees of GUARANTEES.md, as clients can see them.
+"""Checker of simulated histories: the guarantees of GUARANTEES.md, as clients can observe them.
 
 * an acknowledged record is there, where it was said to be (lost writes);
 * one record per offset, for ever, among all that anybody read or was told (conflicting offsets);

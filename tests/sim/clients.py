@@ -1,4 +1,4 @@
-"""Clients of a simulated cluster: they send what clients send, as bytes, and note what they are told.
+"""Clients of a simulated cluster: they send requests as bytes and record the responses.
 
 Each is one coroutine on a loop of its own. None trusts anything but its last good answer; whoever does not get one in
 time makes another connection, to another broker.

@@ -1,4 +1,4 @@
-"""Members of a consumer group of the new protocol (KIP-848): the broker assigns, heartbeat by heartbeat.
+"""Members of a consumer group (KIP-848) in a simulated cluster.
 
 A member that is told to give a partition up commits once more what it has read of it, as clients do, and says then that
 it let go: until it has said so nobody else may have it.

@@ -1,4 +1,4 @@
-"""The model of etcd as a simulated cluster meets it: late answers, late requests, leases that end late or early.
+"""Model of etcd in a simulated cluster: late responses, late requests, leases that end late or early.
 
 `EtcdModel` is `mansio.testing.metadata.InMemoryStore` with a majority that can be lost; `SimulatedDoor` is one broker's
 way there, on which everything takes time. `KeepAliveTurns` runs the shipped keep-alive, whose thread is a scheduler of

@@ -1,4 +1,4 @@
-"""The fault menu of the simulator, and what does each of them.
+"""Faults of the simulator: one function each, which injects the fault into a simulated cluster.
 
 Every fault is a function of the world that begins it now and, where it lasts, has it end by itself; it returns False
 where it does not apply (a dead broker cannot be paused). `FAULTS` says how often each is drawn.

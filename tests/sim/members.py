@@ -1,4 +1,5 @@
-"""Members of a consumer group: they join, share the partitions, commit, and are thrown out and join again.
+"""Members of a classic consumer group in a simulated cluster: they join, share the partitions, commit, are fenced and
+join again.
 
 What must be true, for each partition: of one generation one member has it; who takes it over finds at least what was
 committed before it asked; nothing of an older generation is committed after that.

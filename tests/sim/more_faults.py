@@ -1,5 +1,5 @@
-"""Clients that do what is done now and then: several partitions in one request, records deleted, partitions added,
-settings changed, all while everything is in use. Only histories that ask for them have them (`World(more=True)`).
+"""Simulated clients with rare operations: several partitions in one request, deleted records, added partitions, changed
+settings. Only histories with `World(more=True)` have them.
 
 What must be true, beside what the checker of the other clients says: a batch of a request counts only if its own
 partition said so; what was deleted and confirmed does not come back; what was acknowledged to a partition is there,

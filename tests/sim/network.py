@@ -1,4 +1,4 @@
-"""The network of a simulated cluster: it carries the bytes of requests and answers, late, twice or not at all.
+"""Network of a simulated cluster: delivers requests and responses, late, twice or not at all.
 
 A `Link` is one TCP connection: what arrives on it arrives in order. What a network does to requests beyond that comes
 by other connections: a frame that was held up arrives when its sender has long given up (`late`), or comes a second

@@ -1,4 +1,4 @@
-"""Histories that were found broken once, each as short as it can be told."""
+"""Regression tests: simulated histories that once violated a guarantee, reduced to few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of share groups in a whole simulated cluster: made on first use, replicated, found wherever it is led."""
+"""Share state in a simulated cluster: created on first use, replicated, and found after its leader moves."""
 
 from __future__ import annotations
 

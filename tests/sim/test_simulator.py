@@ -1,4 +1,4 @@
-"""The simulator itself: one seed is one history, and every fault of the menu does something."""
+"""Tests of the simulator: a seed determines the history, and every fault has an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen of a simulated cluster from above, where no client can look: disks, logs and etcd of all at once.
+"""Checks of a simulated cluster that no client can do: they compare disks, logs and etcd of all brokers.
 
 `check_durable` is asked at every acknowledgement, `reasons` until it is all well again, `check_end` at the end.
 """

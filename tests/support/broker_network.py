@@ -1,5 +1,5 @@
-"""The network of a cluster under test: every way between brokers, clients and etcd leads through a door that can be
-shut or slow, in one direction or both.
+"""Network of a cluster under test: a proxy between brokers, clients and etcd whose connections can be blocked or
+delayed, in one direction or both.
 
 A broker advertises one address to everybody, so who is on the other side of a connection is found out by the process
 that holds its socket. Owns one thread with a loop, and all listening ports and connections on it.

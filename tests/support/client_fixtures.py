@@ -1,4 +1,4 @@
-"""A broker in this process and an asyncio client of it: what the client's end-to-end tests stand on."""
+"""Fixtures of the client's component tests: a broker in this process and an asyncio client of it."""
 
 from __future__ import annotations
 

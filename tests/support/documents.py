@@ -1,4 +1,4 @@
-"""What the documents name, for the tests that hold them against brokers."""
+"""Names and examples in the documents, for the tests that compare them with brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy on loopback that hurts what it passes on: bytes lost in one direction or both, connections cut or refused.
+"""Proxy on loopback with faults: lost bytes in one direction or both, closed or refused connections.
 
 Owns one listening port and its connections; lives on the test's own loop. Always true: a connection that has lost bytes
 is closed before bytes pass again, as on a network, where a stream has no holes.

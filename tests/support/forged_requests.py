@@ -1,4 +1,5 @@
-"""Every request that only brokers send, forged: sent on an ordinary connection, in the name of any broker and epoch.
+"""Forged requests: every request that only brokers may send, sent on an ordinary connection with the id and epoch of a
+broker.
 
 `INTER_BROKER` is computed from the table of APIs and the schemas of their requests; `FORGERIES` has a forgery for each.
 """

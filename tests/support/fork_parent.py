@@ -1,4 +1,4 @@
-"""The process that brokers are forked from: it has imported all they need, and done nothing else.
+"""Process from which brokers are forked: it has imported all modules they need and does nothing else.
 
 One line in for each broker, its process id out. Always true: a broker is in a session of its own, with nothing of its
 parent but modules; the parent waits for none, and ends when its input does.

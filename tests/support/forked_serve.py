@@ -1,4 +1,4 @@
-"""Brokers that are killed over and over, and start in a tenth of the time: forked from `fork_parent`.
+"""Broker processes that are forked from `fork_parent`, so that a test can kill and start them quickly.
 
 Always true: when the `with` block of `forked` ends, neither the broker nor its parent is left.
 """

@@ -1,4 +1,4 @@
-"""One member of a group in a process of its own: says when it was given, and when it got what.
+"""Member of a group in a process of its own, which writes down when it was assigned partitions and received records.
 
     python -m support.gap_member KIND BOOTSTRAP GROUP TOPIC
 

@@ -1,4 +1,4 @@
-"""A small log and its archive: rows that can be told apart, files of them, and what a table really holds."""
+"""Small log and its archive table for tests: distinct rows, data files, and the rows that a table contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mansio pipeline ...` in a process of its own, started as a person starts it, and killed as nobody should.
+"""Process of `mansio pipeline ...` that a test can kill.
 
 Owns: the process with all that it starts (a JVM, Spark's Python workers), and the files with what it says. Always true:
 of a process that `kill` returned from nothing is left that could still write.

@@ -1,4 +1,4 @@
-"""`mansio serve` in a process of its own: what kill, restart, interop and bench tests talk to.
+"""Process of `mansio serve`, for tests that kill and restart brokers and for benchmarks.
 
 Owns: the child process and the file its output goes to. Always true: a broker that was started is ready when
 `start` returns; it is stopped or killed by its own pid, and is gone when `stop` or `kill` returns.

@@ -1,6 +1,5 @@
-"""What a broker's `/health/ready` says, but for one reason that is the machine's: a process that got no processor for a
-second says `event_loop_stalled` for half a minute. Tests of that reason ask for themselves.
-"""
+"""Readiness of a broker without the reason `event_loop_stalled`, which a busy machine causes for half a minute when a
+process got no processor for a second. Tests of that reason do not use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receivers of one group over a real broker: what the tests of leased delivery stand on."""
+"""Fixtures of the tests of leased delivery: receivers of one share group on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of deliveries: what members of a share group were given and said, against what may never be.
+"""Checker of deliveries: what members of a share group received and acknowledged, compared with what must never happen.
 
 * An acknowledgement that was confirmed stands: what was accepted is given to nobody again, what was rejected only after
   a redrive.

@@ -1,4 +1,4 @@
-"""Whose a connection on this machine is: the kernel is asked for the one socket with these two ports.
+"""Process that owns a connection on this machine, found by its two ports with `sock_diag(7)`.
 
 By `sock_diag(7)`, which looks up one socket in microseconds. The list in /proc/net/tcp takes milliseconds where many
 connections come and go, and may lack one meanwhile; it serves where the kernel cannot be asked.

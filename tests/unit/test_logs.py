@@ -1,4 +1,4 @@
-"""Log lines: one line an event, whatever text a client put into it, and not more than a peer deserves."""
+"""Log lines: one line per event, whatever text a client sent, and a limited number per peer."""
 
 from __future__ import annotations
 

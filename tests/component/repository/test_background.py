@@ -1,4 +1,5 @@
-"""The scripts that install Spark beside the demo: begun once whoever asks, waited for, and honest when they fail."""
+"""Scripts that install Spark in the background of the demo: one installation per machine, callers wait for it, and a
+failure is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark: its requests are valid, and its baseline stores what it acknowledged."""
+"""Benchmark programs: their requests are valid, and the baseline server stores what it acknowledges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tests that part brokers from each other know whose a connection is; a mistake there would part nobody."""
+"""Tests of the lookup that tells which process owns a connection; tests that disconnect brokers from each other depend
+on it."""
 
 from __future__ import annotations
 

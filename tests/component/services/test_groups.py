@@ -1,4 +1,4 @@
-"""GroupService without any protocol: typed requests in, typed results out."""
+"""Group service without any wire protocol."""
 
 from __future__ import annotations
 

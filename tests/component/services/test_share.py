@@ -1,4 +1,4 @@
-"""ShareService without any protocol: receive, acknowledge, describe and redrive with typed requests and results."""
+"""Share service without any wire protocol: receive, acknowledge, describe and redrive."""
 
 from __future__ import annotations
 

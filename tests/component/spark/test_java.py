@@ -1,4 +1,5 @@
-"""Which Java Spark gets: the first that is young enough, made fit where it lacks a module; and what is said if none is.
+"""Choice of the Java installation for Spark: the first with a supported version, with missing modules added; an error
+if there is none.
 
 Every Java here is a directory with a start script, so the tests need no Java and say the same on every machine.
 """

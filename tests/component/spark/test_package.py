@@ -1,4 +1,5 @@
-"""What importing costs: Spark imports `pyspark_mansio` in every process; `mansio.spark` has to work without Spark."""
+"""Imports of the Spark packages: `pyspark_mansio`, which Spark imports in every process, imports little, and
+`mansio.spark` can be imported without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mansio pipeline`: its jobs are looked up when somebody asks for them, and no help of theirs loads Spark."""
+"""`mansio pipeline`: a job is imported only when it is run, and no help text imports Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks into an archive from the command line: without Spark, without a broker, byte for byte."""
+"""Commands that read an archive, without Spark and without a broker: records are printed byte for byte."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session is told, on this machine and on a cluster; what is said where PySpark is missing. No JVM."""
+"""Configuration of Spark sessions, local and on a cluster, and the errors where PySpark is missing. Without a JVM."""
 
 from __future__ import annotations
 

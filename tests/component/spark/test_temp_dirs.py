@@ -1,4 +1,4 @@
-"""What a killed process leaves in the temporary directory is removed by the next; what a living one has is not."""
+"""Temporary directories of killed processes are removed by the next process; those of running processes are kept."""
 
 from __future__ import annotations
 

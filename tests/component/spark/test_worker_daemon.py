@@ -1,4 +1,4 @@
-"""The daemon that forks Spark's Python workers has their libraries imported, and one thread."""
+"""Daemon that forks Spark's Python workers: it has imported their libraries and has one thread."""
 
 from __future__ import annotations
 

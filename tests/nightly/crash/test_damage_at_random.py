@@ -1,4 +1,4 @@
-"""Thousands of damages to stored segments: MANSIO_NIGHTLY_DAMAGES, 20,000 by default, a third of them to replicas."""
+"""Random damage to stored segments: MANSIO_NIGHTLY_DAMAGES cases, 20,000 by default, a third of them on replicas."""
 
 from __future__ import annotations
 

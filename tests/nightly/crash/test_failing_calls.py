@@ -1,4 +1,4 @@
-"""Every pair of disk calls that may fail together."""
+"""Failures of each pair of disk calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every target of `unit.fuzz.targets`, for as long as `MANSIO_NIGHTLY_FUZZ_SECONDS` allows.
+"""Fuzzing of every target of `unit.fuzz.targets`, for `MANSIO_NIGHTLY_FUZZ_SECONDS`.
 
 Uses Atheris where it can be installed (CPython with a wheel), otherwise plain mutations for the same time. What fails
 is kept under `tests/unit/fuzz/regressions/TARGET/` and fed again by `make quick`.

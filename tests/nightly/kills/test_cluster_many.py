@@ -1,6 +1,5 @@
-"""Two thousand partitions with three replicas: the leaders of a broker that died are others within five seconds of the
-end of its session, and all of them take writes.
-"""
+"""Two thousand partitions with three replicas: when a broker dies, all its partitions have new leaders that accept
+writes within five seconds after the end of its session."""
 
 from __future__ import annotations
 

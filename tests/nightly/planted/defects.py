@@ -1,4 +1,5 @@
-"""One-line defects that the tests have to find. `DEFECTS` in every run, each by a few quick tests; `MORE` at night."""
+"""Defects of one line that the tests have to find. `DEFECTS` are planted in every run, each with a few quick tests,
+`MORE` only at night."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of consumer groups (KIP-848), each broken in one line: what the tests of the groups have to find."""
+"""Defects of one line in consumer groups (KIP-848) that the tests of groups have to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of replication, each broken in one line: what the tests of replicas have to find."""
+"""Defects of one line in replication that the tests of replicas have to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of share groups, each broken in one line: what the tests of their cores have to find."""
+"""Defects of one line in share groups that the tests of their state machines have to find."""
 
 from __future__ import annotations
 

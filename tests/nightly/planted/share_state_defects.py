@@ -1,4 +1,4 @@
-"""The rules of the state of share groups, each broken in one line: what the tests of its store must find."""
+"""Defects of one line in the store of share state that its tests have to find."""
 
 from __future__ import annotations
 

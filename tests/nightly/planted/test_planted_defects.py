@@ -1,4 +1,4 @@
-"""A test of the tests: a defect of one line, planted in a copy of the source, is found by the tests that should."""
+"""Mutation test: each defect of one line, planted in a copy of the source, makes the listed tests fail."""
 
 from __future__ import annotations
 

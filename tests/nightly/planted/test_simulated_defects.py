@@ -1,4 +1,4 @@
-"""The simulator finds what it is for: rules of the cluster that are broken in one line."""
+"""Mutation test of the simulator: each planted defect of the cluster rules makes a simulated history fail."""
 
 from __future__ import annotations
 

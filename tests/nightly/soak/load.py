@@ -1,4 +1,4 @@
-"""Who works with the broker during the soak: one steady client that measures, and many that come and go.
+"""Clients of the soak test: one steady client that measures latency, and many that connect and disconnect.
 
 Each is a thread; what goes wrong for good is in `failures`. Together they are paced to leave most of a core idle, so
 that what is measured is the broker and not the lack of a processor.

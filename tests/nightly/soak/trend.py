@@ -1,4 +1,4 @@
-"""Which way a series of samples goes, whatever single samples do."""
+"""Trend of a series of samples, robust against single outliers."""
 
 from __future__ import annotations
 

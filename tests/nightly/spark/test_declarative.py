@@ -1,6 +1,6 @@
-"""The example of a Spark Declarative Pipeline, run by Spark's own command: our source and our sink, nothing else.
+"""Example of a Spark Declarative Pipeline with Mansio's source and sink, run by Spark's own command.
 
-A run is two JVMs and half a minute.
+A run takes two JVMs and half a minute.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The second door: Spark's own Kafka connector works with a Mansio broker as it is, batch and stream, both directions.
+"""Spark's own Kafka connector with a Mansio broker: batch and stream, reading and writing.
 
 Its jars come from Maven. What it asks of the broker is compared with what was recorded;
 `tests/system/spark/test_kafka_connector_replay.py` sends that again wherever there is no Maven.

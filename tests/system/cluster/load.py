@@ -1,4 +1,5 @@
-"""Clients that work on while brokers of a cluster die, hang and come back; and how long each partition took no writes.
+"""Clients that continue while brokers of a cluster die, hang and return, and the times in which each partition accepted
+no writes.
 
 The clients and the judge are those of the kill tests of one broker. Owns when each record was acknowledged. Always
 true: a pause is measured between two acknowledgements of one partition, so it includes whatever the clients take to

@@ -1,5 +1,5 @@
-"""One record at a time with acks=all, straight to one broker, with the answer as it came over the wire: what a client
-library would hide behind its retries.
+"""Client that produces single records with acks=all to one broker and sees every response, which client libraries hide
+by retrying.
 
 Always true: everything that was acknowledged is remembered, and `check` finds it where it was said to be, or fails.
 """

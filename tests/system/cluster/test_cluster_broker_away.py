@@ -1,4 +1,4 @@
-"""A broker that was gone, and not yet missed, when a topic was placed on it: it takes it over when it comes back."""
+"""A topic is placed on a broker that is down but not declared dead: the broker hosts it when it returns."""
 
 from __future__ import annotations
 

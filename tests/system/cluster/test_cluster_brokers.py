@@ -1,7 +1,7 @@
-"""Brokers that hang, die two at a time, lose their disk or miss that a topic was made anew: what was acknowledged
-stays, what cannot be kept is not acknowledged, and who comes back is in sync again.
+"""Brokers that hang, die together, lose their disk or miss the re-creation of a topic: acknowledged records are kept,
+and the broker becomes in sync again.
 
-One cluster for all of it, with short sessions; each test has a topic of its own and leaves every broker in its place.
+All tests share one cluster with short sessions; each has its own topic and restores every broker.
 """
 
 from __future__ import annotations

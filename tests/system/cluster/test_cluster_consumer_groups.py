@@ -1,4 +1,4 @@
-"""Groups whose partitions the broker assigns (KIP-848), in a cluster: a coordinator's broker dies, and they go on."""
+"""Consumer groups (KIP-848) in a cluster: members continue after the broker of their coordinator died."""
 
 from __future__ import annotations
 

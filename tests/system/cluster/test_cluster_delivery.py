@@ -1,6 +1,5 @@
-"""Share groups in a cluster: who leads the partition, who keeps its state, or both of them are killed or moved while
-members lease, accept, release, reject and die. What was acknowledged stands, records come again, each dead letter is
-there once."""
+"""Share groups in a cluster while the leaders of the partition and of its share state are killed or moved:
+acknowledgements are kept, records are delivered again, each dead-lettered record is written once."""
 
 from __future__ import annotations
 

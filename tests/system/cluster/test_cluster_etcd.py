@@ -1,6 +1,5 @@
-"""etcd of three members without a majority, with another leader, or made to wait: nobody acknowledges what it cannot be
-sure of, what was confirmed can be read all the time, and everything goes on by itself afterwards.
-"""
+"""An etcd of three members without a majority, with a new leader, or slow: brokers acknowledge nothing they cannot
+guarantee, committed records can be read, and all recovers without intervention."""
 
 from __future__ import annotations
 

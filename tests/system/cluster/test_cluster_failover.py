@@ -1,5 +1,5 @@
-"""Whoever leads is killed, paused or stopped while clients write, read and commit: nothing acknowledged is lost, moved
-or doubled, and after kill -9 writes are acknowledged again within ten seconds.
+"""Leaders are killed, paused or stopped under load: no acknowledged record is lost, moved or duplicated, and writes are
+acknowledged again within ten seconds after kill -9.
 
 All fail-over times are printed. `tests/nightly/kills` has many more kills.
 """

@@ -1,7 +1,7 @@
-"""No client is taken for a broker of a cluster, whatever it knows but the cluster's secret: every request that only
-brokers send is forged over sockets, in the name of brokers that are there and in their registered epochs.
+"""Clients cannot impersonate a broker without the cluster secret: every request that only brokers send is forged over
+sockets, with ids and registered epochs of running brokers.
 
-One cluster for all of it; each test has a topic of its own and leaves every broker in its place.
+All tests share one cluster; each has its own topic and restores every broker.
 """
 
 from __future__ import annotations

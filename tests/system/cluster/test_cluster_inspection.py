@@ -1,6 +1,5 @@
-"""A cluster as its operator and its clients see it while a broker is dead, hangs or was away: numbers, health, admin
-clients, groups. One cluster for all of it; each test leaves every broker in its place.
-"""
+"""Metrics, health and admin clients of a cluster while a broker is dead, hangs or was down. All tests share one
+cluster; each restores every broker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ways between brokers, and from a broker to etcd, that lose everything, in both directions or in one: who cannot know
-that it still leads, or that enough others have a record, acknowledges nothing; and all is well again when the way is.
+"""Network partitions between brokers, and between a broker and etcd, in both directions or one: a broker that may have
+lost its leadership or its in-sync replicas acknowledges nothing, and all recovers afterwards.
 
 Sessions are short here, so that a test need not wait long for their end.
 """

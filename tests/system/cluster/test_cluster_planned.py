@@ -1,4 +1,5 @@
-"""SIGTERM and a new start, one broker after the other, under load: no produce fails, and nobody waits long.
+"""Rolling restart of a cluster under load: no produce request fails, and the longest pause of a partition is bounded
+and printed.
 
 All pauses are printed: the longest time without an acknowledgement, per partition that had to move.
 """

@@ -1,4 +1,4 @@
-"""Leased delivery in a cluster: the broker that leads the partitions dies, and no acknowledged record comes again."""
+"""Leased delivery in a cluster: after the leader of the partitions died no acknowledged record is delivered again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic settings of brokers in a cluster: set on one broker, in force on all, also on one that was away."""
+"""Dynamic settings of brokers in a cluster: set through one broker, effective on all, also on one that was down."""
 
 from __future__ import annotations
 

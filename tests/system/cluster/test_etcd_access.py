@@ -1,4 +1,4 @@
-"""Which etcd is let in, and how Mansio gets in: versions, clusters, TLS, users."""
+"""Connections to etcd: accepted versions and clusters, TLS, users."""
 
 from __future__ import annotations
 

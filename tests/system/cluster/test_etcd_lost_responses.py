@@ -1,4 +1,4 @@
-"""What a caller is told when etcd, or the way to it, fails in the middle of a call."""
+"""Errors that a caller gets when etcd or the network fails during a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An etcd of three members, some of them dead: who is asked, and what is told when there is no majority."""
+"""An etcd of three members, some of them dead: which member is asked, and the error without a majority."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watch on etcd has no gap and no repetition, whatever happens to the way between."""
+"""A watch on etcd neither skips nor repeats events, whatever the network does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership and controller on a real etcd and real time: a broker dies, a broker stops, leaderships move."""
+"""Broker lifecycle and controller with a real etcd and real time: a broker dies, a broker stops, leaderships move."""
 
 from __future__ import annotations
 

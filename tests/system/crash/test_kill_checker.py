@@ -1,4 +1,4 @@
-"""The checker finds every kind of violation it knows, each planted alone; and nothing in a sound history."""
+"""Tests of the checker of crash tests: it finds each kind of planted violation, and none in a correct history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 right after an answer: each kind of thing that was acknowledged, alone and without chance."""
+"""kill -9 immediately after a response, once for each kind of acknowledged change."""
 
 from __future__ import annotations
 

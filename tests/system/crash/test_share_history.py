@@ -1,4 +1,4 @@
-"""The judge of deliveries finds every breach that is planted, and none where there is none."""
+"""Tests of the checker of deliveries: it finds each planted violation, and none in a correct history."""
 
 from __future__ import annotations
 

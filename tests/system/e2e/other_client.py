@@ -1,4 +1,4 @@
-"""The honest client next door, and the broker's memory, both watched while somebody else misbehaves.
+"""A well-behaved client and the broker's memory, both observed while other clients misbehave.
 
 Owns: one thread that produces and reads back all the time, one that samples resident memory. Always true:
 what went wrong for the neighbour, an answer that took too long included, is raised when the `with` block

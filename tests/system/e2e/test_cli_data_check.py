@@ -1,4 +1,4 @@
-"""`mansio data check` on what brokers leave behind: a kill is no damage, damage is."""
+"""`mansio data check` on directories of real brokers: a killed broker leaves no damage, and damage is reported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Bytes that are not the protocol, or lie: a typed error or a closed connection, one log line, bounded
-memory, and the client next door does not notice."""
+"""Malformed and dishonest requests: the response is a typed error or the connection is closed, with one log line and
+bounded memory, and another client is not affected."""
 
 from __future__ import annotations
 

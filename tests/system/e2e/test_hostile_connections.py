@@ -1,6 +1,5 @@
-"""Many peers at once: idle by the thousand, coming and going in storms, all deaf together, all silent in mid-frame
-together. Each alone would be within its own bound; together they must be too, and the client next door does not notice.
-"""
+"""Many connections at once: thousands of idle ones, bursts of new ones, all not reading, all stopped within a frame.
+Their total memory is bounded, and another client is not affected."""
 
 from __future__ import annotations
 

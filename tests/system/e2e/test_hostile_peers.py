@@ -1,5 +1,5 @@
-"""Clients that speak the protocol and behave badly: vanish, never read, never finish, ask a thousand things
-at once.
+"""Clients that follow the protocol but vanish, never read, never finish a request, or send a thousand at once: memory
+is bounded, no descriptor leaks, and another client is not affected.
 
 Bounded memory, no descriptor left behind, and the client next door does not notice.
 """

@@ -1,4 +1,4 @@
-"""What people run in production: the service under a service manager, its log lines, the files that install it."""
+"""Operation in production: systemd service, log lines, installation files."""
 
 from __future__ import annotations
 

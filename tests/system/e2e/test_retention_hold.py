@@ -1,4 +1,5 @@
-"""What a pipeline has not read stays, over a real broker with retention and compaction at work, and its restart."""
+"""Retention holds on a real broker: records that a pipeline has not read survive retention, compaction and a
+restart."""
 
 from __future__ import annotations
 

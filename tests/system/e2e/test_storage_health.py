@@ -1,4 +1,4 @@
-"""What somebody who runs a broker, or writes to it, is told when the disk is full, fails, or holds damage."""
+"""Errors and health of a broker whose disk is full, fails, or contains damage."""
 
 from __future__ import annotations
 

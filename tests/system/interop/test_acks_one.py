@@ -1,5 +1,5 @@
-"""A record acknowledged with acks=1 is part of its partition for whoever looks next, as in Kafka: in the latest offset,
-for a reader at the end and for a deletion, although it is not flushed when it is acknowledged.
+"""A record acknowledged with acks=1 counts for later requests, as in Kafka: for the latest offset, for a reader at the
+end and for a deletion, although it is not flushed yet.
 
 The broker's background flush would come after a minute, so only a flush that a request starts makes a record readable.
 """

@@ -1,5 +1,4 @@
-"""The administrative clients: what they create, change and delete is so, for themselves and for the
-others."""
+"""Administrative clients of other projects: what they create, change and delete is visible to them and to others."""
 
 from __future__ import annotations
 

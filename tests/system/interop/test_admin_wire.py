@@ -1,5 +1,5 @@
-"""What administrative tools ask beyond topics, settings and groups: each gets an answer it can work with, also where
-it is no.
+"""Requests of administrative tools beyond topics, settings and groups: each gets a response that the tool accepts, also
+for features that do not exist.
 
 The requests that web consoles make when they are opened are written down here as (API, version) and sent over a plain
 socket; the clients that can make them are asked too.

@@ -1,4 +1,5 @@
-"""A rebalance that nobody notices: partitions that stay are delivered as if nothing happened, the others go on soon.
+"""Rebalances without long gaps: partitions that stay with their member are delivered without interruption, the others
+after a short time.
 
 Twelve partitions under steady load; a fourth member joins three, one leaves, one is killed. A second group beside it,
 whose members do not change, says what the machine did to everybody at that time.

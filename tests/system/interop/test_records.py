@@ -1,4 +1,4 @@
-"""Whatever one client writes, every client reads, byte for byte."""
+"""A record that one client writes is read by every client, byte for byte."""
 
 from __future__ import annotations
 

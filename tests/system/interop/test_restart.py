@@ -1,4 +1,4 @@
-"""A broker that stops and comes back on the same port: foreign clients that stayed alive simply go on."""
+"""Restart of a broker on the same port: clients of other projects that stayed connected continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an archive begins: at the table's offsets, or not at all. No session is needed to tell."""
+"""Start of an archive: at the offsets of the table, or an error. Without a Spark session."""
 
 from __future__ import annotations
 

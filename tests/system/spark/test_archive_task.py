@@ -1,4 +1,4 @@
-"""What a task of an archive does, from the stretches it is planned to the commit, with a real broker and no JVM."""
+"""Tasks of an archive from planned ranges to the commit, with a real broker and no JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that cannot be read hold an archive up until somebody accepts that they are missing; then they are listed."""
+"""Unreadable records stop an archive until the user accepts their loss; then they are listed."""
 
 from __future__ import annotations
 

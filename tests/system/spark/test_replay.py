@@ -1,4 +1,4 @@
-"""What retention has deleted comes back as it was, once, however often and however badly the replay is run."""
+"""Replay of deleted records from an archive: each record once, however often the replay is interrupted and repeated."""
 
 from __future__ import annotations
 

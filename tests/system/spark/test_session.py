@@ -1,4 +1,4 @@
-"""The session that `mansio.spark.session` makes: it runs, and with what everything else relies on."""
+"""The session that `mansio.spark.session` creates runs and has the configuration that other modules need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The sink in Spark: what a DataFrame says is what the topic has; what cannot be written is refused in one line."""
+"""Spark sink: the topic contains the rows of the DataFrame, and a row that cannot be written is refused with one
+line."""
 
 from __future__ import annotations
 

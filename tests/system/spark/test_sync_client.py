@@ -1,4 +1,4 @@
-"""Reading stretches of a log from a process without a loop, from a real broker: what comes, and what goes wrong."""
+"""Reading offset ranges from a real broker without an event loop, and the errors."""
 
 from __future__ import annotations
 

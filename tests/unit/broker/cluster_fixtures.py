@@ -1,5 +1,5 @@
-"""Brokers that share the groups of a cluster, on virtual time: shipped coordinators and handlers over partitions in
-memory that have roles. The test moves the leaders, as the metadata would."""
+"""Brokers that share the groups of a cluster, on virtual time: production coordinators and handlers over partitions in
+memory, whose leaders the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Only who knows the cluster's secret is taken for a broker, only for the one it is, and only in its session of now."""
+"""Authentication of brokers: only a peer that knows the cluster secret is accepted, only with its own id, and only in
+its current session."""
 
 from __future__ import annotations
 

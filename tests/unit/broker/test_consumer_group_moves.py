@@ -1,4 +1,4 @@
-"""Consumer groups of the new protocol in a cluster: a coordinator moves, and nobody is told two things."""
+"""Consumer groups (KIP-848) in a cluster: after a coordinator moved, members get no contradictory responses."""
 
 from __future__ import annotations
 

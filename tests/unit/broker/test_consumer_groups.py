@@ -1,4 +1,4 @@
-"""Consumer groups of the new protocol in the coordinator: what is answered, what is stored, what survives."""
+"""Consumer groups (KIP-848) in the coordinator: responses, stored records, and the state after a restart."""
 
 from __future__ import annotations
 

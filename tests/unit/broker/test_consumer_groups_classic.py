@@ -1,4 +1,4 @@
-"""Members of the classic protocol in consumer groups of the new one, and groups that change their kind."""
+"""Members with the classic protocol in consumer groups (KIP-848), and groups that change their type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Coordinators in a cluster: groups are where their partition's leader is, and nothing is lost or made up by moving."""
+"""Coordinators in a cluster: a group is served by the leader of its partition, and no state is lost or invented when
+the leader moves."""
 
 from __future__ import annotations
 

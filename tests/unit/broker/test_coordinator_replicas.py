@@ -1,4 +1,4 @@
-"""Coordinators over shipped partitions that replicate: whatever happens to the leader, what a group was told is so."""
+"""Coordinators over replicating partitions: what a group was told stays true, whatever happens to the leader."""
 
 from __future__ import annotations
 

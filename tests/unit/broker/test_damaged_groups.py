@@ -1,4 +1,5 @@
-"""Damage in `__consumer_offsets`: a group whose records cannot be read is refused, not taken for one without any."""
+"""Damage in `__consumer_offsets`: requests of a group whose records cannot be read are refused; the group does not
+become empty."""
 
 from __future__ import annotations
 

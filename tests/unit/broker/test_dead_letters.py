@@ -1,4 +1,4 @@
-"""Dead letters: each given-up record once in its topic, with all that is known of it, whatever fails on the way."""
+"""Dead-lettered records: each is written once to its topic, with all headers, whatever fails in between."""
 
 from __future__ import annotations
 

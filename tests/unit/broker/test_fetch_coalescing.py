@@ -1,4 +1,5 @@
-"""When a follower that finds something is answered: with all that producers have under way, and never much later."""
+"""Fetch coalescing: the response to a follower waits for pending batches of producers, and never longer than its
+limit."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
         (SESSION, "5999", InvalidConfig, "below the minimum of 6000"),
         (INTERVAL, "soon", InvalidConfig, "not a whole number"),
         (INTERVAL, "50", InvalidConfig, "below the minimum of 100"),
-        ("consumer.assignment.interval.ms", "1", InvalidConfig, "not offered"),
+        ("consumer.assignment.interval.ms", "1", InvalidConfig, "not supported"),
         ("retention.ms", "1", InvalidConfig, "no such group setting"),
         ("group.consumer.assignors", "uniform", InvalidConfig, "no such group setting"),
     ],

@@ -1,4 +1,5 @@
-"""A directory that is missing when a broker of a cluster starts: lost, or never made? Only the first costs anything."""
+"""A partition directory that is missing when a broker starts: a lost replica is distinguished from one that was never
+created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which connections are idle: it is not enough that answers wait for a peer, it has to take something of them."""
+"""Idle connections: a connection on which responses wait is idle unless the peer reads some of them."""
 
 from __future__ import annotations
 

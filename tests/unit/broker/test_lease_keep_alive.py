@@ -1,4 +1,4 @@
-"""The thread that keeps a lease alive: what it renews, and for whom it does not."""
+"""Thread that renews leases: which leases it renews, and when it stops."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Mansio's own requests on leases, over a socket to a whole broker: settle, describe, redrive, and the dead letters
-that come of it."""
+"""Mansio's own requests on leases, over a socket to a broker: acknowledge, describe, redrive, and the resulting
+dead-lettered records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compactor on a clock moved by hand: it ends when told to, and one partition in trouble holds up no other."""
+"""Log cleaner on virtual time: it stops when requested, and a failing partition does not delay others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories of topics that the metadata do not have: removed only under the metadata they were made under."""
+"""Orphaned directories: removed only under the same metadata under which they were created."""
 
 from __future__ import annotations
 

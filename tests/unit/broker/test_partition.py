@@ -1,4 +1,5 @@
-"""A partition on a simulated disk: what is readable when, who is told when, and what a failed sync means."""
+"""Partition on a simulated disk: when records become readable, when waiting requests are answered, and the effect of a
+failed sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A produce request of several partitions is answered for each as its own wait ended, whatever came of it later."""
+"""Produce requests with several partitions: each gets the result of its own wait, whatever happens later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition knows of its producers after a start is what its log holds: no more, no less."""
+"""State of producers after a start: exactly what the log of the partition contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partitions live on a broker: a topic that its disk does not let it open, or remove, is in nobody's way."""
+"""Partitions of a broker: a topic that the disk does not allow to open or remove does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replicas of one partition on virtual time: what is acknowledged is on all of them, whatever happens to whom when."""
+"""Replicas of one partition on virtual time: an acknowledged record is on all in-sync replicas, whatever fails."""
 
 from __future__ import annotations
 

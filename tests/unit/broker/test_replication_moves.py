@@ -1,4 +1,4 @@
-"""Leaders that move: who follows the next one already does not wait for the end of a request to it."""
+"""Leaders that move: a follower that learns of the next leader does not wait for its request to the old one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers that know no leader epoch meet a leader that is none any more."""
+"""Readers without a leader epoch that ask a broker which is no longer the leader."""
 
 from __future__ import annotations
 

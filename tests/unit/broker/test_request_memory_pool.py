@@ -1,4 +1,4 @@
-"""The shared receive memory: its bound, its fairness, and that it never comes to a standstill."""
+"""Request memory pool: its limit, its fairness, and freedom from deadlock."""
 
 from __future__ import annotations
 

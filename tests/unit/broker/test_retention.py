@@ -1,4 +1,4 @@
-"""The keeper on a clock moved by hand: when it looks, what it lets go of, and what it leaves alone."""
+"""Retention on virtual time: when it runs, which segments it deletes, and which it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds of pipelines on a clock moved by hand: what stays because of them, what breaks them, and who is told."""
+"""Retention holds on virtual time: which segments they keep, when they are ignored, and which warnings are logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Holds are a view of `__consumer_offsets`: commits and deletions reach them, and a restart finds the same ones."""
+"""Retention holds are derived from `__consumer_offsets`: commits and deletions change them, and a restart restores
+them."""
 
 from __future__ import annotations
 

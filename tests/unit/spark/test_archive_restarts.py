@@ -1,4 +1,4 @@
-"""What ends an archive and what only restarts its query. No JVM: the query is a stand-in."""
+"""Errors that end an archive job, and errors after which it restarts its query. Without a JVM: the query is a stub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a topic: Spark's own by default, others by name, and a clear word for what is none."""
+"""Columns of a topic: Spark's default ones, others by name, and an error for unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts of keys and partitions mean: a hot key is named with what helps, and chance is no alarm."""
+"""Hot keys: a hot key is reported with a remedy, and random variation is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Times of an archive: every mark is a state the table had, their number is bounded, a date finds the one before it."""
+"""Offset history of an archive: each entry is a state that the table had, their number is bounded, and a date finds the
+entry before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a reader and a writer may be told: Spark's Kafka names are understood, and what is wrong is said in one line."""
+"""Options of the Spark source and sink: names of Spark's Kafka connector are accepted, and an invalid option is
+reported in one line."""
 
 from __future__ import annotations
 

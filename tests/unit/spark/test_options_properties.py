@@ -1,4 +1,4 @@
-"""Options are typed by people and by programs: whatever they hold, they are read or refused in one line."""
+"""Any text as option of the Spark source and sink is parsed or refused with one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files nothing refers to go, after their grace time and never before; everything else stays."""
+"""Orphan cleanup: files that no snapshot refers to are removed after the grace period and not before; other files are
+kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How offsets become tasks, where no broker is asked."""
+"""Read plans: offset ranges become tasks, without a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of tasks and of micro-batches: whatever the numbers, nothing is read twice and nothing is left out."""
+"""Read plans of tasks and micro-batches: no offset is read twice and none is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files become few: the rows stay, the archive goes on, readers under way finish, and work does not grow."""
+"""Rewriting small data files: the rows stay the same, archive jobs and readers continue, and the work does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintenance beside everybody else: the archive adds, readers read, two maintain, and nobody notices."""
+"""Maintenance of an archive table concurrent with an archive job, readers and another maintenance."""
 
 from __future__ import annotations
 

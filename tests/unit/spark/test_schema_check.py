@@ -1,4 +1,4 @@
-"""A bad value is named by where and what is wrong with it, whatever it is; a good one or none is left alone."""
+"""Schema check: an invalid value is reported with its position and its error; valid and missing values are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between versions of a schema exactly what breaks somebody is found, and who it is."""
+"""Compatibility of schema versions: exactly the changes that break readers or writers are reported."""
 
 from __future__ import annotations
 

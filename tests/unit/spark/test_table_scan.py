@@ -1,4 +1,5 @@
-"""A read of the archive without Spark: everything once and in order, and no file or row group opened for nothing."""
+"""Scan of an archive table without Spark: each row once and in order, and only the needed files and row groups are
+opened."""
 
 from __future__ import annotations
 

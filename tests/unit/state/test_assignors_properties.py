@@ -1,4 +1,4 @@
-"""What assignors promise, on any group: everything assigned once, evenly, the same every time, and few moves."""
+"""Assignors on random groups: every partition is assigned once, evenly, deterministically, and with few moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classic group, scenario by scenario: what Kafka's KIPs promise to members."""
+"""Classic group in single scenarios: the guarantees of Kafka's KIPs."""
 
 from __future__ import annotations
 

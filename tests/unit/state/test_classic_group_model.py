@@ -1,4 +1,4 @@
-"""The classic group against a small model of what its members were told.
+"""Classic group compared with a small model of what its members were told.
 
 The model does not know how rebalances run. It knows what a client may rely on: within a generation everyone has the
 same leader and protocol, only the leader is shown the members, assignments are the leader's and are given out only

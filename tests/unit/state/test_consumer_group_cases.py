@@ -1,4 +1,5 @@
-"""Single stories of the consumer group that the model tells rarely, or not at all: refusals, and what is inherited."""
+"""Consumer group in single scenarios that the model test reaches rarely or not at all: errors, and state from older
+versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consumer group of the new protocol against a small model of who reads what.
+"""Consumer group (KIP-848) compared with a small model of which member reads which partition.
 
 The model does not know how reconciliation runs. It knows what people rely on: no partition is read by two; epochs only
 grow; what the group does next follows from its records alone; who does not let go in time is out; and when everybody

@@ -1,4 +1,4 @@
-"""Dead letters against a target that is a list: one copy of each record that was given up, wherever the way is cut."""
+"""Dead-letter queue compared with a list: one copy of each dead-lettered record, wherever a crash happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is dead, when it is much and scattered."""
+"""Ranges of dead records when they are many and scattered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idempotent producers: what is a repeat, what is a gap, and what is forgotten."""
+"""Idempotent producers: duplicates, gaps and expiration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas hold for every pattern of requests, fall to the right client, and remember a bounded number of them."""
+"""Quotas hold for every pattern of requests, are charged to the right client, and use bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leader's view of its replicas against a model that writes the rule down once more, in plain sets."""
+"""The leader's state of its replicas compared with a second implementation that uses plain sets."""
 
 from __future__ import annotations
 

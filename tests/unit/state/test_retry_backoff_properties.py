@@ -1,4 +1,4 @@
-"""The rest of a record: bounded, never shrinking, and a consumer's wish wins."""
+"""Backoff of a released record: bounded, never decreasing, and a delay that the consumer requests has precedence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share groups: `simple` keeps its promises, epochs fence, and what the records say is what the machine knows."""
+"""Share groups: the assignor `simple`, fencing by epochs, and agreement of stored records and state."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a share partition promises, each promise by the shortest story that breaks when it is not kept; and that two
-groups on one topic partition never touch each other, whatever they do."""
+"""Share partition: each guarantee by the shortest scenario that fails without it; and two groups on one partition do
+not affect each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share partitions against a model that keeps one entry for each offset, with losses of whatever was not synced.
+"""Share partitions compared with a model that has one entry per offset, with crashes that lose unsynced updates.
 
 Two groups work on one topic partition side by side, one in order and one not. `History` knows what members were told,
 through all restarts: nobody gets what another still has, counts only grow, what was acknowledged never comes back.

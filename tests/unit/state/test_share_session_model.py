@@ -1,4 +1,4 @@
-"""Share sessions against a dictionary of what each member may send next."""
+"""Share sessions compared with a dictionary of the requests that each member may send next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of `__share_group_state`: Kafka's own bytes, round trips, damage, and what updates come to."""
+"""Records of `__share_group_state`: Kafka's own bytes, round trips, damage, and the state that results from updates."""
 
 from __future__ import annotations
 

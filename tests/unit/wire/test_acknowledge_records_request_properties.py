@@ -1,4 +1,4 @@
-"""The hand-written AcknowledgeRecords of the client, held against the schema's own reader and writer."""
+"""The client's hand-written codec of AcknowledgeRecords compared with the codec compiled from its schema."""
 
 from __future__ import annotations
 

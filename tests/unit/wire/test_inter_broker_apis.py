@@ -1,4 +1,5 @@
-"""The list of requests that only brokers send is that of the table, and each has a forgery."""
+"""The list of requests that only brokers send agrees with the table of APIs, and each has a forged request in the
+tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mansio's own APIs: their bytes stay as they are, whatever is written is read again, and garbage is refused."""
+"""Mansio's own APIs: golden bytes, round trips, and malformed bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled codecs: golden bytes, one shape for all versions, errors of peer and caller."""
+"""Compiled codecs: golden bytes, the same fields in all versions, errors for malformed bytes and for invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recompression keeps a batch but for its codec, and is bounded."""
+"""Recompression changes only the codec of a batch, and its memory is bounded."""
 
 from __future__ import annotations
 

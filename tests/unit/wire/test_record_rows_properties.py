@@ -1,4 +1,4 @@
-"""`read_record_tuples` and `read_records` return and refuse what the reference reader does, with the same errors."""
+"""`read_record_tuples` and `read_records` return the same records and raise the same errors as the reference reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The hand-written ShareFetch and ShareAcknowledge, held against kio in every version offered, in both directions."""
+"""Hand-written codecs of ShareFetch and ShareAcknowledge compared with kio in every supported version, in both
+directions."""
 
 from __future__ import annotations
 
