@@ -2,15 +2,15 @@
 
 A query for free space may block forever on a hung disk. Therefore a daemon thread executes it periodically and no
 caller waits: the last result is shown. After a write that failed with disk full, and after the first that succeeds
-again, it is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
+again, the query is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
 
-HTTP runs on the event loop that is monitored: while it is stalled no health check is answered, and the client's own
-timeout reports it. What remains to report is the recent past: a heartbeat that ran late.
+HTTP runs on the monitored event loop. While the loop is stalled, no health check is answered, and clients notice that
+by their timeouts. Therefore only recent stalls are reported; a heartbeat that ran late shows them.
 
 Invariants:
 * One thread per broker that serves health checks; one log line when the space becomes low and one when it recovers.
-* At most `STALLS_KEPT_MAX` stalls are stored; the cost is one timer, nothing per request. A suspended host counts as a
-  stall (the clock continues): clients were disconnected.
+* At most `STALLS_KEPT_MAX` stalls are stored; the cost is one timer, nothing per request. The suspension of
+  a host counts as a stall, because the clock continues and clients were disconnected.
 """
 
 from __future__ import annotations

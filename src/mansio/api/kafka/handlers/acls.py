@@ -1,7 +1,8 @@
-"""DescribeAcls, CreateAcls, DeleteAcls, DescribeUserScramCredentials: there is no authorizer, and there are no users.
+"""DescribeAcls, CreateAcls, DeleteAcls and DescribeUserScramCredentials: Mansio has no authorizer and no users.
 
-Behavior: SECURITY_DISABLED for everything about ACLs, in the fields where Kafka's tools expect it: they report that
-access control is off. There are no users to describe; tools request them together with the quotas of users.
+Behavior: requests about ACLs are rejected with SECURITY_DISABLED in the fields in which Kafka's tools expect it, so
+that they report that access control is off. No user has SCRAM credentials; Kafka's tools request them together with
+quotas.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.wire.codec.messages import Struct
 
+# Kafka's error codes.
 SECURITY_DISABLED: Final = 54
 RESOURCE_NOT_FOUND: Final = 91
 SECURITY_DISABLED_FIELDS: Final = {

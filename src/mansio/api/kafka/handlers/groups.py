@@ -33,6 +33,8 @@ KEY_TYPE_GROUP: Final = 0
 KEY_TYPE_TRANSACTION: Final = 1
 KEY_TYPE_SHARE: Final = 2
 MEMBER_ID_REQUIRED: Final = 79
+"""Kafka's error code."""
+
 NO_COORDINATOR_FIELDS: Final = {"node_id": -1, "host": "", "port": -1}
 """Fields of the coordinator in a response with an error."""
 

@@ -1,6 +1,7 @@
-"""DescribeLogDirs (KIP-113, KIP-827): size of each partition, and free disk space; AlterReplicaLogDirs.
+"""DescribeLogDirs (KIP-113, KIP-827), which returns partition sizes and free disk space, and AlterReplicaLogDirs.
 
-Behavior: a broker has one data directory, returned with the bytes of its file system; sizes are those of the segments.
+Behavior: a broker has one data directory. The response has the size and free space of its file system; the size of a
+partition is that of its segments.
 Topics and partitions that are not on this broker are omitted, as in Kafka.
 
 Not obvious: null requests all topics; an empty list requests the directory alone.

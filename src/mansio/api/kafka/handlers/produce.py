@@ -51,6 +51,7 @@ TEMPLATE_INTERVAL_REQUESTS = 8
 this many, because the requests of some producers all differ."""
 
 UNBOUNDED_MS = (1 << 31) - 1
+"""Timeout of a wait that only `produce_wait_ms_max` bounds."""
 
 NO_RESPONSE: tuple[bytes, ...] = ()
 """Response to a request with acks=0: none."""

@@ -4,7 +4,7 @@ Behavior: each entity of a request is changed or rejected on its own. `producer_
 enforced; other keys are rejected with the reason. Entities are client ids, users, and client ids of users; quotas by
 address are not supported. Removing a key that is not set is no error, as in Kafka.
 
-Not obvious: a null name stands for the default of its kind; a filter without components requests all quotas.
+Not obvious: a null name stands for the default of its entity type; a filter without components requests all quotas.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 async def describe_client_quotas(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """The quotas of the entities that match all components of the filter; with `strict` also only those without other
-    components."""
+    """Return the quotas of the entities that match all components of the filter. With `strict`, entities with other
+    components are left out."""
     del context
     filters = [
         QuotaFilter(component.entity_type, component.match_type, component.match)

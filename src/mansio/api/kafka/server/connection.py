@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         for response in self._pending_responses:
             if isinstance(response, PendingResponse):
-                response.lost()
+                response.on_connection_lost()
         self._blocked_by = None
         self._pending_responses.clear()
         self._backlog.clear()

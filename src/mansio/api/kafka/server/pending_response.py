@@ -56,7 +56,7 @@ class PendingResponse:
         self.response = parts
         connection.answered(self)
 
-    def lost(self) -> None:
+    def on_connection_lost(self) -> None:
         """Report that the connection ended before the response."""
         on_lost = self.on_lost
         self._connection = self.on_lost = None

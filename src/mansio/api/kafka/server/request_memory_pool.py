@@ -1,20 +1,21 @@
 """Request memory pool: memory of requests while they are received, shared by all connections (Kafka `MemoryPool`).
 
-A connection holds the frame that it is receiving, and whole frames that wait behind a request in progress. Up to
-`SMALL_FRAME_BYTES` are free of charge. Beyond, it acquires what its buffer will hold from the pool, as the bytes
-arrive: what a peer announces and does not send costs nothing. When the pool is exhausted a connection waits (it is not
-read) until others have completed their frames.
+A connection needs memory for the frame that it is receiving, and for complete frames that wait behind a request in
+progress. The first `SMALL_FRAME_BYTES` do not count. Memory above them is acquired from the pool as the bytes arrive,
+so that a frame that a peer announces and does not send uses none. When the pool is exhausted, a connection waits, and
+is not read, until others have completed their frames.
 
 Connections that have started a frame are served first, oldest first, and new ones are admitted only while half of the
 pool is free: otherwise many partial frames could use up the pool, each waiting for the others to complete.
 
 Invariants:
-* At most the pool's size plus one frame is held. The one frame prevents a deadlock: when all holders of a partial frame
-  wait for each other, the first in the queue is served.
-* A holder that sends hardly anything while others wait is stalled, and the server closes it, unless it waits for the
-  broker's disk. The more connections wait, the sooner. When one connection after the other is served alone and then
-  stalls, the oldest waiting holders are closed with it, twice as many each time, but never more than half of them: the
-  newest may be well-behaved. So clients that stall in the middle of large frames are gone after a few times `STALL_S`.
+* Connections hold at most the size of the pool plus one frame. The one frame prevents a deadlock: when all holders of a
+  partial frame wait for each other, the first in the queue is served.
+* A connection that holds memory and sends hardly anything while others wait is stalled. The server closes it, the
+  sooner the more connections wait, unless its requests wait for the broker's disk. When one connection after the other
+  is served alone and then stalls, the oldest waiting holders are closed with it, twice as many each time, but never
+  more than half of them: the newest may be well-behaved. So clients that stall in the middle of large frames are gone
+  after a few times `STALL_S`.
 * Connections that the broker itself blocks (throttled by a quota, or behind a request in progress) are exempt: the one
   that has held longest, and those after it while all of them hold at most half of the pool; each for at most
   `BLOCKED_BY_BROKER_S` without a new frame. So they can neither fill the pool nor block others forever.
@@ -102,30 +103,30 @@ class RequestMemoryPool(Generic[C]):
         """Return whether the connection waits for memory and must not be read."""
         return connection in self._waiting
 
-    def acquire(self, connection: C, wanted: int) -> list[C]:
-        """Acquire memory for a connection whose buffer is going to hold `wanted` bytes in total. If too little is free,
+    def acquire(self, connection: C, wanted_bytes: int) -> list[C]:
+        """Acquire memory for a connection whose buffer is going to hold `wanted_bytes` in total. If too little is free,
         the connection waits (`is_waiting`).
 
         Returns other connections that have received memory because of this call (it may have ended a deadlock); the
         caller must resume reading from them.
         """
-        if wanted <= self._held.get(connection, 0):
+        if wanted_bytes <= self._held.get(connection, 0):
             return [] if self._waiting.pop(connection, None) is None else self._serve_queue()
-        if not self._waiting and self._grant(connection, wanted):
+        if not self._waiting and self._grant(connection, wanted_bytes):
             return []
-        self._waiting[connection] = wanted
+        self._waiting[connection] = wanted_bytes
         return [served for served in self._serve_queue() if served is not connection]
 
-    def shrink(self, connection: C, kept: int) -> list[C]:
-        """Reduce the memory of a connection to `kept` bytes. Return the connections that received the released memory;
+    def shrink(self, connection: C, kept_bytes: int) -> list[C]:
+        """Reduce the memory of a connection to `kept_bytes`. Return the connections that received the released memory;
         the caller must resume reading from them."""
         held = self._held.get(connection, 0)
-        if kept >= held:
+        if kept_bytes >= held:
             return []
         self._extra_closes = 0
         self._exempt_s.pop(connection, None)
-        self._held[connection] = kept
-        self._total -= held - kept
+        self._held[connection] = kept_bytes
+        self._total -= held - kept_bytes
         return self._serve_queue()
 
     def release(self, connection: C) -> list[C]:

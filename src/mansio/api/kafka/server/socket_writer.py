@@ -1,16 +1,16 @@
 """Socket writer of one connection: sends response bytes and file ranges in order, without copying large ones.
 
-Everything is written directly to a duplicate of the socket's descriptor: a response of small parts is one `send`; a
-large file range goes from the page cache to the socket, by `sendfile` to other hosts and through one scratch buffer to
-this host, together with the parts before and behind it (docs/adr/0004-sending-fetched-bytes.md). What the peer does
-not accept waits here until the socket is writable. Writing past the transport keeps one queue where two would have to
-be kept in order.
+The writer writes directly to a duplicate of the socket's file descriptor, not through the asyncio transport, so that
+there is only one queue of unsent parts. A response of small parts is sent with one `send`. A large file range is sent
+from the page cache: to other hosts with `sendfile`, to this host through one scratch buffer, together with the parts
+before and behind it (docs/adr/0004-sending-fetched-bytes.md). Parts that the peer does not accept wait until the socket
+is writable.
 
 Invariants:
 * Bytes leave in the order of `send`.
-* `waiting_bytes` is what the peer has not accepted yet, `held_bytes` the part of it that is in memory. A waiting file
-  range holds no memory, only its position in the file.
-* A disk that fails while a range is read ends the connection; `UnreadableSlice` names the range.
+* `waiting_bytes` is the number of bytes that the peer has not accepted yet; `held_bytes` of them are in memory. A
+  waiting file range holds no memory, only its position in the file.
+* If the disk fails while a file range is read, the connection ends; `UnreadableSlice` names the range.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ if TYPE_CHECKING:
     ResponsePart = bytes | LogSlice
 
 SLICE_BYTES_MIN = 64 * 1024
-"""Below this, a read and one `send` together with the header are cheaper than separate calls."""
+"""Smaller file ranges are read and sent together with other parts, which is cheaper than separate system calls."""
 
 SCRATCH_BUFFER_BYTES = 512 * 1024
-"""How much of a file range is read at a time; what the peer does not accept is read again later."""
+"""Maximum part of a file range that is read at a time; bytes that the peer does not accept are read again later."""
 
 JOIN_BYTES_MAX = 256 * 1024
 """Small parts are joined into one `send` up to this size."""
 
 EAGER_BYTES_MAX = 1024 * 1024
-"""Small ranges are read early until so many bytes wait in memory; those behind them stay in the file."""
+"""Small file ranges are read into memory when they are queued until this many bytes wait in memory; further ranges are
+read when they are sent."""
 
 PUMP_BYTES_MAX = 4 * 1024 * 1024
-"""After so many bytes the event loop is yielded to other connections."""
+"""After sending this many bytes, the writer lets the event loop serve other connections."""
 
 BUFFERS_MAX = 64
-"""Maximum number of parts per call."""
+"""Maximum number of parts per system call."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
 
