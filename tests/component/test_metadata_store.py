@@ -17,12 +17,12 @@ from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavai
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.clock import HostClock
 from mansio.metadata.metadata_store import (
-    Ambiguous,
-    Compacted,
+    AmbiguousOutcome,
     Compare,
     Delete,
     Event,
     Put,
+    RevisionCompacted,
     TransactionResult,
     decode,
     encode,
@@ -300,7 +300,7 @@ def test_watch_from_before_what_is_kept_is_compacted(run: Run) -> None:
     async def check(store: MetadataStore) -> None:
         first = await put(store, "/t/a")
         await fill_past_history(store)
-        with pytest.raises(Compacted):
+        with pytest.raises(RevisionCompacted):
             await collect(store, "/t/", first, 1)
         listing = await store.list("/t/")
         assert [entry.key for entry in listing.entries] == ["/t/a"]
@@ -322,7 +322,7 @@ def test_slow_watcher_is_told_that_it_missed_something(run: Run) -> None:
             async for _ in watch:
                 pass
 
-        with pytest.raises(Compacted):
+        with pytest.raises(RevisionCompacted):
             await drain()
 
     run(check)
@@ -401,7 +401,7 @@ class LosesAnswers:
             await self.store.transact(compares, operations)
         if self.meanwhile is not None:
             await self.meanwhile()
-        raise Ambiguous("the answer was lost")
+        raise AmbiguousOutcome("the answer was lost")
 
 
 async def take_number(store: MetadataStore, writer: str) -> TransactionResult:
@@ -447,7 +447,7 @@ def test_transaction_that_comes_through_late_is_known_as_our_own(run: Run) -> No
         ) -> TransactionResult:
             if self.late is None:
                 self.late = compares, operations
-                raise Ambiguous("the answer was lost")
+                raise AmbiguousOutcome("the answer was lost")
             await self.store.transact(*self.late)
             return await self.store.transact(compares, operations)
 

@@ -40,10 +40,18 @@ from mansio.config.settings import Settings
 from mansio.host.clock import HostClock
 from mansio.host.disk import HostFile
 from mansio.metadata.controller.controller import ELECTION_CAUSES
-from mansio.metadata.etcd.call_outcome import Outcome
+from mansio.metadata.etcd.call_outcome import CallOutcome
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Keys, StoreCounts
-from mansio.metadata.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
+from mansio.metadata.model import (
+    BROKER_ACTIVE,
+    BROKER_FENCED,
+    TOPIC_LIVE,
+    BrokerState,
+    PartitionState,
+    Registration,
+    Topic,
+)
 from mansio.metadata.session import Session
 from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
@@ -155,9 +163,9 @@ def clustered_service(
     state = MetadataImage("c" * 22, Keys("c" * 22))
     for node_id in (1, 2):
         state.brokers[node_id] = BrokerState(node_id, "h", 9, None, node_id)
-    state.registrations.update({1: Registration(ACTIVE, 1), 3: Registration(FENCED, 1)})
+    state.registrations.update({1: Registration(BROKER_ACTIVE, 1), 3: Registration(BROKER_FENCED, 1)})
     partitions = (PartitionState((1, 2, 3), leader, 7, isr),)
-    state.topics["t"] = Topic("t", UUID(int=5), partitions, 3, {}, False, LIVE, 1)
+    state.topics["t"] = Topic("t", UUID(int=5), partitions, 3, {}, False, TOPIC_LIVE, 1)
     session = Session(1, ttl_s, 1000 - renewed_ago_s)
     session.epoch = 1
     cluster = SimpleNamespace(
@@ -168,7 +176,7 @@ def clustered_service(
         is_session_valid=lambda: session.is_valid(1000),
         sessions_lost=lambda: 1,
         repair_counts=lambda: RepairCounts(2, 3000, 1),
-        store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in Outcome}),
+        store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in CallOutcome}),
     )
     services = SimpleNamespace(
         cluster=cluster,
@@ -179,7 +187,7 @@ def clustered_service(
     return SimpleNamespace(
         services=services,
         is_ready=lambda: True,
-        etcd_member=SimpleNamespace(running=True, restarts=0),
+        etcd_member=SimpleNamespace(is_running=True, restarts=0),
     )
 
 
@@ -450,7 +458,7 @@ def test_replicas_that_are_not_in_sync_here_or_too_few_elsewhere_are_warnings_wi
     assert warned(isr=(1,)) == [("under_min_isr", True)]
     assert warned(isr=(2,), leader=2) == [("replicas_not_in_sync", True)]
     view = ClusterView()
-    view.service.etcd_member.running = False
+    view.service.etcd_member.is_running = False
     assert [one.reason for one in view.warnings()] == ["etcd_member_down"]
 
 

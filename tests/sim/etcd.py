@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.errors import MansioError, Unavailable
-from mansio.metadata.metadata_store import Ambiguous, LeaseExpired
+from mansio.metadata.metadata_store import AmbiguousOutcome, LeaseExpired
 from mansio.node.lease_keep_alive import LeaseKeepAlive
 from mansio.testing.metadata import InMemoryStore, InMemoryStoreClient
 
@@ -117,7 +117,7 @@ class SimulatedDoor(InMemoryStoreClient):
             self._scheduler.call_later(self.delay_ms(), settle, answer, error)
 
         self._etcd.call_later(self.delay_ms(), arrive)
-        timer = self._scheduler.call_later(CALL_MS_MAX, settle, None, Ambiguous("no answer in time"))
+        timer = self._scheduler.call_later(CALL_MS_MAX, settle, None, AmbiguousOutcome("no answer in time"))
         try:
             return await promise
         finally:
@@ -127,7 +127,7 @@ class SimulatedDoor(InMemoryStoreClient):
         if self.late_requests > 0:
             self.late_requests -= 1
             self._etcd.call_later(self.random.uniform(500, 5000), self._transact_late, compares, operations)
-            raise Ambiguous("the request is still on its way")
+            raise AmbiguousOutcome("the request is still on its way")
         return super()._transact(compares, operations)
 
     def _transact_late(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> None:
@@ -216,8 +216,8 @@ class KeepAliveTurns(LeaseKeepAlive):
         self._thread_clock = _SentEarlier(clock)
         super().__init__(
             keep_alive_once=self._ask,
-            current=lambda: membership.kept,
-            on_ended=membership.lost,
+            current_session=lambda: membership.session_to_renew,
+            on_session_end=membership.end_session,
             clock=self._thread_clock,
             scheduler=scheduler,
             ttl_s=ttl_s,

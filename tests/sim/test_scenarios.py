@@ -64,7 +64,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
         found["broker"], found["led"] = broker.node_id, led_by(broker.node_id)
         found["acknowledged before"] = world.acknowledged
         broker.door.store = NewerMetadata(world.etcd)  # type: ignore[assignment]
-        world.etcd.transact([], [Put(broker.core.state.keys.tick, encode({}, ""))])
+        world.etcd.transact([], [Put(broker.core.state.keys.progress, encode({}, ""))])
         world.driver.call_later(TTL_MS / 3, look)
 
     def look() -> None:
@@ -96,6 +96,6 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     assert found["problems"] == ["metadata_failed", "session_not_held"]
     assert not found["shown"], "clients are sent to others"
     assert found["acknowledged after"] > found["acknowledged before"]
-    told = [record for record in caplog.records if record.message.startswith("metadata_view_failed")]
+    told = [record for record in caplog.records if record.message.startswith("metadata_image_failed")]
     assert len(told) == 1
     assert not any("watch metadata" in line for line in world.told), "it is said once"

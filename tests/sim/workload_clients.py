@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.partition.partition import Partition
 from mansio.metadata.metadata_store import decode
-from mansio.metadata.model import LIVE
+from mansio.metadata.model import TOPIC_LIVE
 from mansio.wire.batch.record_reader import read_records
 from sim.clients import TOPIC
 
@@ -75,7 +75,7 @@ def _is_live(world: World, leader: SimulatedBroker, partition: Partition) -> boo
     key = leader.core.state.keys.topic(partition.topic)
     entry = world.etcd._entries.get(key)
     document = {} if entry is None else _decoded(key, entry.value)
-    known: bool = document.get("uuid") == str(partition.topic_id) and document["state"] == LIVE
+    known: bool = document.get("uuid") == str(partition.topic_id) and document["state"] == TOPIC_LIVE
     return known
 
 
@@ -109,8 +109,8 @@ def reasons(world: World) -> Iterator[str]:
         for index, one in enumerate(topic.partitions):
             if set(one.isr) != set(one.replicas) or one.leader not in one.isr:
                 yield f"{topic.name}-{index}: leader {one.leader}, in sync {one.isr} of {one.replicas}"
-    if state.unfinished:
-        yield f"topics half made or half deleted: {sorted(state.unfinished)}"
+    if state.unfinished_topics:
+        yield f"topics half made or half deleted: {sorted(state.unfinished_topics)}"
     if not world.administrator.done:
         yield "the administrator is at work"
     yield from unlike(world, TOPIC)  # the other topic goes on, because groups do

@@ -102,7 +102,7 @@ class Member:
         self.host = SlowHost()
         self.lost = lost
         self.keeps_alive = True
-        self.other_s_max: float | None = None
+        self.other_session_s_max: float | None = None
         self.refused: ConfigError | None = None
 
     async def start(self) -> None:
@@ -151,7 +151,7 @@ class Member:
 
     async def _register(self) -> None:
         try:
-            await self.membership.register(self.other_s_max)
+            await self.membership.register(self.other_session_s_max)
         except Unavailable:
             return
         except ConfigError as error:
@@ -160,14 +160,14 @@ class Member:
     async def _keep_alive(self) -> None:
         while True:
             await asyncio.sleep(TTL_S * RENEW_FRACTION)
-            session = self.membership.kept
+            session = self.membership.session_to_renew
             if session is None or not self.keeps_alive:
                 continue
             sent_at = self.cluster.clock.monotonic()
             try:
-                session.renewed(sent_at, await self.store_client.keep_alive_once(session.lease))
+                session.record_renewal(sent_at, await self.store_client.keep_alive_once(session.lease))
             except LeaseExpired:
-                self.membership.lost(session)
+                self.membership.end_session(session)
             except Unavailable:
                 continue
 

@@ -186,7 +186,7 @@ async def etcd_store(*urls: str, **options: Any) -> AsyncIterator[EtcdStore]:
     """An open store, closed at the end."""
     watch_events_max = options.pop("watch_events_max", None)
     limits = {} if watch_events_max is None else {"watch_events_max": watch_events_max}
-    store = await EtcdStore.open(EtcdConfig.of(urls, **options), HostRandom(), **limits)
+    store = await EtcdStore.open(EtcdConfig.create(urls, **options), HostRandom(), **limits)
     try:
         yield store
     finally:

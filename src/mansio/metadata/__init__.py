@@ -1,1 +1,1 @@
-"""Cluster metadata: store, image, controller, broker lifecycle."""
+"""Cluster metadata: metadata store, metadata image, controller, broker lifecycle."""

@@ -1,15 +1,14 @@
-"""Life cycle of this broker in the cluster: registration, loss of the session, draining and shutdown.
+"""Broker lifecycle in a cluster: registration, loss of the session, draining and shutdown of this broker.
 
-Writes the session and registration keys of the broker, in this order: wait until no session exists under this node id
-(a session is never taken over: two processes with the same node id must not both act as that broker); leave the in-sync
-sets of partitions whose log is lost; only then write the session, with a lease, and the registration. A session that
-ended is followed by one with a new epoch: nothing continues in the old one. After the metadata image has failed
-there is no further session.
+A broker registers in these steps. It waits until no session exists under its node id: a session is never taken over,
+because two processes with the same node id must not both act as that broker. It leaves the in-sync sets of partitions
+whose log is lost. Then it writes its session key, with a lease, and its registration key. After a session has ended the
+broker registers a new one with a new epoch, unless the metadata image has failed.
 
-Invariant: `session` is None or the last one that this process registered; `Session.is_valid` decides whether the broker
-may act with it. Another component keeps the lease alive (`kept` is the session to keep) and reports its end (`lost`).
+Invariant: `session` is the session that this process has registered, or None; `Session.is_valid` decides whether the
+broker may act with it. Another component renews the lease of `session_to_renew`, and calls `end_session` if it expired.
 
-All methods are to be called on the broker's loop.
+All methods are called on the event loop.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from mansio.metadata.controller.controller_plan import (
 )
 from mansio.metadata.image import create_cluster_secret
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
-from mansio.metadata.model import ACTIVE, DRAINING
+from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING
 from mansio.metadata.session import Session
 
 if TYPE_CHECKING:
@@ -42,12 +41,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RETRY_MS: Final = 250
+RETRY_INTERVAL_MS: Final = 250
 WARNING_INTERVAL_S: Final = 10.0
 
 
 class _OtherSession(NamedTuple):
-    """Another session under this node id, and the time at which it was first seen."""
+    """A session of another process under this node id; `since` is the time at which it was first seen."""
 
     run: str
     host: str
@@ -56,7 +55,10 @@ class _OtherSession(NamedTuple):
 
 
 class BrokerLifecycle:
-    """Call `register`, keep the lease of `kept` alive; at the end `transfer_leaderships`, then `leave`."""
+    """Lifecycle of one broker. The owner calls `register` first; at the end `transfer_leaderships`, then `leave`.
+
+    Meanwhile the owner renews the lease of `session_to_renew`.
+    """
 
     def __init__(
         self,
@@ -74,8 +76,11 @@ class BrokerLifecycle:
         rack: str | None,
         lost_logs: Callable[[], Iterable[tuple[UUID, int]]] = tuple,
     ) -> None:
-        """`host` and `port` are advertised to clients and other brokers. `lost_logs`: the partitions (topic id, index)
-        whose local log may lack records that this broker acknowledged; called before each registration."""
+        """`host` and `port` are advertised to clients and other brokers. `ttl_s` is the duration of a lease.
+
+        `lost_logs` is called before each registration. It returns the partitions (topic id, index) whose local log may
+        lack records that this broker acknowledged.
+        """
         self._store = store
         self._leases = leases
         self._state = state
@@ -93,7 +98,7 @@ class BrokerLifecycle:
         self.sessions_lost = 0
         """Number of sessions that ended unintentionally."""
         self.session: Session | None = None
-        self.kept: Session | None = None
+        self.session_to_renew: Session | None = None
         state.on_broker_change(self._broker_changed)
 
     @property
@@ -111,16 +116,17 @@ class BrokerLifecycle:
 
     # ------------------------------------------------------------------ registration
 
-    async def register(self, other_s_max: float | None = None) -> Session:
-        """Return when this broker is registered and its image contains that. Retries while the store is unavailable and
-        while another session exists under this node id; logs a warning every ten seconds.
+    async def register(self, other_session_s_max: float | None = None) -> Session:
+        """Register this broker; returns the session when the metadata image contains it.
 
-        `other_s_max`: raise `ConfigError` when the same other session has existed for this time while the store was
-        available: another process keeps it alive. None: wait without a limit."""
+        Retries while the store is unavailable and while another session exists under this node id, and logs a warning
+        every ten seconds. `other_session_s_max`: raise `ConfigError` when the same other session has existed for this
+        time while the store was available, because another process renews it. None: wait without a limit.
+        """
         while True:
             if self._state.failure is not None:
                 raise self._state.failure
-            self._refuse_other(other_s_max)
+            self._check_other_session(other_session_s_max)
             try:
                 session = await self._register()
             except Unavailable as error:
@@ -133,7 +139,7 @@ class BrokerLifecycle:
                 return session
             if self._leaving:
                 raise Unavailable("the broker is stopping")
-            await self._scheduler.sleep(RETRY_MS)
+            await self._scheduler.sleep(RETRY_INTERVAL_MS)
 
     async def _register(self) -> Session | None:
         key = self._state.keys.session(self._node_id)
@@ -151,13 +157,13 @@ class BrokerLifecycle:
         await self._leave_isrs()  # after this the image contains the secret
         sent_at = self._clock.monotonic()
         session = Session(await self._leases.grant(self._ttl_s), self._ttl_s, sent_at)
-        self.kept = session
+        self.session_to_renew = session
         try:
             epoch = await self._put_session(session)
         except MansioError:
             await self._revoke(session)
             raise
-        if epoch == 0 or session.ended or self._leaving:
+        if epoch == 0 or session.has_ended or self._leaving:
             await self._revoke(session)
             return None
         session.epoch = epoch
@@ -168,7 +174,7 @@ class BrokerLifecycle:
         await self._state.wait_for_revision(epoch, self._scheduler)
         return session
 
-    def _refuse_other(self, s_max: float | None) -> None:
+    def _check_other_session(self, s_max: float | None) -> None:
         other = self._other
         if s_max is not None and other is not None and self._clock.monotonic() - other.since >= s_max:
             raise ConfigError(
@@ -177,7 +183,7 @@ class BrokerLifecycle:
             )
 
     async def _put_session(self, session: Session) -> int:
-        """The epoch, or 0 if another process registered first."""
+        """Write the session and registration keys; returns the broker epoch, or 0 if another process was first."""
         keys, writer = self._state.keys, new_writer_id(self._random)
         registration = keys.registration(self._node_id)
         found = await self._store.get(registration)
@@ -188,18 +194,23 @@ class BrokerLifecycle:
         ]
         puts = [
             Put(key, metadata_store.encode(self._address, writer), session.lease),
-            Put(registration, metadata_store.encode({"state": ACTIVE}, writer)),
+            Put(registration, metadata_store.encode({"state": BROKER_ACTIVE}, writer)),
         ]
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
         return done.revision if done.succeeded else 0
 
     async def _leave_isrs(self) -> None:
-        """While this node has no session no leader can add it to an in-sync set again."""
+        """Leave the in-sync sets of partitions whose log is lost.
+
+        As long as this broker has no session, no leader adds it to an in-sync set again.
+        """
         listing = await self._store.list(self._state.keys.format)
         await self._state.wait_for_revision(listing.revision, self._scheduler)
         left = [change for lost in self._lost_logs() if (change := self._isr_removal(*lost, 0)) is not None]
-        for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
-            done = await transactions.commit(self._store, self._state.keys, batch, None, self._random)
+        for batch in transactions.split_into_transactions(
+            left, self._store.operations_max, transactions.BATCH_CHANGES_MAX
+        ):
+            done = await transactions.commit_changes(self._store, self._state.keys, batch, None, self._random)
             if not done.succeeded:
                 raise ConcurrentChange("partitions with a lost log were changed concurrently")
         if left:
@@ -215,9 +226,11 @@ class BrokerLifecycle:
         after = without_replica(before, self._node_id)
         return PartitionChange(topic_id, index, before, after, "log is lost", {self._node_id: epoch})
 
-    async def give_up(self, partitions: Iterable[tuple[UUID, int]]) -> int:
-        """Leave leadership and in-sync set of partitions (topic id, index) whose log failed at run time, where another
-        replica is in sync; the controller elects one of those. Returns the number of partitions. Raises `Unavailable`.
+    async def resign(self, partitions: Iterable[tuple[UUID, int]]) -> int:
+        """Give up leadership and in-sync membership of partitions (topic id, index) whose log failed at run time.
+
+        Partitions without another in-sync replica are skipped; for the others the controller elects a new leader.
+        Returns the number of partitions that were given up. Raises `Unavailable`.
         """
         session = self.session
         if session is None:
@@ -225,8 +238,12 @@ class BrokerLifecycle:
         found = [self._isr_removal(topic_id, index, session.epoch) for topic_id, index in partitions]
         left = [one for one in found if one is not None and one.after.isr]
         guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
-        for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
-            done = await transactions.commit(self._store, self._state.keys, batch, guard, self._random)
+        for batch in transactions.split_into_transactions(
+            left, self._store.operations_max, transactions.BATCH_CHANGES_MAX
+        ):
+            done = await transactions.commit_changes(
+                self._store, self._state.keys, batch, guard, self._random
+            )
             if not done.succeeded:
                 raise ConcurrentChange("partitions with a failed log were changed concurrently")
         if left:
@@ -235,13 +252,12 @@ class BrokerLifecycle:
 
     # ------------------------------------------------------------------ loss of the session
 
-    def lost(self, session: Session) -> None:
-        """Handle the end of the lease of a session, as reported by the store. No effect if it is not the current
-        one."""
+    def end_session(self, session: Session) -> None:
+        """Handle the end of a session's lease, and register again. If it is not the current session, only mark it."""
         session.end()
         if session is not self.session:
             return
-        self.session = self.kept = None
+        self.session = self.session_to_renew = None
         self.sessions_lost += 1
         logger.warning("session_lost", extra=fields(node=self._node_id, epoch=session.epoch))
         for callback in self._callbacks:
@@ -250,7 +266,7 @@ class BrokerLifecycle:
             self._scheduler.spawn(self._register_again(), name="register again")
 
     async def _register_again(self) -> None:
-        """Retry whatever the error is: a broker that was a member of the cluster tries until it is stopped."""
+        """Register again after a lost session. Retries after any error until the broker is stopped."""
         while not self._leaving:
             try:
                 await self.register()
@@ -258,7 +274,7 @@ class BrokerLifecycle:
                 return
             except MansioError as error:
                 self._warn("not registered yet", reason=error.message)
-                await self._scheduler.sleep(RETRY_MS)
+                await self._scheduler.sleep(RETRY_INTERVAL_MS)
             else:
                 return
 
@@ -267,14 +283,16 @@ class BrokerLifecycle:
         if session is None or change.node_id != self._node_id or change.before is None:
             return
         if change.after is None and change.before.epoch == session.epoch:
-            self.lost(session)
+            self.end_session(session)
 
     # ------------------------------------------------------------------ draining and shutdown
 
     async def transfer_leaderships(self, within_ms: float) -> int:
-        """Start to drain and wait until other brokers lead all partitions that they can lead, at most `within_ms` (plus
-        one transaction). The broker continues to serve requests. Returns the number of partitions that others could
-        lead and do not yet lead; 0 on success."""
+        """Start to drain, and wait until other brokers lead all partitions that they can lead.
+
+        Waits at most `within_ms`, plus the time of one transaction; the broker continues to serve requests. Returns the
+        number of partitions that this broker still leads although another broker could; 0 on success.
+        """
         session = self.session
         if session is None:
             return 0
@@ -285,14 +303,16 @@ class BrokerLifecycle:
                 if (remaining_s := deadline - self._clock.monotonic()) <= 0:
                     logger.warning("leadership_transfer_timed_out", extra=fields(partitions=left))
                     return left
-                await self._scheduler.sleep(min(remaining_s * 1000, RETRY_MS / 10))
+                await self._scheduler.sleep(min(remaining_s * 1000, RETRY_INTERVAL_MS / 10))
         except MansioError as error:
             logger.warning("leadership_transfer_failed", extra=fields(reason=error.message))
         return self._transferable()
 
     async def announce_shutdown(self) -> None:
-        """Start to drain without waiting: a broker that announced its end is not expected back after its session. If
-        the announcement fails, the controller waits for the time of a lease."""
+        """Start to drain without waiting, so that the controller elects new leaders as soon as the session ends.
+
+        If the announcement fails, the controller waits for the time of a lease.
+        """
         try:
             if self.session is not None:
                 await self._drain(self.session)
@@ -307,28 +327,33 @@ class BrokerLifecycle:
             Compare(key, mod_revision=0 if entry is None else entry.mod_revision),
             Compare(keys.session(self._node_id), create_revision=session.epoch),
         ]
-        put = Put(key, metadata_store.encode({"state": DRAINING}, writer))
+        put = Put(key, metadata_store.encode({"state": BROKER_DRAINING}, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         if not done.succeeded:
             raise ConcurrentChange("the registration was changed concurrently")
 
     def _transferable(self) -> int:
-        """Number of partitions that others could lead; before the image contains the drain, also those they cannot."""
+        """Number of partitions that this broker leads although another broker could lead them.
+
+        Until the image contains the draining state, it is the number of all partitions that it leads, at least 1.
+        """
         state = self._state
         registration = state.registrations.get(self._node_id)
-        if registration is None or registration.state != DRAINING:
+        if registration is None or registration.state != BROKER_DRAINING:
             return max(
                 1,
                 sum(
                     one.leader == self._node_id for topic in state.topics.values() for one in topic.partitions
                 ),
             )
-        view = ClusterView(state.brokers, state.registrations, state.topics, state.unfinished)
+        view = ClusterView(state.brokers, state.registrations, state.topics, state.unfinished_topics)
         return transferable_leaderships(view, self._node_id)
 
     async def leave(self) -> None:
-        """End the session; nothing may be acknowledged after this. If the store is unavailable, the session ends
-        with its lease."""
+        """End the session; the broker must not acknowledge anything after this call.
+
+        If the store is unavailable, the session ends when its lease expires.
+        """
         self._leaving = True
         session = self.session
         self.session = None
@@ -340,8 +365,8 @@ class BrokerLifecycle:
 
     async def _revoke(self, session: Session) -> None:
         session.end()
-        if self.kept is session:
-            self.kept = None
+        if self.session_to_renew is session:
+            self.session_to_renew = None
         try:
             await self._leases.revoke(session.lease)
         except Unavailable as error:

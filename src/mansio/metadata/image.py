@@ -1,16 +1,15 @@
 """In-memory image of the cluster metadata: brokers, topics, partitions, configurations.
 
-`MetadataImage` is the only copy of metadata in a broker; its values are those of `model`. It follows the metadata store
-by a watch and is changed by nothing else until it fails: a component that changes metadata writes to the store and
-awaits `wait_for_revision(revision)`.
+`MetadataImage` is the only copy of metadata in a broker; its values are those of `model`. Only a watch of the metadata
+store changes it: a component that changes metadata writes to the store and awaits `wait_for_revision(revision)`.
 
-A value that cannot be decoded (damaged, or of a newer Mansio) ends the image: to skip it would be to guess its content.
-No later event is applied; `failure` holds the error, and `on_failure` reports it.
+If a value cannot be decoded (damaged, or written by a newer Mansio), the image fails, because without that value it
+would be wrong. It applies no later events; `failure` is the error, and the callbacks of `on_failure` are called.
 
 Invariants:
-* A topic is in `topics` only while it is live; one that is being created or deleted is in `unfinished`.
+* A topic is in `topics` only while it is live; a topic that is being created or deleted is in `unfinished_topics`.
 * A broker is in `brokers` only while it has a session. A single node has no session and no controller.
-* Brokers that start at the same time on an empty store create one cluster, not one each.
+* Brokers that start at the same time on an empty store create only one cluster.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from urllib.parse import unquote
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import (
-    Compacted,
     Compare,
     Delete,
     Event,
     Keys,
     Put,
+    RevisionCompacted,
     new_uuid,
     new_writer_id,
 )
 from mansio.metadata.model import (
-    ACTIVE,
-    LIVE,
+    BROKER_ACTIVE,
+    TOPIC_LIVE,
     BrokerChange,
     BrokerState,
     ConfigOverrides,
@@ -44,8 +43,8 @@ from mansio.metadata.model import (
     Registration,
     Topic,
     TopicChange,
-    partition_of,
-    topic_of,
+    decode_partition,
+    decode_topic,
 )
 from mansio.state.broker_handshake import SECRET_BYTES, ClusterSecret
 
@@ -57,13 +56,13 @@ if TYPE_CHECKING:
     from mansio.ports import Promise, Random, Scheduler, Timer
 
 PROGRESS_WRITE_MS: Final = 250
-"""A longer wait for a revision is ended by a write of this broker."""
+"""Time after which a broker that waits for a revision writes a key, so that the watch reports a newer revision."""
 WATCH_RETRY_MS: Final = 250
 CREATE_ATTEMPTS_MAX: Final = 5
 
 
 class _Draft(NamedTuple):
-    """The stored document of one topic."""
+    """The decoded value of one topic's key, without its partitions."""
 
     document: dict[str, Any]
     mod_revision: int
@@ -71,7 +70,10 @@ class _Draft(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataImage:
-    """The image. Create it with `load`, keep it current with `start`."""
+    """In-memory image of the cluster metadata at `revision`. `load` creates it, `start` keeps it current.
+
+    `failure` is the error that ended the watch, or None. `partition_count` is the number of partitions of live topics.
+    """
 
     cluster_id: str
     keys: Keys
@@ -79,11 +81,11 @@ class MetadataImage:
     brokers: dict[int, BrokerState] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
     topics_by_id: dict[UUID, Topic] = field(default_factory=dict)
-    unfinished: dict[str, Topic] = field(default_factory=dict)
+    unfinished_topics: dict[str, Topic] = field(default_factory=dict)
     quotas: dict[str, QuotaEntry] = field(default_factory=dict)
     group_configs: dict[str, ConfigOverrides] = field(default_factory=dict)
     broker_configs: dict[str, ConfigOverrides] = field(default_factory=dict)
-    """Dynamic settings by broker; with the empty name those of all brokers."""
+    """Dynamic settings by node id in decimal digits; the empty name has those of all brokers."""
     registrations: dict[int, Registration] = field(default_factory=dict)
     controller: ControllerState | None = None
     cluster_secret: ClusterSecret | None = field(default=None, repr=False)
@@ -111,49 +113,54 @@ class MetadataImage:
 
     @classmethod
     async def load(cls, store: MetadataStore, cluster_id: str, random: Random) -> MetadataImage:
-        """Load the cluster of `store`, or create it. `cluster_id` empty: the existing cluster, or a new one. Raises
-        `ConfigError` when the store holds another cluster."""
+        """Load the image of the cluster in `store`, or create the cluster.
+
+        An empty `cluster_id` means the existing cluster, or a new one with a random id. Raises `ConfigError` if the
+        store contains another cluster.
+        """
         found = await find_or_create_cluster(store, cluster_id, random)
         state = cls(found, Keys(found))
         state._relist(await store.list(state.keys.prefix))
         return state
 
     def start(self, store: MetadataStore, scheduler: Scheduler, *, shared: bool = False) -> None:
-        """Start to follow the store.
+        """Start to apply the changes of the store to the image.
 
-        `shared`: other clusters may write to the store, and it may be unavailable for a while. Then the watch
-        resumes at the last revision. Because the writes of other clusters advance the revision without an event
-        for this one, a long wait for a revision is ended by a write of this broker.
+        `shared`: other clusters may write to the store, and the store may be unavailable for a while; then the watch
+        resumes at the last revision. The writes of other clusters increase the revision without an event for this
+        cluster. So a broker that waits for a revision longer than `PROGRESS_WRITE_MS` writes a key of its own cluster.
         """
         self._store, self._shared, self.failure = store, shared, None
         self._watch_task = scheduler.spawn(self._watch(store, scheduler), name="watch metadata")
 
     def stop(self) -> None:
-        """Stop to follow the store; waits end with `Unavailable`."""
+        """Stop to apply changes; calls of `wait_for_revision` raise `Unavailable`."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             self._watch_task = self._store = None
         self._end_waits(Unavailable("the broker is stopping"))
 
     def on_change(self, callback: Callable[[TopicChange], None]) -> None:
-        """Call `callback` on the loop after each change of a live topic, when the image contains it."""
+        """Call `callback` on the event loop for each change of a live topic, after the image contains the change."""
         self._callbacks.append(callback)
 
     def on_quota_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the loop after `quotas` has changed."""
+        """Call `callback` on the event loop after `quotas` has changed."""
         self._quota_callbacks.append(callback)
 
     def on_group_config_change(self, callback: Callable[[str], None]) -> None:
-        """Call `callback` on the loop with the id of a group after its settings in `group_configs` have changed."""
+        """Call `callback` on the event loop with the id of each group whose settings have changed."""
         self._group_config_callbacks.append(callback)
 
     def on_broker_config_change(self, callback: Callable[[], None]) -> None:
-        """Call `callback` on the loop after `broker_configs` has changed."""
+        """Call `callback` on the event loop after `broker_configs` has changed."""
         self._broker_config_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
-        """Call `callback` on the loop after each change of a session or registration, when the image contains it (and
-        possibly later changes), before the callbacks of `on_change` for the same events."""
+        """Call `callback` on the event loop for each change of a session or registration, after the image contains it.
+
+        The image may contain later changes, too. The callbacks of `on_change` for the same events are called later.
+        """
         self._broker_callbacks.append(callback)
 
     def on_progress(self, callback: Callable[[], None]) -> None:
@@ -161,12 +168,12 @@ class MetadataImage:
         self._progress_callbacks.append(callback)
 
     def on_failure(self, callback: Callable[[Exception], None]) -> None:
-        """Call `callback` once, on the loop, when the image fails; not when it is stopped or the store is closed."""
+        """Call `callback` once, on the event loop, if the image fails; not if it is stopped or the store is closed."""
         self._failure_callbacks.append(callback)
 
     def exclude_broker(self, node_id: int) -> None:
-        """After a failure of the image: remove this broker, which revoked its session, from the responses to
-        clients."""
+        """Remove a broker from `brokers`. This broker calls it with its own id after its image has failed, so that its
+        responses to clients do not contain it."""
         self.brokers.pop(node_id, None)
 
     def epoch_of(self, node_id: int) -> int:
@@ -175,9 +182,9 @@ class MetadataImage:
         return 0 if broker is None else broker.epoch
 
     def may_lead(self, node_id: int) -> bool:
-        """Whether a broker has a session, and its registration is active: neither draining nor fenced."""
+        """Whether a broker may lead partitions: it has a session, and its registration is active."""
         registration = self.registrations.get(node_id)
-        return node_id in self.brokers and registration is not None and registration.state == ACTIVE
+        return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
 
     async def wait_for_revision(self, revision: int, scheduler: Scheduler) -> None:
         """Wait until the image contains all changes up to `revision`. Raises the error that ended the watch."""
@@ -204,7 +211,7 @@ class MetadataImage:
 
     async def _write_progress(self, store: MetadataStore, scheduler: Scheduler) -> None:
         try:
-            await store.transact([], [Put(self.keys.tick, metadata_store.encode({}, ""))])
+            await store.transact([], [Put(self.keys.progress, metadata_store.encode({}, ""))])
         except Unavailable:  # the outcome is unknown: retry
             scheduler.call_later(PROGRESS_WRITE_MS, self._schedule_progress_write, scheduler)
 
@@ -234,13 +241,13 @@ class MetadataImage:
                 raise
 
     async def _watch_until_closed(self, store: MetadataStore) -> None:
-        """Until the store closes."""
+        """Apply the events of the store until it is closed; list all keys again after `RevisionCompacted`."""
         while True:
             try:
                 async for events in store.watch(self.keys.prefix, self.revision + 1):
                     self._apply(events)
                 return
-            except Compacted:
+            except RevisionCompacted:
                 self._relist(await store.list(self.keys.prefix))
 
     def _end_waits(self, error: Exception) -> None:
@@ -295,7 +302,7 @@ class MetadataImage:
         ]
 
     def _apply_event(self, event: Event, touched: dict[str, None]) -> None:
-        """Apply one event; names of affected topics are added to `touched`."""
+        """Apply one event and add the names of affected topics to `touched`."""
         keys = self.keys
         document = None if event.value is None else metadata_store.decode(event.key, event.value)
         if event.key.startswith(keys.topics):
@@ -310,7 +317,7 @@ class MetadataImage:
             topic_id, _, index = event.key.removeprefix(keys.partitions).partition("/")
             known = self._partitions.setdefault(topic_id, {})
             if document is not None:
-                known[int(index)] = partition_of(document, event.mod_revision)
+                known[int(index)] = decode_partition(document, event.mod_revision)
             elif known.pop(int(index), None) is not None and not known:
                 del self._partitions[topic_id]
             if topic_id in self._names:
@@ -399,9 +406,9 @@ class MetadataImage:
                 promise.set_result(None)
 
     def _rebuild_topic(self, name: str) -> list[TopicChange]:
-        """Replace the object of a topic. A topic that was deleted and created again changes twice."""
+        """Replace the `Topic` object of a topic. A topic that was deleted and created again causes two changes."""
         before = self.topics.pop(name, None)
-        self.unfinished.pop(name, None)
+        self.unfinished_topics.pop(name, None)
         if before is not None:
             del self.topics_by_id[before.topic_id]
             self.partition_count -= len(before.partitions)
@@ -409,9 +416,9 @@ class MetadataImage:
         after = None
         if draft is not None:
             known = self._partitions.get(draft.document["uuid"], {})
-            after = topic_of(name, draft.document, known, draft.mod_revision)
-        if after is not None and after.state != LIVE:
-            self.unfinished[name] = after
+            after = decode_topic(name, draft.document, known, draft.mod_revision)
+        if after is not None and after.state != TOPIC_LIVE:
+            self.unfinished_topics[name] = after
             after = None
         if after is not None:
             self.topics[name] = self.topics_by_id[after.topic_id] = after
@@ -431,8 +438,11 @@ async def write_overrides(
     scheduler: Scheduler,
     random: Random,
 ) -> bool:
-    """Replace the settings stored under `key`, or delete them if there are none, unless they changed after `revision`
-    (0: there were none). True: it is done, and `state` contains it; False: they changed. Raises `StorageError`."""
+    """Replace the settings stored under `key`, or delete the key if `configs` is empty.
+
+    Returns False, without effect, if the key has changed after `revision` (0: it did not exist). On return `state`
+    contains the change. Raises `StorageError`.
+    """
     guard = [Compare(key, mod_revision=revision)]
     if configs:
         writer = new_writer_id(random)
@@ -445,14 +455,14 @@ async def write_overrides(
 
 
 async def create_cluster_secret(store: MetadataStore, keys: Keys, random: Random) -> None:
-    """Store a new secret, unless the cluster has one. Raises `Unavailable`."""
+    """Store a new random cluster secret, unless the cluster has one. Raises `Unavailable`."""
     document = {"secret": random.bytes(SECRET_BYTES).hex()}
     put = Put(keys.secret, metadata_store.encode(document, new_writer_id(random)))
     await metadata_store.transact_with_retries(store, [Compare(keys.secret, create_revision=0)], [put])
 
 
 def _secret_of(key: str, document: dict[str, Any]) -> ClusterSecret:
-    """Raises `StorageError`, whose message and causes do not contain the value."""
+    """Decode the cluster secret. Raises `StorageError`; its message and causes do not contain the value."""
     try:
         return ClusterSecret(bytes.fromhex(document["secret"]))
     except (KeyError, TypeError, ValueError):
@@ -461,10 +471,13 @@ def _secret_of(key: str, document: dict[str, Any]) -> ClusterSecret:
 
 
 async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
-    """The id of the cluster in the store: `wanted`, or, if that is empty, the existing or a new one. Raises
-    `ConfigError` when the store holds another cluster."""
+    """Find the cluster with the id `wanted` in the store, or create it; returns its id.
+
+    If `wanted` is empty, the existing cluster is found, or one with a random id is created. Raises `ConfigError` if the
+    store contains another cluster, `Unavailable`.
+    """
     for _ in range(CREATE_ATTEMPTS_MAX):
-        listing = await store.list(metadata_store.ROOT)
+        listing = await store.list(metadata_store.KEY_ROOT)
         found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
         if wanted in found:
             return wanted
@@ -473,7 +486,7 @@ async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Rand
         if found:
             raise ConfigError(f"cluster_id: {wanted!r} is not the cluster in this store, {', '.join(found)}")
         cluster_id, writer = wanted or new_cluster_id(random), new_writer_id(random)
-        keys = (metadata_store.FIRST_CLUSTER, Keys(cluster_id).format)
+        keys = (metadata_store.FIRST_CLUSTER_KEY, Keys(cluster_id).format)
         value = metadata_store.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
         compares = [Compare(key, create_revision=0) for key in keys]
         puts = [Put(key, value) for key in keys]
@@ -487,5 +500,5 @@ async def find_or_create_cluster(store: MetadataStore, wanted: str, random: Rand
 
 
 def new_cluster_id(random: Random) -> str:
-    """A UUID in Kafka's format: 22 characters of URL-safe base64."""
+    """A random cluster id in Kafka's format: a UUID as 22 characters of URL-safe base64."""
     return base64.urlsafe_b64encode(new_uuid(random).bytes).rstrip(b"=").decode()

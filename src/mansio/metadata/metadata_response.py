@@ -1,12 +1,11 @@
-"""Hand-written encoder of Metadata responses: clients request them often, and a cluster may have thousands of
-partitions.
+"""Hand-written encoder of Metadata responses, which clients request often and which may have thousands of partitions.
 
-The encoded form of each topic is computed once per version group and cached as long as the `Topic` object exists (any
-change replaces that object). Each request only joins the cached parts.
+The encoded form of each topic is computed once per group of API versions and cached as long as the `Topic` object
+exists (each change of a topic replaces that object). Each response only joins the cached parts.
 
 Invariants:
 * The bytes are those that kio writes for the same values; the tests compare all versions.
-* The cache is bounded by `partitions_max` of the broker.
+* The setting `partitions_max` bounds the size of the cache.
 
 Layout: https://kafka.apache.org/protocol.html#The_Messages_Metadata
 """
@@ -34,7 +33,7 @@ _FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of 
 
 
 class TopicEncoder:
-    """Cache of encoded topics. One per broker."""
+    """Encoder of the topics of Metadata responses, with a cache. A broker has one."""
 
     __slots__ = ("_alive", "_kept")
 
@@ -43,8 +42,10 @@ class TopicEncoder:
         self._alive: frozenset[int] = frozenset()
 
     def encode(self, version: int, topic: Topic, alive: frozenset[int], operations: int) -> bytes:
-        """Encode a topic without error. `alive`: online brokers; other replicas are marked as offline, and a
-        leader that is not online is reported as missing."""
+        """Encode an existing topic. `alive` are the node ids of online brokers, `operations` the authorized operations.
+
+        Other replicas are marked as offline; a leader that is not online is reported as missing.
+        """
         if alive != self._alive:
             self._alive = alive
             self._kept.clear()
@@ -61,7 +62,7 @@ class TopicEncoder:
 def encode_missing_topic(
     version: int, error_code: int, name: str | None, topic_id: bytes | None, operations: int
 ) -> bytes:
-    """Encode a topic with an error. Before version 12 a name is never null."""
+    """Encode a topic with an error code. A missing name is empty before version 12, and null from version 12 on."""
     if name is None and version < 12:
         name = ""
     body = _topic_body(version, error_code, name, topic_id or _NO_UUID, False, (), frozenset())
@@ -78,7 +79,7 @@ def encode_metadata(
     topics: Sequence[bytes],
     cluster_operations: int,
 ) -> bytes:
-    """Encode the whole response with its length and header, from encoded topics."""
+    """Encode the whole response with its length and header. `topics` are the encoded topics."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     end = b"\0" if flexible else b""
     pieces = [_INT32.pack(correlation_id) + end]
@@ -112,7 +113,7 @@ def _topic_body(
     partitions: Sequence[PartitionState],
     alive: frozenset[int],
 ) -> bytes:
-    """Encode a topic up to its authorized operations."""
+    """Encode the fields of a topic that precede its authorized operations."""
     flexible = version >= _FLEXIBLE_VERSION_MIN
     pieces = [_INT16.pack(error_code), _text(name, flexible)]
     if version >= 10:

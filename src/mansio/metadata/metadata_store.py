@@ -1,12 +1,12 @@
 """Metadata store: interface of a small, strongly consistent key-value store with revisions, as in etcd.
 
 Defines the protocol of a store, the keys, and the encoding of values. A single node uses SQLite (`sqlite.store`), a
-cluster etcd (`etcd.store`). No other module depends on which.
+cluster uses etcd (`etcd.store`).
 
 Invariants of a store:
 * Every transaction that changes something increases the revision by one, and all its changes have that revision.
 * A transaction is atomic, and `succeeded` means that it is on stable storage.
-* A watch returns every change under its prefix exactly once, in order of revisions, or ends with `Compacted`.
+* A watch returns every change under its prefix exactly once, in order of revisions, or ends with `RevisionCompacted`.
 
 Model: https://etcd.io/docs/v3.5/learning/api/
 """
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 SCHEMA_VERSION: Final = 1
-ROOT: Final = "/mansio/"
-FIRST_CLUSTER: Final = f"{ROOT}first"
-"""Written with the first cluster of a store and never again, so there is exactly one first cluster."""
+KEY_ROOT: Final = "/mansio/"
+FIRST_CLUSTER_KEY: Final = f"{KEY_ROOT}first"
+"""Key that the creation of the first cluster of a store writes; the creation fails if the key exists."""
 AMBIGUOUS_ATTEMPTS_MAX: Final = 5
 
 
-class Compacted(MansioError):
-    """The requested changes are no longer stored; list again and watch from there."""
+class RevisionCompacted(MansioError):
+    """Raised when the requested changes are no longer stored; the caller lists the keys and starts a new watch."""
 
 
 class LeaseExpired(Unavailable):
-    """The lease has expired or never existed; its keys are deleted."""
+    """Raised when a lease has expired or never existed; its keys are deleted."""
 
 
-class Ambiguous(Unavailable):
-    """The response to a transaction was lost: its outcome is unknown."""
+class AmbiguousOutcome(Unavailable):
+    """Raised when the response to a transaction was lost, so that its outcome is unknown."""
 
 
 class Entry(NamedTuple):
@@ -54,14 +54,14 @@ class Entry(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All entries under a prefix, sorted by key, at one revision. Continue with a watch from `revision + 1`."""
+    """All entries under a prefix, sorted by key, at one revision. A watch from `revision + 1` returns later changes."""
 
     revision: int
     entries: list[Entry]
 
 
 class Compare(NamedTuple):
-    """A condition on a key: fields that are not None must be equal. 0 means that the key does not exist."""
+    """A condition on a key: its revisions must equal the fields that are not None; 0: the key must not exist."""
 
     key: str
     mod_revision: int | None = None
@@ -69,7 +69,7 @@ class Compare(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a key. With a `lease` it is deleted when the lease ends."""
+    """Operation that writes a key. With the id of a `lease` the key is deleted when the lease ends; 0: no lease."""
 
     key: str
     value: bytes
@@ -77,20 +77,23 @@ class Put(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Delete a key, if it exists."""
+    """Operation that deletes a key, if it exists."""
 
     key: str
 
 
 class TransactionResult(NamedTuple):
-    """Result of a transaction. `revision`: of the store after it, also if a condition was not satisfied."""
+    """Result of a transaction. `succeeded`: all conditions were satisfied, and its operations are durable.
+
+    `revision` is the revision of the store after the transaction, whether it succeeded or not.
+    """
 
     succeeded: bool
     revision: int
 
 
 class Event(NamedTuple):
-    """One change of one key. `value` is None if it was deleted (then `create_revision` is 0)."""
+    """One change of one key. If the key was deleted, `value` is None and `create_revision` is 0."""
 
     key: str
     value: bytes | None
@@ -99,18 +102,24 @@ class Event(NamedTuple):
 
 
 class StoreCounts(NamedTuple):
-    """Calls to a store since it was opened, by outcome. `failed`: failed attempts by type; a call that was retried
-    successfully is counted in both."""
+    """Numbers of calls to a store since it was opened.
 
-    answered: int
-    ambiguous: int
-    """Transactions whose response was lost."""
-    failed: Mapping[str, int]
+    `answered_count` counts calls with a response. `failure_counts` counts failed attempts by `CallOutcome` (in lower
+    case); a call that succeeded after a retry is counted in both.
+    """
+
+    answered_count: int
+    ambiguous_count: int
+    """Number of transactions whose response was lost."""
+    failure_counts: Mapping[str, int]
 
 
 class MetadataStore(Protocol):
-    """A metadata store. Errors: `StorageError` (disk), `Unavailable` (retry), `Ambiguous` (read to find the
-    outcome)."""
+    """A metadata store.
+
+    Methods raise `StorageError` if the disk fails, `Unavailable` if the caller may retry, and `AmbiguousOutcome` if the
+    caller has to read the keys to find out whether a transaction was executed.
+    """
 
     @property
     def operations_max(self) -> int:
@@ -123,40 +132,43 @@ class MetadataStore(Protocol):
     async def transact(
         self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
     ) -> TransactionResult:
-        """Perform all operations if all conditions are satisfied. No two operations may have the same key."""
+        """Execute all operations if all conditions are satisfied. No two operations may have the same key."""
 
     def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
-        """Changes from `from_revision` on, past and future, until the store closes.
+        """Yield the changes under `prefix` from `from_revision` on, past and future ones, until the store closes.
 
         Batches are bounded, and a slow reader applies backpressure. All events of one revision are in one batch. Raises
-        `Compacted` when the watch can no longer be complete.
+        `RevisionCompacted` if a change is no longer stored.
         """
 
     async def close(self) -> None: ...
 
 
 class Leases(Protocol):
-    """Leases of a store that several brokers share; they expire without renewals. A single node has none.
+    """Leases of a metadata store, which expire unless they are renewed. A single node has no leases.
 
-    Ids are not 0. Errors: `Unavailable`, and `LeaseExpired` for a lease that does not exist any more.
+    A lease id is never 0. Methods raise `Unavailable`, and `LeaseExpired` for a lease that does not exist any more.
     """
 
     async def grant(self, ttl_s: float) -> int:
         """Grant a lease that expires `ttl_s` seconds after its last renewal. Returns its id."""
 
     async def keep_alive_once(self, lease: int) -> float:
-        """Renew a lease. Returns the remaining seconds. Raises `LeaseExpired`."""
+        """Renew a lease. Returns its remaining time in seconds. Raises `LeaseExpired`, `Unavailable`."""
 
     async def revoke(self, lease: int) -> None:
-        """End a lease and delete its keys. No effect if it has ended."""
+        """End a lease and delete its keys. No effect if the lease has ended."""
 
 
 DEFAULT_BROKER: Final = "default"
-"""In keys of dynamic settings: all brokers."""
+"""Name in the key of the dynamic settings that apply to all brokers, instead of a node id."""
 
 
 class Keys:
-    """The keys of one cluster. Partitions are keyed by topic id: a topic that is created again has other keys."""
+    """The keys, and prefixes of keys, of one cluster in the metadata store. A prefix ends with "/".
+
+    Keys of partitions contain the topic id, so a topic that is deleted and created again has other keys.
+    """
 
     __slots__ = (
         "broker_configs",
@@ -167,14 +179,14 @@ class Keys:
         "partitions",
         "prefix",
         "producer_ids",
+        "progress",
         "quotas",
         "secret",
-        "tick",
         "topics",
     )
 
     def __init__(self, cluster_id: str) -> None:
-        self.prefix = f"{ROOT}{cluster_id}/"
+        self.prefix = f"{KEY_ROOT}{cluster_id}/"
         self.format = f"{self.prefix}format"
         self.topics = f"{self.prefix}topics/"
         self.partitions = f"{self.prefix}parts/"
@@ -184,9 +196,9 @@ class Keys:
         self.quotas = f"{self.prefix}quotas/"
         self.group_configs = f"{self.prefix}groupconfigs/"
         self.secret = f"{self.prefix}secret"
-        """{secret}, in hexadecimal digits: what the brokers of the cluster authenticate with. In a cluster only."""
+        """Key of {secret}: the cluster secret in hexadecimal digits. A single node has none."""
         self.broker_configs = f"{self.prefix}brokerconfigs/"
-        self.tick = f"{self.prefix}tick"
+        self.progress = f"{self.prefix}tick"
 
     def topic(self, name: str) -> str:
         return f"{self.topics}{name}"
@@ -195,31 +207,34 @@ class Keys:
         return f"{self.partitions}{topic_id}/{index}"
 
     def group_config(self, group_id: str) -> str:
-        """{configs: {name: value}}, the overrides of a group."""
+        """Key of {configs: {name: value}}, the settings of a group."""
         return f"{self.group_configs}{quote(group_id, safe='')}"
 
     def broker_config(self, name: str) -> str:
-        """{configs: {name: value}}, the dynamic settings of a broker; empty name: the defaults of all brokers."""
+        """Key of {configs: {name: value}}, the dynamic settings of a broker; empty name: those of all brokers."""
         return f"{self.broker_configs}{name or DEFAULT_BROKER}"
 
     def session(self, node_id: int) -> str:
-        """{host, port, rack, run}, with a lease. Its create revision is the broker's epoch."""
+        """Key of {host, port, rack, run}, the session of a broker, which has a lease.
+
+        The create revision of the key is the broker epoch.
+        """
         return f"{self.brokers}{node_id}/session"
 
     def registration(self, node_id: int) -> str:
-        """{state: fenced, active or draining}; stays when the session ends."""
+        """Key of {state: fenced, active or draining}, the registration of a broker, which outlives its session."""
         return f"{self.brokers}{node_id}/reg"
 
 
 def encode(document: Mapping[str, Any], writer: str) -> bytes:
-    """Encode a value: JSON with schema version and writer. `writer` is unique for each transaction."""
+    """Encode a value as JSON with schema version and `writer`, a token that is unique for each transaction."""
     return json.dumps(
         {"schema": SCHEMA_VERSION, "writer": writer, **document}, separators=(",", ":")
     ).encode()
 
 
 def decode(key: str, value: bytes) -> dict[str, Any]:
-    """Decode a value. Raises `StorageError` if it is damaged or of a newer Mansio."""
+    """Decode the value of `key`. Raises `StorageError` if it is damaged or was written by a newer Mansio."""
     try:
         document = json.loads(value)
         schema = document["schema"]
@@ -231,7 +246,7 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
 
 
 def new_uuid(random: Random) -> UUID:
-    """A random UUID (version 4), for a topic or a cluster."""
+    """A random UUID (version 4), for example the id of a topic or cluster."""
     return UUID(bytes=random.bytes(16), version=4)
 
 
@@ -243,12 +258,12 @@ def new_writer_id(random: Random) -> str:
 async def transact_resolving_ambiguity(
     store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete], writer: str
 ) -> TransactionResult:
-    """Call `store.transact`; after a lost response, read which writer wrote last.
+    """Call `store.transact`; if its response is lost, read one of its keys to see whether `writer` wrote it, and retry.
 
-    The conditions must make a second run harmless: at least one of them must fail after the first run, on a key that
-    the transaction puts. The second run may fail because the first one was applied late, so the key is read again.
-    Raises `ConcurrentChange` if another writer has changed that key meanwhile, because then the outcome cannot be
-    determined: read the metadata and decide again. Raises `Ambiguous` if the responses remain lost.
+    One of the conditions must concern a key that the transaction puts, and must fail once the transaction was executed,
+    so that a second execution has no effect. Raises `ConcurrentChange` if another writer has changed that key
+    meanwhile: then the outcome is unknown, and the caller reads the metadata and decides again. Raises
+    `AmbiguousOutcome` if all responses are lost.
     """
     marked = {put.key for put in operations if isinstance(put, Put)}
     checked = next(compare for compare in compares if compare.key in marked)
@@ -256,7 +271,7 @@ async def transact_resolving_ambiguity(
     for attempt in range(AMBIGUOUS_ATTEMPTS_MAX):
         try:
             done = await store.transact(compares, operations)
-        except Ambiguous as error:
+        except AmbiguousOutcome as error:
             lost = error
         else:
             if done.succeeded or attempt == 0:
@@ -274,12 +289,14 @@ async def transact_resolving_ambiguity(
 async def transact_with_retries(
     store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete]
 ) -> TransactionResult:
-    """Call `store.transact`, and retry it after a lost response: for idempotent transactions. A result without success
-    does not mean that no earlier attempt succeeded."""
+    """Call `store.transact` for an idempotent transaction, and retry it after a lost response.
+
+    If the result is not successful, an earlier attempt may nevertheless have succeeded. Raises `Unavailable`.
+    """
     for _ in range(AMBIGUOUS_ATTEMPTS_MAX):
         try:
             return await store.transact(compares, operations)
-        except Ambiguous:
+        except AmbiguousOutcome:
             continue
     raise Unavailable("the metadata store does not respond")
 

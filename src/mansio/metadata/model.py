@@ -1,10 +1,10 @@
-"""Metadata values: brokers, topics, partitions, and their documents in the metadata store.
+"""Metadata values: brokers, topics, partitions, and their JSON documents in the metadata store.
 
-Invariant: values are immutable. A `Topic` is compared by identity: a change of it or of its partitions creates a new
-object, so that derived data (an encoded response) can be cached with the object.
+Invariant: values are immutable. A `Topic` is compared by identity: a change of the topic or of its partitions creates a
+new object, so that derived data (an encoded response) can be cached with the object.
 
-There are two epochs: the broker epoch identifies a session of a broker (the create revision of the session's key; 0 on
-a single node), the leader epoch a leadership of a partition.
+There are two epochs. The broker epoch identifies a session of a broker: it is the create revision of the session's key,
+and 0 on a single node. The leader epoch identifies a leadership of a partition.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mansio.errors import StorageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-CREATING: Final = "creating"
-LIVE: Final = "live"
-DELETING: Final = "deleting"
+TOPIC_CREATING: Final = "creating"
+TOPIC_LIVE: Final = "live"
+TOPIC_DELETING: Final = "deleting"
 NO_LEADER: Final = -1
-FENCED: Final = "fenced"
-ACTIVE: Final = "active"
-DRAINING: Final = "draining"
+BROKER_FENCED: Final = "fenced"
+BROKER_ACTIVE: Final = "active"
+BROKER_DRAINING: Final = "draining"
 
 
 class BrokerState(NamedTuple):
@@ -38,24 +38,29 @@ class BrokerState(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """State of a broker, also while it is offline: `active` may lead, `draining` transfers its leaderships,
-    `fenced` was declared dead by the controller and must register again."""
+    """Registration of a broker, which exists also while the broker is offline.
+
+    `state` is "active" (the broker may lead), "draining" (it transfers its leaderships before it stops) or "fenced"
+    (the controller declared it dead, and it must register again). `mod_revision` is that of the registration's key.
+    """
 
     state: str
     mod_revision: int
 
 
 class ControllerState(NamedTuple):
-    """The current controller. `epoch` is the create revision of its key: every write of the controller depends on
-    it."""
+    """The current controller. `epoch` is the create revision of its key; every write of the controller requires it."""
 
     node_id: int
     epoch: int
 
 
 class BrokerChange(NamedTuple):
-    """A change of a broker. `before` and `after` are its session (None: no session), never with two different epochs: a
-    new session after another one is reported as two changes. Both are equal if only the registration changed."""
+    """A change of a broker. `before` and `after` are its session before and after the change; None: no session.
+
+    They are equal if only the registration changed. They never have different epochs: the replacement of one session by
+    another is reported as two changes.
+    """
 
     node_id: int
     before: BrokerState | None
@@ -70,10 +75,11 @@ class TopicCreator(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """Replicas, leader (-1: none) and in-sync set of a partition (empty: all in-sync replicas are lost).
+    """Replicas, leader (-1: none) and in-sync replicas of a partition (empty: all in-sync replicas are lost).
 
-    `leader_broker_epoch` is the session in which the leader was elected: a broker with a newer session does not lead,
-    whatever `leader` contains, until it is elected again. `mod_revision` is that of the partition's key.
+    `adding` and `removing` are the replicas that a reassignment adds and removes. `partition_epoch` increases with each
+    change. `leader_broker_epoch` is the broker epoch in which the leader was elected: a broker with a newer epoch does
+    not lead the partition until it is elected again. `mod_revision` is that of the partition's key.
     """
 
     replicas: tuple[int, ...]
@@ -86,8 +92,8 @@ class PartitionState(NamedTuple):
     leader_broker_epoch: int = 0
     mod_revision: int = 0
 
-    def led_by(self, node_id: int, broker_epoch: int) -> bool:
-        """Whether this session of this broker is the leader."""
+    def is_led_by(self, node_id: int, broker_epoch: int) -> bool:
+        """Whether the broker `node_id` leads the partition in its session `broker_epoch`."""
         return self.leader == node_id and self.leader_broker_epoch == broker_epoch
 
 
@@ -104,19 +110,21 @@ class Topic:
     state: str
     mod_revision: int
     created_by: TopicCreator | None = None
-    """Of a topic that is being created or deleted. None on a single node."""
+    """The session that is creating or deleting the topic; None for a live topic and on a single node."""
 
 
 class QuotaEntry(NamedTuple):
-    """One key under `quotas/`: entity and rates by name; decoded by `broker.services.quotas`."""
+    """The value of one key under `quotas/`: an entity and its rates by name. `broker.services.quotas` decodes it."""
 
     document: Mapping[str, Any]
     mod_revision: int
 
 
 class ConfigOverrides(NamedTuple):
-    """One key under `groupconfigs/` or `brokerconfigs/`: the values that are set for a group or broker, by name;
-    decoded by `config.group_config` and `config.broker_config`."""
+    """The value of one key under `groupconfigs/` or `brokerconfigs/`: the settings of a group or broker by name.
+
+    `config.group_config` and `config.broker_config` decode the settings.
+    """
 
     configs: Mapping[str, str]
     mod_revision: int
@@ -124,7 +132,7 @@ class ConfigOverrides(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A change of a live topic. `before` is None when it became live, `after` when it ended."""
+    """A change of a live topic. `before` is None if the topic became live, `after` is None if it is no longer live."""
 
     before: Topic | None
     after: Topic | None
@@ -143,14 +151,16 @@ def topic_document(topic: Topic) -> dict[str, Any]:
     return document if topic.created_by is None else {**document, "maker": topic.created_by}
 
 
-def topic_of(
+def decode_topic(
     name: str, document: Mapping[str, Any], known: Mapping[int, PartitionState], mod_revision: int
 ) -> Topic:
-    """Decode the value of a topic, with the partitions `known` by their own keys. Raises `StorageError` for a live
-    topic without all of them."""
+    """Decode the value of the key `topics/<name>`. `known` are its partitions by index, from their own keys.
+
+    Raises `StorageError` if a partition of a live topic is missing.
+    """
     count = document["partitions"]
     missing = [index for index in range(count) if index not in known]
-    if missing and document["state"] == LIVE:
+    if missing and document["state"] == TOPIC_LIVE:
         raise StorageError(f"metadata of topic {name}: partition {missing[0]} is missing")
     return Topic(
         name=name,
@@ -181,8 +191,8 @@ def partition_document(partition: PartitionState) -> dict[str, Any]:
     return document
 
 
-def partition_of(document: Mapping[str, Any], mod_revision: int) -> PartitionState:
-    """Decode the value of a partition."""
+def decode_partition(document: Mapping[str, Any], mod_revision: int) -> PartitionState:
+    """Decode the value of the key `parts/<topic-uuid>/<p>`."""
     return PartitionState(
         replicas=tuple(document["replicas"]),
         leader=document["leader"],

@@ -1,14 +1,14 @@
-"""Validity of a broker's session by its own clock. Pure: times are passed in.
+"""Validity of a broker's session by its own clock. Pure: the caller passes the time.
 
-`Session` is one lease with its broker epoch. `Liveness` reports to the thread that renews the lease whether the main
-loop is alive.
+`Session` is a lease with its broker epoch. `Liveness` shows the thread that renews the lease whether the event loop
+responds.
 
 Invariant: a valid session exists in the metadata store. Its deadline counts from the time at which the last successful
-request was *sent*, and is shorter than the lease, so it passes before any other broker can learn that the session has
-ended. An invalid session may become valid again: a lease that was renewed late never ended.
+renewal was *sent*, and is earlier than the end of the lease, so it passes before another broker can learn that the
+session has ended. An invalid session becomes valid again if its lease is renewed before it expires.
 
-Times are seconds of a monotonic clock that continues while the machine is suspended. One thread calls `renewed`,
-another `is_valid`: a float is replaced atomically.
+Times are seconds of a monotonic clock that continues while the machine is suspended. One thread calls `record_renewal`
+and another one `is_valid`; no lock is needed, because a float is replaced atomically.
 """
 
 from __future__ import annotations
@@ -16,51 +16,56 @@ from __future__ import annotations
 from typing import Final
 
 DEADLINE_FRACTION: Final = 0.7
-"""Part of the lease time: the remainder covers a slow clock and the time between a check and its consequences."""
+"""Fraction of the lease time for which a session is valid. The rest covers a slow clock, and the time between a check
+and the action that depends on it."""
 STALE_FRACTION: Final = 0.3
-"""Part of the lease time: a main loop without a sign of life for longer counts as hung; its lease is not renewed."""
+"""Fraction of the lease time: if the event loop has not called `Liveness.record` for longer, it counts as blocked, and
+the lease is not renewed."""
 RENEW_FRACTION: Final = 1 / 6
-"""Interval of renewals, as part of the lease time."""
+"""Interval of renewals, as a fraction of the lease time."""
 
 
 class Session:
-    """One lease. `epoch` is 0 until the key of the session is written."""
+    """Session of a broker with its lease. `epoch` is the broker epoch, 0 until the session's key has been written.
 
-    __slots__ = ("_good_until", "ended", "epoch", "lease", "ttl_s")
+    `ttl_s` is the lease time in seconds. `has_ended`: the session has ended permanently.
+    """
+
+    __slots__ = ("_valid_until", "epoch", "has_ended", "lease", "ttl_s")
 
     def __init__(self, lease: int, ttl_s: float, sent_at: float) -> None:
         """`sent_at`: time at which the lease was requested."""
         self.lease = lease
         self.ttl_s = ttl_s
         self.epoch = 0
-        self.ended = False
-        self._good_until = sent_at + DEADLINE_FRACTION * ttl_s
+        self.has_ended = False
+        self._valid_until = sent_at + DEADLINE_FRACTION * ttl_s
 
-    def renewed(self, sent_at: float, left_s: float) -> None:
-        """Apply a successful renewal that was sent at `sent_at`, with `left_s` of lease time from then on."""
-        self._good_until = max(self._good_until, sent_at + DEADLINE_FRACTION * min(left_s, self.ttl_s))
+    def record_renewal(self, sent_at: float, left_s: float) -> None:
+        """Record a successful renewal that was sent at `sent_at` and leaves `left_s` seconds of lease time."""
+        self._valid_until = max(self._valid_until, sent_at + DEADLINE_FRACTION * min(left_s, self.ttl_s))
 
     def end(self) -> None:
-        """End the session permanently: the store reports its end, or it was revoked."""
-        self.ended = True
+        """Mark the session as ended permanently, because the store reported its end or it was revoked."""
+        self.has_ended = True
 
     def is_valid(self, now: float) -> bool:
-        """Whether this broker may act with this session: acknowledge, decide, change metadata."""
-        return self.epoch != 0 and not self.ended and now < self._good_until
+        """Whether the broker may act with this session: acknowledge requests and change metadata."""
+        return self.epoch != 0 and not self.has_ended and now < self._valid_until
 
     @property
     def renewed_at(self) -> float:
         """Time at which the last successful renewal (or the request of the lease) was sent."""
-        return self._good_until - DEADLINE_FRACTION * self.ttl_s
+        return self._valid_until - DEADLINE_FRACTION * self.ttl_s
 
     @property
-    def good_until(self) -> float:
+    def valid_until(self) -> float:
         """Time at which `is_valid` becomes false without a renewal."""
-        return self._good_until
+        return self._valid_until
 
 
 class Liveness:
-    """Sign of life of the main loop."""
+    """Time at which the event loop last responded."""
 
     __slots__ = ("_last", "_stale_s")
 
@@ -69,9 +74,9 @@ class Liveness:
         self._last = now
 
     def record(self, now: float) -> None:
-        """Record that the main loop is alive."""
+        """Record that the event loop responded at `now`."""
         self._last = now
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the main loop was alive recently."""
+        """Whether the event loop responded within the last `STALE_FRACTION` of the lease time."""
         return now - self._last <= self._stale_s

@@ -1,16 +1,16 @@
-"""Plans of topics: names, numbers of partitions, placement of replicas. Pure functions without effects.
+"""Plans of topics: names, numbers of partitions, placement of replicas. Pure functions.
 
-On a single node every partition is placed on it; in a cluster on the brokers that may lead (`ClusterBrokers`), with all
-of them in sync from the start, because nothing has been written yet. If there are fewer of these than replicas, the
-others are placed on offline brokers, which catch up when they return.
+On a single node that node is the only replica of every partition. In a cluster the replicas are placed on brokers that
+may lead (`ClusterBrokers`); all of them are in sync from the start, because a new partition is empty. If there are
+fewer such brokers than replicas, the other replicas are placed on offline brokers, which catch up when they return.
 
-Leaders are placed on all brokers in turn, alternating racks, so each broker leads the same number of partitions plus or
-minus one. The distance of the other replicas grows with each round, so that the partitions of a failed broker get
-leaders on many brokers.
+Leaders are placed on the brokers in turn, alternating racks, so the numbers of partitions that brokers lead differ by
+at most one. The distance from the leader to the other replicas increases with each round, so that the partitions of a
+failed broker get new leaders on many brokers.
 
 Invariants:
-* A plan is checked before anything of its size is allocated; `partitions_available` is the number of partitions
-  that may be added.
+* The number of partitions is checked before memory for them is allocated; `partitions_available` is the number of
+  partitions that may be added.
 * The replicas of a partition are on different brokers, and on as many racks as possible. A broker without a rack counts
   as a rack of its own.
 * Equal arguments give equal results.
@@ -37,31 +37,36 @@ if TYPE_CHECKING:
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-INTERNAL_CONFIGS: Final = {
+COMPACTED_TOPIC_CONFIGS: Final = {
     "cleanup.policy": "compact",
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "segment.bytes": str(100 << 20),
 }
-"""Settings of internal topics, which hold the latest record of each key. Small segments: only closed segments are
-compacted, and the next start reads everything."""
+"""Settings of internal topics that keep the latest record of each key. Segments are small, because only closed segments
+are compacted, and each start reads the whole topic."""
 
-INTERNAL_CONFIGS_PRUNED: Final = {
+PRUNED_TOPIC_CONFIGS: Final = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
     "retention.bytes": "-1",
     "segment.bytes": str(16 << 20),
 }
-"""Settings of an internal topic whose records refer to earlier ones: the broker determines from which offset on its
-log is kept. Small segments: only whole segments are deleted."""
+"""Settings of the `PRUNED_TOPICS`. Segments are small, because only whole segments are deleted."""
 
 PRUNED_TOPICS: Final = frozenset({"__share_group_state"})
+"""Internal topics whose records refer to earlier ones. The broker itself determines the offset below which records are
+deleted."""
 
 Partitions = tuple[PartitionState, ...]
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created. -1: the default. `assignments` (partition -> brokers) determine both numbers."""
+    """A topic to be created. -1: the default number of partitions or replicas.
+
+    `assignments` maps partition indexes to node ids; it determines both numbers, which then must be -1. `configs` are
+    (name, value) pairs of topic settings.
+    """
 
     name: str
     partitions: int = -1
@@ -71,16 +76,16 @@ class NewTopic(NamedTuple):
 
 
 class ClusterBrokers(NamedTuple):
-    """The brokers of a cluster on which replicas can be placed."""
+    """The brokers of a cluster on which replicas can be placed, and how they are chosen."""
 
     brokers: Mapping[int, BrokerState]
-    """Those that may lead."""
+    """The brokers that may lead, by node id."""
     known: frozenset[int]
-    """All registered brokers, online or not."""
+    """The node ids of all registered brokers, online or offline."""
     replication_factor: int
-    """Default of a new topic."""
+    """Default replication factor of a new topic."""
     start: int
-    """Number of the first broker in the round: any number, preferably different for each topic."""
+    """Position of the first leader in the round of brokers: any number, preferably different for each topic."""
 
 
 def check_topic_name(name: str | None) -> None:
@@ -95,8 +100,8 @@ def check_topic_name(name: str | None) -> None:
         raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-' are allowed")
 
 
-def colliding(name: str, others: Iterable[str]) -> str | None:
-    """A topic whose name differs only in `.` and `_`, so that Kafka's metrics of the two collide."""
+def colliding_topic(name: str, others: Iterable[str]) -> str | None:
+    """The first of `others` that differs from `name` only in `.` and `_`, so that Kafka's metric names collide."""
     if "." not in name and "_" not in name:
         return None
     folded = name.replace(".", "_")
@@ -108,56 +113,63 @@ def plan_partitions(
     node_id: int,
     default_count: int,
     partitions_available: int,
-    hosts: ClusterBrokers | None = None,
+    cluster_brokers: ClusterBrokers | None = None,
 ) -> tuple[Partitions, int]:
-    """The partitions of a new topic and its replication factor. `hosts` is None on a single node.
+    """(partitions, replication factor) of a new topic. `cluster_brokers` is None on a single node.
 
     Raises `InvalidPartitions`, `InvalidReplicationFactor`, `InvalidReplicaAssignment`, `PolicyViolation`.
     """
     if new.assignments:
-        return _assigned(new, new.assignments, node_id, partitions_available, hosts)
+        return _assigned(new, new.assignments, node_id, partitions_available, cluster_brokers)
     count = default_count if new.partitions == -1 else new.partitions
-    if hosts is None and new.replication_factor not in (-1, 1):
+    if cluster_brokers is None and new.replication_factor not in (-1, 1):
         raise InvalidReplicationFactor(
             f"replication factor {new.replication_factor} is larger than the number of brokers: 1"
         )
     if count < 1:
         raise InvalidPartitions(f"{count} partitions: at least 1 is required")
     _check_partition_limit(count, partitions_available)
-    if hosts is None:
+    if cluster_brokers is None:
         return _partitions(node_id, count), 1
-    replication_factor = hosts.replication_factor if new.replication_factor == -1 else new.replication_factor
-    return _placed(count, replication_factor, hosts, hosts.start), replication_factor
+    replication_factor = (
+        cluster_brokers.replication_factor if new.replication_factor == -1 else new.replication_factor
+    )
+    return _placed(count, replication_factor, cluster_brokers, cluster_brokers.start), replication_factor
 
 
 def plan_growth(
-    there: int,
+    current_count: int,
     count: int,
     assignments: Sequence[Sequence[int]] | None,
     *,
     node_id: int,
     replication_factor: int,
     partitions_available: int,
-    hosts: ClusterBrokers | None = None,
+    cluster_brokers: ClusterBrokers | None = None,
 ) -> Partitions:
-    """The partitions to add to a topic that has `there`, so that it has `count`. Raises as `plan_partitions`."""
-    added = count - there
+    """The partitions to add to a topic that has `current_count` partitions, so that it has `count`.
+
+    Raises the errors of `plan_partitions`.
+    """
+    added = count - current_count
     if added < 1:
-        raise InvalidPartitions(f"{count} partitions: the topic has {there}; the number can only grow")
+        raise InvalidPartitions(
+            f"{count} partitions: the topic has {current_count}; the number can only grow"
+        )
     _check_partition_limit(added, partitions_available)
     if assignments is not None:
         if len(assignments) != added:
             raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
-        for index, replicas in enumerate(assignments, there):
-            _check_replicas(index, replicas, replication_factor, _known(node_id, hosts))
-    if hosts is None:
+        for index, replicas in enumerate(assignments, current_count):
+            _check_replicas(index, replicas, replication_factor, _known(node_id, cluster_brokers))
+    if cluster_brokers is None:
         return _partitions(node_id, added)
     if assignments is not None:
         return tuple(
-            _initial_partition(index, tuple(replicas), hosts)
-            for index, replicas in enumerate(assignments, there)
+            _initial_partition(index, tuple(replicas), cluster_brokers)
+            for index, replicas in enumerate(assignments, current_count)
         )
-    return _placed(added, replication_factor, hosts, hosts.start + there)
+    return _placed(added, replication_factor, cluster_brokers, cluster_brokers.start + current_count)
 
 
 def _assigned(
@@ -165,7 +177,7 @@ def _assigned(
     assignments: Mapping[int, Sequence[int]],
     node_id: int,
     partitions_available: int,
-    hosts: ClusterBrokers | None,
+    cluster_brokers: ClusterBrokers | None,
 ) -> tuple[Partitions, int]:
     count = len(assignments)
     if new.partitions not in (-1, count):
@@ -174,13 +186,15 @@ def _assigned(
         raise InvalidReplicationFactor("assignments determine the replication factor; leave it at -1")
     if sorted(assignments) != list(range(count)):
         raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
-    replication_factor = 1 if hosts is None else len(assignments[0])
+    replication_factor = 1 if cluster_brokers is None else len(assignments[0])
     for index, replicas in assignments.items():
-        _check_replicas(index, replicas, replication_factor, _known(node_id, hosts))
+        _check_replicas(index, replicas, replication_factor, _known(node_id, cluster_brokers))
     _check_partition_limit(count, partitions_available)
-    if hosts is None:
+    if cluster_brokers is None:
         return _partitions(node_id, count), 1
-    begun = tuple(_initial_partition(index, tuple(assignments[index]), hosts) for index in range(count))
+    begun = tuple(
+        _initial_partition(index, tuple(assignments[index]), cluster_brokers) for index in range(count)
+    )
     return begun, replication_factor
 
 
@@ -189,20 +203,22 @@ def _partitions(node_id: int, count: int) -> Partitions:
     return (PartitionState(replicas=here, leader=node_id, leader_epoch=0, isr=here),) * count
 
 
-def _placed(count: int, replication_factor: int, hosts: ClusterBrokers, start: int) -> Partitions:
-    if not 1 <= replication_factor <= len(hosts.known):
+def _placed(count: int, replication_factor: int, cluster_brokers: ClusterBrokers, start: int) -> Partitions:
+    if not 1 <= replication_factor <= len(cluster_brokers.known):
         raise InvalidReplicationFactor(
-            f"replication factor {replication_factor}: {len(hosts.known)} broker(s) are registered; start more, or ask "
-            "for fewer copies"
+            f"replication factor {replication_factor}: {len(cluster_brokers.known)} broker(s) are registered; start "
+            "more brokers, or use a lower replication factor"
         )
-    if not hosts.brokers:
+    if not cluster_brokers.brokers:
         raise InvalidReplicationFactor("no broker may lead a partition")
-    usable = [UsableBroker(broker.node_id, broker.rack) for broker in hosts.brokers.values()]
+    usable = [UsableBroker(broker.node_id, broker.rack) for broker in cluster_brokers.brokers.values()]
     placed = place_replicas(count, min(replication_factor, len(usable)), usable, start=start)
-    away = sorted(hosts.known - hosts.brokers.keys())
+    away = sorted(cluster_brokers.known - cluster_brokers.brokers.keys())
     return tuple(
         _initial_partition(
-            index, (*there, *_rotated(away, start + index)[: replication_factor - len(there)]), hosts
+            index,
+            (*there, *_rotated(away, start + index)[: replication_factor - len(there)]),
+            cluster_brokers,
         )
         for index, there in enumerate(placed)
     )
@@ -213,17 +229,21 @@ def _rotated(items: list[int], by: int) -> list[int]:
     return items[first:] + items[:first]
 
 
-def _initial_partition(index: int, replicas: tuple[int, ...], hosts: ClusterBrokers) -> PartitionState:
-    """A new partition: the first of its brokers that may lead is the leader; those that may lead are in sync."""
-    in_sync = tuple(replica for replica in replicas if replica in hosts.brokers)
+def _initial_partition(
+    index: int, replicas: tuple[int, ...], cluster_brokers: ClusterBrokers
+) -> PartitionState:
+    """A new partition: its in-sync replicas are those that may lead, and the first of them is the leader."""
+    in_sync = tuple(replica for replica in replicas if replica in cluster_brokers.brokers)
     if not in_sync:
         raise InvalidReplicaAssignment(f"partition {index}: none of the brokers {list(replicas)} may lead")
     leader = in_sync[0]
-    return PartitionState(replicas, leader, 0, in_sync, leader_broker_epoch=hosts.brokers[leader].epoch)
+    return PartitionState(
+        replicas, leader, 0, in_sync, leader_broker_epoch=cluster_brokers.brokers[leader].epoch
+    )
 
 
-def _known(node_id: int, hosts: ClusterBrokers | None) -> frozenset[int]:
-    return frozenset((node_id,)) if hosts is None else hosts.known
+def _known(node_id: int, cluster_brokers: ClusterBrokers | None) -> frozenset[int]:
+    return frozenset((node_id,)) if cluster_brokers is None else cluster_brokers.known
 
 
 def _check_partition_limit(more: int, partitions_available: int) -> None:
@@ -252,10 +272,10 @@ class UsableBroker(NamedTuple):
 def place_replicas(
     count: int, replication_factor: int, brokers: Iterable[UsableBroker], *, start: int = 0
 ) -> list[tuple[int, ...]]:
-    """The replicas of `count` partitions, the preferred leader first. `start`: number of the first broker in the round,
-    that is, the number of existing partitions of the topic plus an arbitrary offset.
+    """The replicas of `count` partitions, each with its preferred leader first.
 
-    1 <= `replication_factor` <= number of brokers.
+    `start` is the position of the first leader in the round of brokers: the number of existing partitions of the topic
+    plus an arbitrary number. `replication_factor` is at least 1 and at most the number of brokers.
     """
     ring = _alternate_racks(brokers)
     size = len(ring)
@@ -281,7 +301,7 @@ def _spread(leader: UsableBroker, others: Sequence[UsableBroker], replication_fa
 
 
 def _alternate_racks(brokers: Iterable[UsableBroker]) -> list[UsableBroker]:
-    """One broker of each rack, then the next one of each rack."""
+    """The brokers ordered by turns: one broker of each rack, then the next broker of each rack."""
     racks: dict[Hashable, list[UsableBroker]] = {}
     for one in sorted(brokers, key=lambda one: one.node_id):
         racks.setdefault(_rack(one), []).append(one)

@@ -1,8 +1,8 @@
-"""Transactions for partition changes: all changes of a batch, or none.
+"""Guarded transactions that write partition changes: all changes of a batch, or none.
 
-The conditions are that the key of each partition is unchanged, and that each broker on which a decision relies has
-exactly the session, or no session, as when the decision was made. Further conditions (the writer is still the
-controller, or still has its session) are added by the caller.
+The conditions of a transaction are that the key of each partition is unchanged, and that each broker on which a
+decision relies still has the same session, or still has none. The caller adds a condition of its own: that the writer
+is still the controller, or still has its session.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 BATCH_CHANGES_MAX: Final = 50
 
 
-def batches(
+def split_into_transactions(
     changes: Sequence[PartitionChange], operations_max: int, size: int
 ) -> Iterator[list[PartitionChange]]:
-    """Split `changes` into transactions of at most `size`, with no more conditions than the store accepts (one is
-    reserved for the caller)."""
+    """Yield `changes` in batches of at most `size`, each with no more conditions than `operations_max`.
+
+    One condition is reserved for the caller.
+    """
     batch: list[PartitionChange] = []
     brokers: set[int] = set()
     for change in changes:
@@ -41,14 +43,18 @@ def batches(
         yield batch
 
 
-async def commit(
+async def commit_changes(
     store: MetadataStore,
     keys: Keys,
     changes: Sequence[PartitionChange],
     guard: Compare | None,
     random: Random,
 ) -> TransactionResult:
-    """Commit one transaction. If it does not succeed, the metadata have changed: decide again on the new state."""
+    """Write one batch of changes in one transaction, with the caller's condition `guard`.
+
+    If the result is not successful, the metadata have changed, and the caller has to decide again. Raises
+    `ConcurrentChange`, `AmbiguousOutcome`, `Unavailable`.
+    """
     writer = new_writer_id(random)
     compares = [] if guard is None else [guard]
     required_sessions = {

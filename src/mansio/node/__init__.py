@@ -1,1 +1,1 @@
-"""Composition of a node: broker runtime, embedded broker, cluster member."""
+"""Composition of a node from its parts: broker process, broker runtime, embedded broker, cluster member."""

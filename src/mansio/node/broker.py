@@ -1,10 +1,10 @@
-"""Broker process: host ports, metadata store, Kafka listener, in the right order of start and stop.
+"""Broker on a real host: host ports, metadata store and Kafka listener, and the order in which they start and stop.
 
 Start: lock the data directory, open the metadata store (a file, or etcd), recover every log, load the groups, listen;
-in a cluster, register under the advertised address. Stop: transfer leaderships, stop listening, answer requests in
-progress, end the session, flush everything once more, close. A step of the start that fails undoes those before it.
+in a cluster, register under the advertised address. Stop: transfer leaderships, stop listening, respond to requests in
+progress, end the session, flush all logs, close. If a step of the start fails, the steps before it are undone.
 
-Owns the real implementations of the ports and the order of steps; the parts of a broker are in `broker_runtime`.
+This module creates the real implementations of `mansio.ports`; `broker_runtime` composes the other parts of a broker.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDLE_NEVER_MS = 1 << 50
+IDLE_MS_UNLIMITED = 1 << 50
 
 
 class Broker:
-    """`start` and `stop` are called once each, on the same running event loop."""
+    """A broker with its listener. `start` and `stop` are called once each, on the same running event loop."""
 
     def __init__(self, settings: Settings, *, warm_up: bool = False) -> None:
-        """With `warm_up`, import and compile once ready what first requests would otherwise wait for; takes about a
-        second."""
+        """`warm_up`: compile the schemas of Kafka messages on a thread (`SchemaPreload`), so that first requests do not
+        wait for it."""
         self.settings = settings
         self._schema_preload = warm_up
         self.listener_address = Address("", 0)
@@ -58,7 +58,7 @@ class Broker:
         self._service: BrokerServices | None = None
         self._server: KafkaServer | None = None
         self.is_ready = False
-        """True from the time when every port accepts connections until the broker starts to stop."""
+        """Whether the broker accepts connections: true at the end of `start`, false from the beginning of `stop`."""
 
     @property
     def service(self) -> BrokerServices:
@@ -73,13 +73,13 @@ class Broker:
         return self._server
 
     async def start(self) -> None:
-        """Return when clients can connect. Raises the reason why the broker could not start."""
+        """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._stack = stack.pop_all()
 
     async def stop(self) -> None:
-        """Drain, flush and close. A second call has no effect."""
+        """Transfer leaderships, drain connections, flush and close. A second call has no effect."""
         was_ready = self.is_ready
         if was_ready:
             logger.info("broker_stopping", extra=fields(drain_ms=self.settings.shutdown_drain_ms))
@@ -108,11 +108,11 @@ class Broker:
             HostClock(),
             HostRandom(),
             scheduler,
-            sync_thread=_thread(stack, scheduler, "mansio-sync"),
-            file_thread=_thread(stack, scheduler, "mansio-files"),
-            compaction_thread=_thread(stack, scheduler, "mansio-compaction"),
-            verification_thread=_thread(stack, scheduler, "mansio-verify"),
-            recompression_thread=_thread(stack, scheduler, "mansio-recompress"),
+            sync_thread=_start_thread(stack, scheduler, "mansio-sync"),
+            file_thread=_start_thread(stack, scheduler, "mansio-files"),
+            compaction_thread=_start_thread(stack, scheduler, "mansio-compaction"),
+            verification_thread=_start_thread(stack, scheduler, "mansio-verify"),
+            recompression_thread=_start_thread(stack, scheduler, "mansio-recompress"),
             boot_id=boot_id(),
         )
         store: MetadataStore
@@ -124,7 +124,7 @@ class Broker:
             )
         else:
             path = f"{settings.data_dir}/{SINGLE}"
-            store = await _opened_store(path, host_ports.file_thread, scheduler)
+            store = await _open_store(path, host_ports.file_thread, scheduler)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         runtime = BrokerRuntime(settings, host_ports, store, state, self._cluster_member)
@@ -172,18 +172,18 @@ def _limits(settings: Settings, partitions: int) -> ServerLimits:
         queued_max_request_bytes=settings.queued_max_request_bytes,
         max_connections=max_connections,
         max_connections_per_ip=settings.max_connections_per_ip,
-        idle_ms_max=settings.connections_max_idle_ms or IDLE_NEVER_MS,
+        idle_ms_max=settings.connections_max_idle_ms or IDLE_MS_UNLIMITED,
     )
 
 
-def _thread(stack: AsyncExitStack, scheduler: AsyncioScheduler, name: str) -> BackgroundThread:
+def _start_thread(stack: AsyncExitStack, scheduler: AsyncioScheduler, name: str) -> BackgroundThread:
     thread = BackgroundThread(scheduler.call_from_thread, name=name)
     stack.callback(thread.close)
     return thread
 
 
-async def _opened_store(path: str, thread: Background, scheduler: AsyncioScheduler) -> SqliteStore:
-    """Open the metadata off the event loop: a new file is flushed several times, an existing one is read as a whole."""
+async def _open_store(path: str, thread: Background, scheduler: AsyncioScheduler) -> SqliteStore:
+    """Open the metadata file on `thread`, because flushes of a new file, or reading an existing one, take time."""
     promise = scheduler.promise()
 
     def done(store: SqliteStore | None, error: BaseException | None) -> None:

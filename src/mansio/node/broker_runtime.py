@@ -1,10 +1,10 @@
-"""Broker runtime: metadata, logs, coordinators and maintenance of one broker, without sockets, on ports only.
+"""Broker runtime: metadata, logs, coordinators and maintenance of one broker, without sockets.
 
-`broker` runs it on a real host and listens; the simulator runs the same object on a simulated host. Composes every part
-of a broker that needs no socket, thread or process; none of the parts knows this class.
+It composes all parts of a broker that use only `mansio.ports`, and no socket, thread or process directly. `Broker` runs
+it on a real host and adds the listener; the simulator runs it on a simulated host.
 
-Invariant: a part is closed after those that use it, because each step that opens one pushes its closing on the caller's
-exit stack.
+Invariant: a part is closed after the parts that use it, because each step of `open` pushes a close function on the
+caller's exit stack.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SYNC_POLL_MS = 1
-SHARE_STATE_PARTITIONS_ALONE = 4
-"""On a single node more partitions would only be more files to flush."""
+FLUSH_POLL_INTERVAL_MS = 1
+SINGLE_NODE_SHARE_STATE_PARTITIONS_MAX = 4
+"""Maximum number of partitions of `__share_group_state` on a single node; more would only be more files to flush."""
 
 
 class BrokerRuntime:
-    """`open` is called once, on the event loop; closing the exit stack that it was given closes the runtime."""
+    """Runtime of one broker. `open` is called once, on the event loop; its exit stack closes the runtime."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class BrokerRuntime:
         state: MetadataImage,
         cluster_member: ClusterMember | None = None,
     ) -> None:
-        """`state` is loaded from `store` and not followed yet. `cluster_member` is None on a single node."""
+        """`state` was loaded from `store` and is not started yet. `cluster_member` is None on a single node."""
         self.broker_configs = BrokerConfigManager(
             store=store,
             state=state,
@@ -106,7 +106,7 @@ class BrokerRuntime:
         self.state = state
         self.cluster_member = cluster_member
         self.statistics = Statistics(host_ports.clock)
-        self._cut: Sequence[int] = ()
+        self._truncated_share_state_partitions: Sequence[int] = ()
         self.group_commit = GroupCommit(
             host_ports.disk,
             host_ports.sync_thread,
@@ -177,8 +177,8 @@ class BrokerRuntime:
             random=host_ports.random,
             settings=settings,
         )
-        self.groups = self._groups(group_configs.overrides)
-        self.share_state = self._share_state(group_configs.overrides)
+        self.groups = self._build_group_coordinator(group_configs.overrides)
+        self.share_state = self._build_share_coordinator(group_configs.overrides)
         self.dead_letters = dead_letters(
             settings,
             host_ports,
@@ -197,7 +197,7 @@ class BrokerRuntime:
             self.dead_letters,
         )
         self._connect_groups_to_shares()
-        # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
+        # Holds need the committed offsets. In a cluster another broker may have them, so holds are not supported there.
         self.partitions.holds.set_loaded_check(
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
         )
@@ -205,7 +205,7 @@ class BrokerRuntime:
         self.broker_configs.on_change(self._use_settings)
 
     def _use_settings(self, layers: BrokerConfigSources, settings: Settings) -> None:
-        """The dynamic settings of the broker have changed."""
+        """Apply changed dynamic settings of the broker to all parts."""
         self.settings = settings
         self.topics.use_settings(layers, settings)
         self.partitions.use_settings(settings)
@@ -216,7 +216,7 @@ class BrokerRuntime:
             self.cluster_member.throttle_replication(settings.replica_throttle_bytes_per_second)
         logs.set_level(settings.log_level)
 
-    def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
+    def _build_group_coordinator(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
         settings, host_ports, state, cluster_member = (
             self.settings,
             self.host_ports,
@@ -250,12 +250,12 @@ class BrokerRuntime:
         state.on_group_config_change(groups.apply_settings)
         return groups
 
-    def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
+    def _build_share_coordinator(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         partitions = settings.share_coordinator_state_topic_num_partitions
         boot_id_file, remote = None, None
         if cluster_member is None:
-            partitions = min(partitions, SHARE_STATE_PARTITIONS_ALONE)
+            partitions = min(partitions, SINGLE_NODE_SHARE_STATE_PARTITIONS_MAX)
             boot_id_file = BootIdFile(
                 host_ports.disk,
                 host_ports.file_thread,
@@ -290,7 +290,7 @@ class BrokerRuntime:
         )
 
     def _connect_groups_to_shares(self) -> None:
-        """Connect share groups to their partitions, and both to changes of settings and topics."""
+        """Register the callbacks between share groups, dead letters, settings and topics."""
         state, cluster_member = self.state, self.cluster_member
         if cluster_member is not None:
             calls = DeadLetterResumption(
@@ -409,11 +409,10 @@ class BrokerRuntime:
             cluster=cluster,
         )
 
-    async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
-        """Recover every log and load the groups. Then clients may connect, and after that `start_background_work` is
-        called.
+    async def open(self, stack: AsyncExitStack, close_scheduler: Callable[[], Awaitable[object]]) -> None:
+        """Recover every log and load the groups. When clients can connect, the caller calls `start_background_work`.
 
-        `end_work` ends what the scheduler still runs when this is closed.
+        `stack` closes the runtime; `close_scheduler` cancels the tasks that are still running then.
         """
         settings, partitions, scheduler = self.settings, self.partitions, self.host_ports.scheduler
         stack.push_async_callback(self._close_partitions)
@@ -427,13 +426,15 @@ class BrokerRuntime:
             await self.orphaned_directories.scan(self.store, self.state)
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
-        stack.push_async_callback(end_work)
+        stack.push_async_callback(close_scheduler)
         stack.push_async_callback(self.log_cleaner.stop)
         stack.push_async_callback(self.log_scrubber.stop)
         if self.cluster_member is None:
-            await self._lead_everything()
+            await self._lead_all_partitions()
             await self.groups.start(partitions.of(OFFSETS_TOPIC))
-            await self.share_state.start(partitions.of(SHARE_STATE_TOPIC), self._cut)
+            await self.share_state.start(
+                partitions.of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
+            )
         else:
             self.cluster_member.attach_partitions(
                 partitions,
@@ -460,12 +461,12 @@ class BrokerRuntime:
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
-        """Start retention, compaction and the check of the disk space."""
+        """Start retention, compaction, scrubbing and the check of disk space."""
         self._disk_limit.start()
         self.retention.start()
         self.log_cleaner.start()
         self.log_scrubber.start()
-        for key in self.share_state.store.archiving():  # pending dead letters need no member
+        for key in self.share_state.store.archiving():  # writing pending dead letters needs no group member
             with contextlib.suppress(MansioError):
                 self.shares.find(*key)
 
@@ -475,11 +476,13 @@ class BrokerRuntime:
         except StorageError as error:  # the next start retries
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
-    async def _lead_everything(self) -> None:
-        """Become leader of all partitions on a single node, in a new epoch where recovery truncated the log."""
+    async def _lead_all_partitions(self) -> None:
+        """Lead all partitions, on a single node; in a new leader epoch if recovery truncated the partition's log."""
         await self.topics.recover()
         truncated_partitions = self.partitions.truncated_partitions()
-        self._cut = [each.index for each in truncated_partitions if each.topic == SHARE_STATE_TOPIC]
+        self._truncated_share_state_partitions = [
+            each.index for each in truncated_partitions if each.topic == SHARE_STATE_TOPIC
+        ]
         await self.topics.begin_leader_epochs(
             [(partition.topic, partition.index) for partition in truncated_partitions]
         )
@@ -487,7 +490,7 @@ class BrokerRuntime:
             partition.log.record_new_epoch()
 
     def _role_changed(self, partition: Partition) -> None:
-        """In a cluster: the role of a partition on this broker changed."""
+        """Notify coordinators and share groups, in a cluster, that this broker's role for a partition has changed."""
         if partition.topic == OFFSETS_TOPIC:
             self.groups.handle_role_change(partition)
         elif partition.topic == SHARE_STATE_TOPIC:
@@ -495,15 +498,17 @@ class BrokerRuntime:
         self.shares.handle_role_change(partition)
 
     async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
-        """The partitions of an internal topic, created when first needed. In a cluster they arrive one by one when this
-        broker becomes their leader (`_role_changed`)."""
+        """Create an internal topic, unless it exists; returns its partitions.
+
+        In a cluster the result is empty: `_role_changed` is called for each partition that this broker leads.
+        """
         with contextlib.suppress(TopicAlreadyExists):
             new = NewTopic(topic, partitions, self.settings.replication_factor)
             await self.topics.create(new, internal=True)
         return self.partitions.of(topic) if self.cluster_member is None else ()
 
     def _forget_offsets(self, change: TopicChange) -> None:
-        """Delete the offsets of a deleted topic: they are invalid for the next one with its name."""
+        """Delete the committed offsets of a deleted topic, which would be invalid for a new topic with its name."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             work = self.groups.offsets.delete_offsets_of_topic(before.name)
@@ -524,8 +529,7 @@ class BrokerRuntime:
         await self.partitions.close_partitions(topic)
 
     async def _close_partitions(self) -> None:
-        """Flush everything once more, then close the logs. A disk that hangs is waited for at most as long as the
-        drain."""
+        """Flush all logs, then close them. If the disk does not respond within `shutdown_drain_ms`, close without."""
         wait_ms, clock = self.settings.shutdown_drain_ms, self.host_ports.clock
         for partition in self.partitions:
             self.group_commit.request_flush(partition.log, urgent=True)
@@ -536,7 +540,7 @@ class BrokerRuntime:
                 logger.error("final_sync_timed_out", extra=known)
                 self.partitions.close(save=False)
                 return
-            await self.host_ports.scheduler.sleep(SYNC_POLL_MS)
+            await self.host_ports.scheduler.sleep(FLUSH_POLL_INTERVAL_MS)
         self.partitions.close(save=True)
         self.group_commit.close()
 

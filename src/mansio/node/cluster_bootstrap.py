@@ -1,4 +1,4 @@
-"""Cluster bootstrap of a broker on a real host: etcd, connections to other brokers, keep-alive thread."""
+"""Cluster bootstrap of a broker on a real host: opens etcd and composes the cluster member."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
 
-REPLICATION_CONNECTION = ConnectionOptions(borrowed=True)
-"""A follower has one request in flight per leader, and writes what it received before it sends the next."""
+REPLICATION_CONNECTION_OPTIONS = ConnectionOptions(borrowed=True)
+"""Options of the connections for replication. Received bytes are borrowed from the read buffer, because a follower has
+one request in flight per leader and writes the response before it sends the next request."""
 
 
 async def open_cluster(
     settings: Settings, host_ports: HostPorts, stack: AsyncExitStack
 ) -> tuple[EtcdStore, MetadataImage, ClusterMember]:
-    """Open the metadata store, load its image (not followed yet), and build the cluster member.
+    """Open the metadata store, load its image (which is not started yet), and create the cluster member.
 
-    Raises `ConfigError`; `Unavailable` if etcd does not respond.
+    Raises `ConfigError`, and `Unavailable` if etcd does not respond.
     """
     config = etcd_config(settings)
     store = await EtcdStore.open(config, host_ports.random)
@@ -49,11 +50,11 @@ async def open_cluster(
         random=host_ports.random,
     )
 
-    def keep_alive(membership: BrokerLifecycle) -> LeaseKeepAlive:
+    def keep_alive(lifecycle: BrokerLifecycle) -> LeaseKeepAlive:
         return LeaseKeepAlive(
             keep_alive_once=ThreadKeepAlive(config).keep_alive_once,
-            current=lambda: membership.kept,
-            on_ended=membership.lost,
+            current_session=lambda: lifecycle.session_to_renew,
+            on_session_end=lifecycle.end_session,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             ttl_s=settings.broker_session_timeout_ms / 1000,
@@ -70,7 +71,7 @@ async def open_cluster(
         store=store,
         leases=store.leases,
         state=state,
-        peers=new_peers(REPLICATION_CONNECTION),
+        peers=new_peers(REPLICATION_CONNECTION_OPTIONS),
         keep_alive=keep_alive,
         new_peers=new_peers,
         store_counts=lambda: store.client.counts,

@@ -1,18 +1,17 @@
-"""Cluster member: session, controller and replication of a broker in a cluster, composed in the right order.
+"""Cluster member: composition of the session, controller and replication of a broker in a cluster.
 
-Independent of etcd, sockets and threads: the connections to other brokers and the keep-alive of the session are
-passed in, so that the simulator runs this code.
+This module does not depend on etcd, sockets and threads, so that the simulator runs it, too: the constructor gets the
+connections to other brokers and the keep-alive of the session.
 
-Invariant: this broker leads no partition before it is registered or after its session has ended. Leaving transfers
-leaderships, then ends the session, then stops replication.
+Invariant: this broker leads no partition before it is registered or after its session has ended. A stopping broker
+transfers its leaderships, then ends its session, then stops replication.
 
-A broker whose metadata image failed ends its session at once and does not register again until it is restarted. It
-would not learn of new leaders, and as controller it would not learn of failed brokers. It does not wait for the
-transfer of its leaderships, because it could not see the end of the transfer; other brokers react to the end of the
-session. (In Kafka a broker counts such an error and continues, KIP-859, and a controller exits; here every broker may
-be the controller.) The process keeps running, so that `/health/ready` and the log show which key could not be read; a
-restart would fail with the same error. A single node has no broker to hand over to: it continues with the metadata it
-has, and is not ready.
+A broker whose metadata image has failed ends its session immediately and does not register again until it is restarted,
+because it would not learn of new leaders, and as controller it would not learn of failed brokers. It does not wait for
+the transfer of its leaderships, because its image would not show the end of the transfer. The process keeps running, so
+that `/health/ready` and the log show the key that could not be decoded; a restart would fail with the same error. (In
+Kafka a broker counts such an error and continues, KIP-859, and a controller exits; in Mansio every broker may be the
+controller.) A single node continues with the metadata that it has, and is not ready.
 """
 
 from __future__ import annotations
@@ -50,15 +49,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_NAME = CLUSTERED
-FOREIGN_SESSION_S_MIN = 30.0
-FOREIGN_SESSION_TIMEOUTS = 5
-"""Session timeouts (and minimum seconds) after which a session with this broker's id is not the one it had before its
-restart: a lease may last twice its time."""
+IDENTITY_FILE_NAME = CLUSTERED
+OTHER_SESSION_S_MIN = 30.0
+OTHER_SESSION_TIMEOUTS = 5
+"""An existing session under this broker's node id may be its own from before a restart, which can last for twice the
+session timeout. A session that lasts longer than this number of session timeouts, and at least `OTHER_SESSION_S_MIN`
+seconds, belongs to another running broker."""
 
 
 class SessionKeepAlive(Protocol):
-    """Renews the lease of a broker's current session, and reports when it has ended."""
+    """Renews the lease of a broker's current session, and reports its end. See `LeaseKeepAlive`."""
 
     def start(self) -> None: ...
 
@@ -66,7 +66,11 @@ class SessionKeepAlive(Protocol):
 
 
 class ClusterMember:
-    """Call order: `new_partition_check`, `attach_partitions`, `join`; at the end `transfer_leaderships`, `leave`."""
+    """A broker as member of a cluster.
+
+    The methods are called in this order: `new_partition_check`, `attach_partitions`, `join`; to stop the broker,
+    `transfer_leaderships`, `leave`.
+    """
 
     def __init__(
         self,
@@ -81,8 +85,9 @@ class ClusterMember:
         new_peers: Callable[[], Peers] | None = None,
         store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
-        """`new_peers` creates further connections to the other brokers; the default is `peers`, on which followers'
-        fetches wait."""
+        """`peers` are the connections to other brokers for replication. `keep_alive` creates the keep-alive of the
+        session. `new_peers` creates separate connections for other requests; by default they use `peers`.
+        `store_counts` returns the numbers of calls to the metadata store."""
         self.new_peers = new_peers or (lambda: peers)
         self._settings = settings
         self._host_ports = host_ports
@@ -91,12 +96,12 @@ class ClusterMember:
         self._state = state
         self._keep_alive = keep_alive
         self._lease_keep_alive: SessionKeepAlive | None = None
-        self._membership: BrokerLifecycle | None = None
+        self._lifecycle: BrokerLifecycle | None = None
         self._replica_manager: ReplicaManager | None = None
         self._log_repairer: LogRepairer | None = None
         self._partitions: PartitionSet | None = None
         self._store_counts = store_counts
-        """Outcomes of calls to the metadata store, where it counts them."""
+        """Returns the numbers of calls to the metadata store; None if the store does not count them."""
         fetcher_manager = ReplicaFetcherManager(
             settings.node_id,
             peers,
@@ -141,7 +146,7 @@ class ClusterMember:
         )
 
     def throttle_replication(self, bytes_per_second: int) -> None:
-        """Change the rate of replicas that are far behind; 0: unlimited."""
+        """Change the maximum rate at which followers that are far behind fetch; 0: unlimited."""
         self.replication.fetcher_manager.throttle(bytes_per_second)
 
     # Session
@@ -163,32 +168,35 @@ class ClusterMember:
 
     @property
     def session(self) -> Session | None:
-        return None if self._membership is None else self._membership.session
+        return None if self._lifecycle is None else self._lifecycle.session
 
     def broker_epoch(self) -> int:
         """The epoch of this broker's session; 0 while it has none."""
-        return 0 if self._membership is None else self._membership.epoch
+        return 0 if self._lifecycle is None else self._lifecycle.epoch
 
     def is_session_valid(self) -> bool:
-        """Whether this broker's session has certainly not expired."""
-        return self._membership is not None and self._membership.is_session_valid()
+        """Whether this broker has a session that has certainly not expired."""
+        return self._lifecycle is not None and self._lifecycle.is_session_valid()
 
     @property
     def sessions_lost(self) -> int:
         """Number of sessions that ended although this broker kept running."""
-        return 0 if self._membership is None else self._membership.sessions_lost
+        return 0 if self._lifecycle is None else self._lifecycle.sessions_lost
 
     def broker_epoch_of(self, node_id: int) -> int:
-        """The epoch of a broker's session in the metadata image; 0 for none."""
+        """The epoch of the session of broker `node_id` in the metadata image; 0 if it has no session."""
         broker = self._state.brokers.get(node_id)
         return 0 if broker is None else broker.epoch
 
     # Partitions of this broker
 
     async def new_partition_check(self) -> Callable[[PartitionState], bool]:
-        """Which partitions may never have had a directory on this broker, while it has no list of those that had:
-        those it is not in sync with, and those unchanged since their creation, as long as the data directory is the
-        one with which it registered."""
+        """A predicate that is true for partitions that may have no directory on this broker because they are new.
+
+        It is used when the broker has no list of the partitions that it hosts. A partition may be new if this broker is
+        not in sync, or if its state is unchanged since its creation and the data directory is the one with which this
+        broker has registered. A missing directory of any other partition means that its log is lost.
+        """
         trusted = await self._is_own_data_directory()
         node_id = self._settings.node_id
 
@@ -199,8 +207,11 @@ class ClusterMember:
         return is_new
 
     async def _is_own_data_directory(self) -> bool:
-        """Whether the data directory belongs to this broker: one that never had an identity file does, one that lost it
-        does not."""
+        """Whether this broker has always used this data directory.
+
+        True if the directory has the identity file, or if the broker has never registered. False if a registered broker
+        starts with a directory without that file.
+        """
         disk, path = self._host_ports.disk, self._identity_path
         if disk.exists(path):
             _check_identity(path, disk.read_file(path), self._identity)
@@ -213,15 +224,18 @@ class ClusterMember:
 
     @property
     def _identity_path(self) -> str:
-        return f"{self._settings.data_dir}/{IDENTITY_NAME}"
+        return f"{self._settings.data_dir}/{IDENTITY_FILE_NAME}"
 
     @property
     def _identity(self) -> dict[str, str | int]:
         return {"cluster_id": self._state.cluster_id, "node_id": self._settings.node_id}
 
     def _write_identity(self) -> None:
-        """Write the identity file. A directory that replaces a lost one belongs to the broker only after the broker has
-        left all in-sync sets: its next start takes missing partitions for partitions that never existed."""
+        """Write the identity file, unless it exists.
+
+        In a directory that replaces a lost one it must be written only after the broker has left all in-sync sets,
+        because the next start then treats missing partitions as new ones.
+        """
         if not self._host_ports.disk.exists(self._identity_path):
             write_file_atomically(
                 self._host_ports.disk, self._identity_path, json.dumps(self._identity).encode()
@@ -235,7 +249,7 @@ class ClusterMember:
         on_role: Callable[[Partition], None],
         on_made: Callable[[int], Awaitable[None]],
     ) -> None:
-        """The partitions whose roles follow the metadata; see `ReplicaManager`."""
+        """Set the partitions whose roles and logs are managed; see `ReplicaManager` for the callbacks."""
         self._partitions = partitions
         self._replica_manager = ReplicaManager(
             self._settings.node_id,
@@ -244,7 +258,7 @@ class ClusterMember:
             state=self._state,
             scheduler=self._host_ports.scheduler,
             remove=remove,
-            give_up=self._give_up,
+            give_up=self._resign,
             on_role=on_role,
             on_made=on_made,
         )
@@ -252,7 +266,7 @@ class ClusterMember:
         self._log_repairer = LogRepairer(
             self._settings.node_id,
             partitions=partitions,
-            sources=self._in_sync_with,
+            sources=self._repair_sources,
             peers=self.new_peers(),
             disk=host_ports.disk,
             clock=host_ports.clock,
@@ -261,7 +275,7 @@ class ClusterMember:
             broker_epoch=self.broker_epoch,
         )
 
-    def _in_sync_with(self, partition: Partition) -> list[int]:
+    def _repair_sources(self, partition: Partition) -> list[int]:
         """The other in-sync replicas of a partition that have a session, its leader first."""
         topic = self._state.topics_by_id.get(partition.topic_id)
         if topic is None or partition.index >= len(topic.partitions):
@@ -270,20 +284,22 @@ class ClusterMember:
         others = [node for node in state.isr if node != self._settings.node_id and self.broker_epoch_of(node)]
         return sorted(others, key=lambda node: node != state.leader)
 
-    async def _give_up(self, partitions: list[tuple[UUID, int]]) -> int:
-        return 0 if self._membership is None else await self._membership.give_up(partitions)
+    async def _resign(self, partitions: list[tuple[UUID, int]]) -> int:
+        return 0 if self._lifecycle is None else await self._lifecycle.resign(partitions)
 
     # Join and leave
 
     async def join(self, host: str, port: int) -> None:
-        """Register under an address that others can reach, and take part. Returns when that is done, however long the
-        metadata store, or an earlier session of this broker, delays it. Raises `ConfigError` if another broker runs
-        with its id."""
+        """Start replication and controller, and register this broker under an address that others can reach.
+
+        Returns when the broker is registered; waits for the metadata store, and for the end of an earlier session of
+        this broker. Raises `ConfigError` if another broker runs with its node id.
+        """
         settings, host_ports = self._settings, self._host_ports
         replica_manager, partitions = self._replica_manager, self._partitions
         assert replica_manager is not None, "attach_partitions comes first"
         assert partitions is not None
-        self._membership = BrokerLifecycle(
+        self._lifecycle = BrokerLifecycle(
             store=self._store,
             leases=self._leases,
             state=self._state,
@@ -297,43 +313,43 @@ class ClusterMember:
             rack=settings.broker_rack or None,
             lost_logs=replica_manager.lost_logs,
         )
-        self._membership.on_session(lambda _: replica_manager.apply_all())
+        self._lifecycle.on_session(lambda _: replica_manager.apply_all())
         self._state.on_broker_change(self.replication.broker_changed)
-        self._state.on_failure(self._view_failed)
-        self._lease_keep_alive = self._keep_alive(self._membership)
+        self._state.on_failure(self._on_image_failure)
+        self._lease_keep_alive = self._keep_alive(self._lifecycle)
         self._lease_keep_alive.start()
         self.replication.start()
         replica_manager.start()
         if self._log_repairer is not None:
             self._log_repairer.start()
         self.controller.start()
-        await self._membership.register(
-            max(FOREIGN_SESSION_S_MIN, FOREIGN_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
+        await self._lifecycle.register(
+            max(OTHER_SESSION_S_MIN, OTHER_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
         )
         await partitions.create_hosted_list()
         self._write_identity()
 
     async def transfer_leaderships(self, within_ms: float) -> None:
-        """Transfer the leaderships that other brokers can take, while this broker still serves."""
-        if self._membership is not None:
-            await self._membership.transfer_leaderships(within_ms)
+        """Transfer leaderships to other brokers, at most `within_ms`, while this broker still serves requests."""
+        if self._lifecycle is not None:
+            await self._lifecycle.transfer_leaderships(within_ms)
 
-    def _view_failed(self, error: Exception) -> None:
+    def _on_image_failure(self, error: Exception) -> None:
         known = fields(node=self._settings.node_id, reason=error)
-        logger.error("metadata_view_failed", extra=known)
+        logger.error("metadata_image_failed", extra=known)
         self.controller.stop()
-        self._host_ports.scheduler.spawn(self._leave_after_view_failure(), name="leave the cluster")
+        self._host_ports.scheduler.spawn(self._leave_after_image_failure(), name="leave the cluster")
 
-    async def _leave_after_view_failure(self) -> None:
-        if self._membership is not None:
-            await self._membership.announce_shutdown()
+    async def _leave_after_image_failure(self) -> None:
+        if self._lifecycle is not None:
+            await self._lifecycle.announce_shutdown()
         self._state.exclude_broker(self._settings.node_id)
         await self.leave()
 
     async def leave(self) -> None:
-        """End the session and stop taking part. Further calls have no effect, also during the first."""
-        membership = self._membership
-        if membership is None:
+        """Stop controller and replication, and end the session. Further calls have no effect."""
+        lifecycle = self._lifecycle
+        if lifecycle is None:
             return
         self.controller.stop()
         if self._replica_manager is not None:
@@ -341,7 +357,7 @@ class ClusterMember:
         if self._log_repairer is not None:
             await self._log_repairer.stop()
         try:
-            await membership.leave()
+            await lifecycle.leave()
         except Unavailable as error:
             logger.warning("session_not_released", extra=fields(reason=error.message))
         if self._lease_keep_alive is not None:
@@ -357,6 +373,6 @@ def _check_identity(path: str, data: bytes, identity: dict[str, str | int]) -> N
     if found != identity:
         raise ConfigError(
             f"data_dir: it belongs to broker {found.get('node_id')} of cluster {found.get('cluster_id')}, not to "
-            f"broker {identity['node_id']} of {identity['cluster_id']}: start that broker here, or take another "
+            f"broker {identity['node_id']} of {identity['cluster_id']}: start that broker with it, or use another "
             f"directory"
         )

@@ -1,8 +1,8 @@
-"""Embedded broker: a whole broker inside another program, `mansio.Broker(directory)`.
+"""Embedded broker: a complete broker inside another program, `mansio.Broker(directory)`.
 
-Runs in a thread with its own event loop, and uses neither the program's loop nor any global policy. Ports are free ones
-on loopback unless the settings differ. The data survives the program when the directory does. If a program ends without
-`close`, it is called at exit: a loop that still runs during interpreter shutdown may crash the process.
+It runs in a thread with its own event loop, and changes neither the program's loop nor the event loop policy. By
+default it listens on a free port of the loopback interface. If the program ends without `close`, `close` is called at
+exit, because a loop that still runs during interpreter shutdown may crash the process.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class EmbeddedBroker:
     ...     client = mansio.blocking.connect(broker.address)
 
     `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see `mansio.config.settings`.
-    With `etcd_endpoints=` and `node_id=` it is a member of a cluster; a program that blocks it for seconds (one long
-    call into C) costs it its session, as a pause of the process would.
+    With `etcd_endpoints=` and `node_id=` it is a member of a cluster. Then the program must not hold the GIL for
+    seconds (in one long call of a C function), because the broker would lose its session.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
@@ -47,7 +47,7 @@ class EmbeddedBroker:
 
     @property
     def address(self) -> str:
-        """`host:port` for any Kafka client."""
+        """Address of the broker for Kafka clients, as `host:port`. Raises `Unavailable` if it is not running."""
         if self._broker is None:
             raise Unavailable("the embedded broker is not running")
         host, port = self._broker.listener_address
@@ -55,13 +55,13 @@ class EmbeddedBroker:
 
     @property
     def broker(self) -> Broker:
-        """The broker itself; its methods belong to its own thread."""
+        """The `Broker` object, whose methods may be called only on the broker's thread. Raises `Unavailable`."""
         if self._broker is None:
             raise Unavailable("the embedded broker is not running")
         return self._broker
 
     def start(self) -> Self:
-        """Return when clients can connect. Raises the reason why the broker could not start."""
+        """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         if self._thread is not None:
             return self
         if self.settings.etcd_join:
@@ -82,7 +82,7 @@ class EmbeddedBroker:
         return self
 
     def close(self) -> None:
-        """Stop as after SIGTERM: answer requests in progress, flush, close. No effect if it is not running."""
+        """Stop the broker: respond to requests in progress, flush, close. No effect if it is not running."""
         if self._broker is None:
             return
         broker, self._broker = self._broker, None

@@ -1,6 +1,6 @@
-"""etcd settings of a broker: how to reach etcd, and the member to start if the broker runs one.
+"""Conversion of a broker's settings into the configuration of the etcd client and of its own etcd member.
 
-Reads the password file, and resolves host names.
+It reads the password and certificate files, and resolves host names.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def etcd_config(settings: Settings) -> EtcdConfig:
-    """How the metadata store reaches etcd. Raises `ConfigError`; reads the files."""
-    return EtcdConfig.of(
+    """The configuration of the etcd client; reads the password and certificate files. Raises `ConfigError`."""
+    return EtcdConfig.create(
         settings.etcd_urls,
         user=settings.etcd_user or None,
         password=_first_line(settings.etcd_password_file) if settings.etcd_password_file else None,
@@ -33,15 +33,15 @@ def etcd_config(settings: Settings) -> EtcdConfig:
     )
 
 
-async def own_member(settings: Settings) -> EtcdMember:
-    """The member of this broker according to `etcd_join`, not started yet. Raises `ConfigError`."""
+async def create_own_member(settings: Settings) -> EtcdMember:
+    """Create the etcd member of this broker from the setting `etcd_join`; it is not started. Raises `ConfigError`."""
     own = settings.own_etcd_member()
     plan = MemberPlan(
-        own=own,
+        own_address=own,
         members=parse_members(settings.etcd_join),
         directory=f"{settings.data_dir}/etcd",
         listen_host=await _address_of(settings.etcd_listen_host or own.host),
-        state=settings.etcd_initial_cluster_state,
+        initial_cluster_state=settings.etcd_initial_cluster_state,
         tls=_tls_files(settings),
     )
     program = await asyncio.to_thread(find_program, settings.etcd_binary)
@@ -55,7 +55,7 @@ def _tls_files(settings: Settings) -> TlsFiles | None:
 
 
 async def _address_of(host: str) -> str:
-    """etcd listens on addresses and rejects names."""
+    """The IP address of `host`, because etcd rejects names as listen addresses. Raises `ConfigError`."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -1,11 +1,11 @@
-"""Schema preload: imports and compiles the message schemas in a thread, so that no first request waits for it.
+"""Schema preload: imports and compiles the message schemas on a thread, so that first requests do not wait for it.
 
-The schemas take about half a second of CPU, the first of them a fifth of a second in one piece: on the loop of a busy
-host this is a stall that health checks report. A thread shares the interpreter with the loop in steps of a few
-milliseconds.
+The schemas take about half a second of CPU time, the first one a fifth of a second without interruption. On the event
+loop of a busy host this would be a stall that health checks report. The thread shares the interpreter with the event
+loop in steps of a few milliseconds.
 
-Invariant: what a request needs before it is preloaded is compiled by that request; compiling twice gives the same
-result.
+Invariant: a request compiles the schemas that it needs and that are not preloaded yet; a schema that is compiled twice
+is the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.001
-"""Pause after each step of some milliseconds, for the event loop."""
+"""Pause after each step of a few milliseconds, in which the event loop can run."""
 
 
 class SchemaPreload:
-    """One run. `stop` ends it within one step."""
+    """One run of the schema preload, which the constructor starts. `stop` ends it after the current step."""
 
     def __init__(self, call_from_thread: Callable[..., object]) -> None:
         self._stopped = False

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.errors import InvalidRequest, MansioError, Unavailable
 from mansio.metadata.metadata_store import (
-    Ambiguous,
-    Compacted,
+    AmbiguousOutcome,
     Compare,
     Delete,
     Entry,
@@ -23,6 +22,7 @@ from mansio.metadata.metadata_store import (
     LeaseExpired,
     Listing,
     Put,
+    RevisionCompacted,
     TransactionResult,
 )
 
@@ -131,13 +131,13 @@ class InMemoryStore:
         self._watch_expiry()
 
     def compact(self) -> None:
-        """Compact all revisions so far: watches that start at an older revision raise `Compacted`."""
+        """Compact all revisions so far: watches that start at an older revision raise `RevisionCompacted`."""
         self.compacted = self.revision
 
     def events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
         """(events of whole revisions from `position` on, revision at which the next call has to start)."""
         if position <= self.compacted:
-            raise Compacted(
+            raise RevisionCompacted(
                 f"changes up to revision {self.compacted} are compacted; {position} was requested"
             )
         found: Events = []
@@ -236,13 +236,13 @@ class InMemoryStoreClient:
         done = await self._call(lambda: self._transact(compares, operations))
         if self.lost_response_count > 0 or self.unreachable or self._closed:
             self.lost_response_count = max(0, self.lost_response_count - 1)
-            raise Ambiguous("the answer was lost")
+            raise AmbiguousOutcome("the answer was lost")
         return done
 
     def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
         if self.lost_request_count > 0:
             self.lost_request_count -= 1
-            raise Ambiguous("the request was lost")
+            raise AmbiguousOutcome("the request was lost")
         between, self.before_transaction = self.before_transaction, None
         if between is not None:
             between()

@@ -521,7 +521,7 @@ MORE = (
     Defect(
         "the witness is not told",
         "metadata/sqlite/store.py",
-        "self._note(after.revision)",
+        "self._store_revision(after.revision)",
         "pass",
         METADATA_ROOM,
     ),

@@ -147,8 +147,8 @@ DEFECTS = (
         0,
         "session deadline ignored",
         "metadata/session.py",
-        "return self.epoch != 0 and not self.ended and now < self._good_until",
-        "return self.epoch != 0 and not self.ended",
+        "return self.epoch != 0 and not self.has_ended and now < self._valid_until",
+        "return self.epoch != 0 and not self.has_ended",
     ),
     rule(
         200_002,

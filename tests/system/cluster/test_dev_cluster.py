@@ -284,7 +284,9 @@ def plan(directory: Path, **given: object) -> ClusterPlan:
 def test_a_directory_keeps_its_ports_and_every_port_is_used_once(tmp_path: Path) -> None:
     first = plan(tmp_path, brokers=5, members=3)
     ports = [port for broker in first.brokers for port in (broker.kafka_port, broker.http_port)]
-    ports += [port for one in first.members for port in (one.own.peer_port, one.own.client_port)]
+    ports += [
+        port for one in first.members for port in (one.own_address.peer_port, one.own_address.client_port)
+    ]
     assert len(set(ports)) == len(ports) == 16
     assert plan(tmp_path, brokers=2, members=3).brokers == first.brokers[:2]
     assert plan(tmp_path, brokers=5, members=3) == first
@@ -303,7 +305,7 @@ def test_a_broker_gets_another_port_when_its_own_is_taken_a_member_of_etcd_canno
         assert second.brokers[0].kafka_port != first.brokers[0].kafka_port
         assert second.brokers[1:] == first.brokers[1:]
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first.members[0].own.peer_port))
+        taken.bind(("127.0.0.1", first.members[0].own_address.peer_port))
         taken.listen()
         with pytest.raises(ConfigError, match="is in use by pid"):
             plan(tmp_path)

@@ -190,13 +190,13 @@ def test_settings_that_make_no_sense_are_one_clear_line(
     endpoints: list[str], options: dict[str, str]
 ) -> None:
     with pytest.raises(ConfigError) as told:
-        EtcdConfig.of(endpoints, **options)
+        EtcdConfig.create(endpoints, **options)
     assert "\n" not in told.value.message
     assert "secret" not in told.value.message
 
 
 def test_settings_are_completed_and_keep_the_password_to_themselves() -> None:
-    config = EtcdConfig.of(
+    config = EtcdConfig.create(
         ["http://etcd", " http://[::1]:23790/ ", "http://etcd:2379"], user="me", password="secret"
     )
     assert config.endpoints == ("http://etcd:2379", "http://[::1]:23790")
@@ -236,7 +236,7 @@ def test_tls_both_ways_and_nobody_else(tmp_path: Path) -> None:
         async with etcd_store(etcd.url, ca_file=files["ca.pem"], **client) as store:
             await store.transact([], [Put("/tls", b"x")])
             lease = await store.leases.grant(30)
-            keeper = ThreadKeepAlive(EtcdConfig.of([etcd.url], ca_file=files["ca.pem"], **client))
+            keeper = ThreadKeepAlive(EtcdConfig.create([etcd.url], ca_file=files["ca.pem"], **client))
             assert await asyncio.to_thread(keeper.keep_alive_once, lease) == 30
             keeper.close()
         for ca, proof in (("ca.pem", {}), ("other.pem", client)):
@@ -310,7 +310,7 @@ def test_token_that_ran_out_or_was_forgotten_is_renewed_unnoticed() -> None:
     """Calls and watches both: etcd forgets its tokens when it restarts, and those unused for a while."""
 
     async def main(etcd: Etcd) -> None:
-        config = EtcdConfig.of([etcd.url], user="mansio", password="secret")
+        config = EtcdConfig.create([etcd.url], user="mansio", password="secret")
         keeper = ThreadKeepAlive(config)
         async with etcd_store(etcd.url, user="mansio", password="secret") as store:
             lease = await store.leases.grant(60)
@@ -363,7 +363,7 @@ def test_thread_fetches_a_new_token_when_its_own_is_not_known_any_more() -> None
                 "Lease/LeaseKeepAlive": (keep_alive, rpc.LeaseKeepAliveRequest),
             }
         ) as url:
-            keeper = ThreadKeepAlive(EtcdConfig.of([url], user="me", password="secret"))
+            keeper = ThreadKeepAlive(EtcdConfig.create([url], user="me", password="secret"))
             assert await asyncio.to_thread(keeper.keep_alive_once, 1) == 7
             assert await asyncio.to_thread(keeper.keep_alive_once, 1) == 7
             assert tokens == 2

@@ -61,7 +61,7 @@ def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
         async with etcd_store(etcd.url) as store:
             lease = await store.leases.grant(2)
             await store.transact([], [Put(key, b"x", lease)])
-            keeper = ThreadKeepAlive(EtcdConfig.of([etcd.url]))
+            keeper = ThreadKeepAlive(EtcdConfig.create([etcd.url]))
             answers = []
 
             def keep() -> None:
@@ -88,7 +88,7 @@ def test_thread_leaves_a_silent_endpoint_within_the_lease(etcd: Etcd) -> None:
     async def main() -> None:
         async with fault_proxy(etcd.port) as proxy, etcd_store(etcd.url) as store:
             lease = await store.leases.grant(LONG_TTL_S)
-            keeper = ThreadKeepAlive(EtcdConfig.of([proxy.url, etcd.url]))
+            keeper = ThreadKeepAlive(EtcdConfig.create([proxy.url, etcd.url]))
             assert await asyncio.to_thread(keeper.keep_alive_once, lease) == LONG_TTL_S
             assert proxy.connections == 1
             proxy.silence()

@@ -13,7 +13,7 @@ from mansio.errors import InvalidRequest, MessageTooLarge, Unavailable
 from mansio.metadata.etcd.channel import CALL_DEADLINE_S
 from mansio.metadata.etcd.client import CALLS_DEADLINE_S
 from mansio.metadata.metadata_store import (
-    Ambiguous,
+    AmbiguousOutcome,
     Compare,
     Put,
     decode,
@@ -63,7 +63,7 @@ def test_transaction_whose_answer_is_lost_is_ambiguous_after_a_second(etcd: Etcd
             await store.get(key)
             proxy.lose_answers()
             begun = seconds()
-            with pytest.raises(Ambiguous) as told:
+            with pytest.raises(AmbiguousOutcome) as told:
                 await put(store, key)
             assert CALL_S_MIN < seconds() - begun < CALLS_DEADLINE_S, "it is not tried again"
             assert proxy.url in told.value.message
@@ -76,7 +76,7 @@ def test_transaction_whose_answer_is_lost_is_ambiguous_after_a_second(etcd: Etcd
 
 
 def test_transaction_that_never_left_is_unavailable_and_did_not_happen(etcd: Etcd) -> None:
-    """Where the answer is not `Ambiguous`, a caller may rely on it."""
+    """Where the answer is not `AmbiguousOutcome`, a caller may rely on it."""
 
     async def main() -> None:
         async with fault_proxy(etcd.port) as proxy, etcd_store(proxy.url) as store:
@@ -87,7 +87,7 @@ def test_transaction_that_never_left_is_unavailable_and_did_not_happen(etcd: Etc
                 await put(store, fresh_key())
             with pytest.raises(Unavailable) as told:
                 await put(store, key)
-            assert not isinstance(told.value, Ambiguous)
+            assert not isinstance(told.value, AmbiguousOutcome)
             proxy.pass_on()
             assert await store.get(key) is None
 
@@ -181,7 +181,7 @@ def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
                 there = {entry.key: entry.mod_revision for entry in (await store.list("/kill/")).entries}
             assert len(outcomes) > 600
             for key, told in outcomes.items():
-                if isinstance(told, Ambiguous):
+                if isinstance(told, AmbiguousOutcome):
                     continue
                 expected = None if isinstance(told, Unavailable) else told.revision
                 assert there.get(key) == expected, (key, told)
@@ -253,14 +253,14 @@ def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -
                 for number in itertools.count():
                     try:
                         await put(store, f"/full/{number:02}", bytes(300_000))
-                    except Ambiguous:
+                    except AmbiguousOutcome:
                         break
                     assert number < 40
                 keys = [entry.key for entry in (await store.list("/full/")).entries]
                 told = [f"/full/{n:02}" for n in range(number)]
                 assert keys in (told, [*told, f"/full/{number:02}"])
                 compares, puts = [Compare("/more", mod_revision=0)], [Put("/more", encode({}, "me"))]
-                with pytest.raises(Ambiguous, match="full"):
+                with pytest.raises(AmbiguousOutcome, match="full"):
                     await transact_resolving_ambiguity(store, compares, puts, "me")
                 assert await store.get("/more") is None
 

@@ -12,7 +12,13 @@ from mansio.metadata.etcd.channel import CALL_DEADLINE_S
 from mansio.metadata.etcd.client import CALLS_DEADLINE_S
 from mansio.metadata.etcd.config import EtcdConfig
 from mansio.metadata.etcd.lease import ThreadKeepAlive
-from mansio.metadata.metadata_store import Ambiguous, Compare, Put, encode, transact_resolving_ambiguity
+from mansio.metadata.metadata_store import (
+    AmbiguousOutcome,
+    Compare,
+    Put,
+    encode,
+    transact_resolving_ambiguity,
+)
 from support.etcd import etcd_store, three_etcds
 from support.machine import scaled
 from support.waiting import eventually
@@ -20,7 +26,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.metadata.etcd.client import Member
+    from mansio.metadata.etcd.client import EndpointStatus
     from support.etcd import Etcd
 
 pytestmark = pytest.mark.full
@@ -99,7 +105,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
 
     async def main() -> None:
         left, *others = members
-        config = EtcdConfig.of([left.url])
+        config = EtcdConfig.create([left.url])
         thread = ThreadKeepAlive(config)
         async with etcd_store(left.url) as store:
             lease = await store.leases.grant(TTL_S)
@@ -114,7 +120,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
                     try:
                         await store.transact([], [Put("/alone", b"z")])
                     except Unavailable as error:
-                        return "no leader" in error.message and not isinstance(error, Ambiguous)
+                        return "no leader" in error.message and not isinstance(error, AmbiguousOutcome)
                     return False
 
                 await eventually(alone)  # the member says so before anything can happen
@@ -130,7 +136,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
                 )
                 assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
                 assert all(isinstance(error, Unavailable) for error in told), told
-                assert not any(isinstance(error, Ambiguous) for error in told)
+                assert not any(isinstance(error, AmbiguousOutcome) for error in told)
             finally:
                 for member in others:
                     member.launch()
@@ -149,9 +155,9 @@ def test_members_say_who_they_are(members: list[Etcd]) -> None:
     async def main() -> None:
         async with etcd_store(*(member.url for member in members), "http://127.0.0.1:9") as store:
 
-            async def one_leads() -> list[Member]:
-                found = await store.client.members()
-                return found if sum(member.leads for member in found) == 1 else []
+            async def one_leads() -> list[EndpointStatus]:
+                found = await store.client.endpoint_statuses()
+                return found if sum(member.is_leader for member in found) == 1 else []
 
             found = await eventually(one_leads)
             assert [member.endpoint for member in found[:3]] == [member.url for member in members]

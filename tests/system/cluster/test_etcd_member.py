@@ -23,7 +23,7 @@ from mansio.node.etcd_member.child_process import ChildProcess
 from mansio.node.etcd_member.command import MemberPlan, TlsFiles, arguments
 from mansio.node.etcd_member.executable import find_program
 from mansio.node.etcd_member.member import EtcdMember, unhealthy_reason_of
-from mansio.node.etcd_settings import etcd_config, own_member
+from mansio.node.etcd_settings import create_own_member, etcd_config
 from support.machine import scaled
 from support.paths import free_port, required_tool
 from support.waiting import eventually, wait_until
@@ -92,7 +92,7 @@ def test_a_member_alone_of_three_is_not_healthy_and_says_what_is_missing(tmp_pat
         one = member(tmp_path / "etcd", everybody[0], everybody)
         with pytest.raises(Unavailable, match="2 of the 3 members have to run"):
             await one.start(0.5)
-        assert not one.running
+        assert not one.is_running
         assert not runs(one.pid)
 
     asyncio.run(scenario())
@@ -311,7 +311,7 @@ def test_from_settings_to_the_member_and_the_client(tmp_path: Path) -> None:
         data_dir=str(tmp_path),
         etcd_binary=program(tmp_path, "3.6.0"),
     )
-    made = asyncio.run(own_member(settings))
+    made = asyncio.run(create_own_member(settings))
     assert made.plan.listen_host in ("127.0.0.1", "::1")
     assert made.plan.directory == f"{tmp_path}/etcd"
     assert settings.etcd_urls == ("http://localhost:2479", "http://elsewhere:2379")

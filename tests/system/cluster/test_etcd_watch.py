@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from mansio.errors import StorageError, Unavailable
-from mansio.metadata.metadata_store import Compacted, Delete, Put
+from mansio.metadata.metadata_store import Delete, Put, RevisionCompacted
 from support.etcd import etcd_store, one_etcd
 from support.fault_proxy import fault_proxy
 from support.machine import scaled
@@ -129,8 +129,8 @@ def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
 def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mansio.metadata.etcd.watch.HEARTBEAT_S", 0.2)
-    monkeypatch.setattr("mansio.metadata.etcd.watch.SILENCE_S", 1.0)
+    monkeypatch.setattr("mansio.metadata.etcd.watch.HEARTBEAT_INTERVAL_S", 0.2)
+    monkeypatch.setattr("mansio.metadata.etcd.watch.SILENCE_S_MAX", 1.0)
 
     async def main() -> None:
         prefix = fresh_prefix()
@@ -208,7 +208,7 @@ def test_changes_compacted_while_cut_off_are_told_not_skipped(etcd: Etcd) -> Non
             etcd.compact(last)
             proxy.pass_on()
             await asyncio.wait([watching.task], timeout=scaled(10))
-            assert isinstance(watching.task.exception(), Compacted)
+            assert isinstance(watching.task.exception(), RevisionCompacted)
             assert [event.key for event in watching.events] == [prefix + "a"]
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
@@ -228,7 +228,7 @@ def test_deletion_at_the_revision_of_a_compaction_is_told_not_skipped(etcd: Etcd
             async with aclosing(watch):
                 try:
                     (first, *_) = await anext(watch)
-                except Compacted:
+                except RevisionCompacted:
                     return
             assert first.key == prefix + "a"
 

@@ -70,8 +70,8 @@ class Member:
         )
         self.keep_alive = LeaseKeepAlive(
             keep_alive_once=ThreadKeepAlive(self.config).keep_alive_once,
-            current=lambda: self.membership.kept,
-            on_ended=self.membership.lost,
+            current_session=lambda: self.membership.session_to_renew,
+            on_session_end=self.membership.end_session,
             clock=clock,
             scheduler=self.scheduler,
             ttl_s=TTL_S,
@@ -100,7 +100,7 @@ async def until(condition: Callable[[], bool]) -> float:
 
 def test_leaderships_of_a_dead_broker_and_of_one_that_stops_move_on() -> None:
     async def main(url: str) -> None:
-        config = EtcdConfig.of([url])
+        config = EtcdConfig.create([url])
         async with AsyncExitStack() as stack:
             members = await asyncio.gather(*(Member(node_id, config).start() for node_id in (1, 2, 3)))
             for member in members:

@@ -14,7 +14,7 @@ from mansio.api.kafka.handlers import consumer_groups as consumer_handlers
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.services.groups import GroupService
-from mansio.metadata.model import LIVE, PartitionState, Topic, TopicChange
+from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.wire.api_versions import ApiKey
 from unit.broker import test_groups
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
@@ -55,7 +55,9 @@ class Catalogue:
             self.made += 1
             topic_id = UUID(int=self.made) if before is None or anew else before.topic_id
             one = PartitionState((1,), 1, 0, (1,))
-            after = self.live[name] = Topic(name, topic_id, (one,) * count, 1, {}, internal, LIVE, self.made)
+            after = self.live[name] = Topic(
+                name, topic_id, (one,) * count, 1, {}, internal, TOPIC_LIVE, self.made
+            )
         for tell in self.listeners:
             tell(TopicChange(before, after))
 

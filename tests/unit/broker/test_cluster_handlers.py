@@ -19,10 +19,10 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import Keys
 from mansio.metadata.model import (
-    ACTIVE,
-    DRAINING,
-    FENCED,
-    LIVE,
+    BROKER_ACTIVE,
+    BROKER_DRAINING,
+    BROKER_FENCED,
+    TOPIC_LIVE,
     BrokerState,
     ControllerState,
     PartitionState,
@@ -56,12 +56,14 @@ class World:
     ) -> None:
         self.state = MetadataImage("c" * 22, Keys("c" * 22))
         for node_id in (1, 2, 3):
-            self.state.registrations[node_id] = Registration(ACTIVE if node_id in alive else FENCED, 1)
+            self.state.registrations[node_id] = Registration(
+                BROKER_ACTIVE if node_id in alive else BROKER_FENCED, 1
+            )
         for node_id in alive:
             self.state.brokers[node_id] = BrokerState(
                 node_id, f"host{node_id}", 9000 + node_id, f"r{node_id}", 10 * node_id
             )
-        self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, LIVE, 1))
+        self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, TOPIC_LIVE, 1))
         self.clock = VirtualScheduler()
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, broker_rack="own-rack")
@@ -130,7 +132,7 @@ class PlanController:
         partitions = list(topic.partitions)
         partitions[index] = change.after
         self._world.put(
-            Topic(name, topic.topic_id, tuple(partitions), 3, {}, False, LIVE, topic.mod_revision + 1)
+            Topic(name, topic.topic_id, tuple(partitions), 3, {}, False, TOPIC_LIVE, topic.mod_revision + 1)
         )
         return change.after
 
@@ -189,12 +191,12 @@ def test_clients_are_sent_to_the_broker_that_answers_which_is_surely_there(contr
 def test_a_broker_that_can_change_nothing_sends_clients_to_one_that_can(unfit: str) -> None:
     world = World([partition(1)])
     world.holds = unfit != "its session may have ended"
-    state = {"it is stopping": DRAINING, "it is fenced": FENCED}.get(unfit, ACTIVE)
+    state = {"it is stopping": BROKER_DRAINING, "it is fenced": BROKER_FENCED}.get(unfit, BROKER_ACTIVE)
     world.state.registrations[OWN] = Registration(state, 5)
     assert named_controller(world) == 2
     world.state.controller = ControllerState(3, 9)
     assert named_controller(world) == 3
-    world.state.registrations[3] = Registration(DRAINING, 5)
+    world.state.registrations[3] = Registration(BROKER_DRAINING, 5)
     assert named_controller(world) == 2
 
 
@@ -248,7 +250,7 @@ def test_the_active_controller_stands_for_the_members_of_etcd(version: int) -> N
 
 def test_a_broker_that_is_stopping_is_there_until_its_session_ends() -> None:
     world = World([partition(2)])
-    world.state.registrations[2] = Registration(DRAINING, 5)
+    world.state.registrations[2] = Registration(BROKER_DRAINING, 5)
     assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == 2
 
 
@@ -275,7 +277,7 @@ def test_a_preferred_election_moves_what_the_first_replica_can_lead() -> None:
         (2, PREFERRED_AWAY),
         (3, UNKNOWN_TOPIC),
     ]
-    assert world.state.topics["t"].partitions[0].led_by(1, 10)
+    assert world.state.topics["t"].partitions[0].is_led_by(1, 10)
     assert world.controller.asked == [0, 2]  # where nothing is to be done nobody is asked
 
 

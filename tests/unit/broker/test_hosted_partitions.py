@@ -14,7 +14,7 @@ from mansio.broker.partition.partition_files import FILE, HostedPartitions, topi
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.config.settings import Settings
 from mansio.errors import CorruptLog, StorageError
-from mansio.metadata.model import LIVE, PartitionState, Topic
+from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic
 from mansio.storage.file_cache import FileCache
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.testing.disk import SimulatedDisk
@@ -25,7 +25,7 @@ NODE = 2
 
 def topic(number: int, *, isr: tuple[int, ...] = (1, NODE), touched: bool = True) -> Topic:
     state = PartitionState((1, NODE), 1, 3 * touched, isr, 5 * touched)
-    return Topic(f"t{number}", UUID(int=number), (state,), 2, {}, False, LIVE, number)
+    return Topic(f"t{number}", UUID(int=number), (state,), 2, {}, False, TOPIC_LIVE, number)
 
 
 class Broker:

@@ -51,8 +51,8 @@ class Kept:
         self.ended: list[Session] = []
         self.keep_alive = LeaseKeepAlive(
             keep_alive_once=self.store.keep_alive_once,
-            current=lambda: self.session,
-            on_ended=self.ended.append,
+            current_session=lambda: self.session,
+            on_session_end=self.ended.append,
             clock=self.clock,
             scheduler=AsyncioScheduler(asyncio.get_running_loop()),
             ttl_s=TTL_S,

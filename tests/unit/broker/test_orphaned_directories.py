@@ -16,7 +16,7 @@ from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.disk import HostDisk
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Entry, Keys
-from mansio.metadata.model import CREATING, LIVE, Topic
+from mansio.metadata.model import TOPIC_CREATING, TOPIC_LIVE, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,9 +42,9 @@ class Metadata:
         self.format: bytes | None = f'{{"writer":"{token}"}}'.encode()
         self.state = MetadataImage("c" * 22, Keys("c" * 22), revision=revision)
 
-    def have(self, number: int, state: str = LIVE) -> Topic:
+    def have(self, number: int, state: str = TOPIC_LIVE) -> Topic:
         topic = Topic(f"t{number}", UUID(int=number), (), 1, {}, False, state, 1)
-        where = self.state.topics if state == LIVE else self.state.unfinished
+        where = self.state.topics if state == TOPIC_LIVE else self.state.unfinished_topics
         where[topic.name] = topic
         return topic
 
@@ -98,7 +98,7 @@ def gone_topic() -> Topic:
 def test_a_topic_that_is_no_more_is_removed_and_what_is_there_stays(room: Room) -> None:
     before, now = Metadata(), Metadata(revision=150)
     room.start(before, until=120)
-    kept, half = now.have(1), now.have(2, CREATING)
+    kept, half = now.have(1), now.have(2, TOPIC_CREATING)
     for topic in (kept, half, gone_topic()):
         room.make(topic)
     (room.path / "topics" / "notes.txt").mkdir()

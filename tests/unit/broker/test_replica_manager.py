@@ -11,7 +11,7 @@ import pytest
 
 from mansio.broker.replication.replica_manager import ReplicaManager
 from mansio.errors import CorruptLog, StorageError
-from mansio.metadata.model import LIVE, PartitionState, Topic, TopicChange
+from mansio.metadata.model import TOPIC_LIVE, PartitionState, Topic, TopicChange
 from mansio.testing.scheduler import Simulation
 
 NODE = 1
@@ -19,7 +19,7 @@ NODE = 1
 
 def topic(name: str) -> Topic:
     placed = (PartitionState((NODE,), NODE, 0, (NODE,)),)
-    return Topic(name, UUID(int=sum(name.encode())), placed, 1, {}, False, LIVE, 1)
+    return Topic(name, UUID(int=sum(name.encode())), placed, 1, {}, False, TOPIC_LIVE, 1)
 
 
 class World:

@@ -161,7 +161,7 @@ def test_partitions_of_all_topics_are_bounded_while_several_are_made() -> None:
     async def check(admin: Admin) -> None:
         admin.host.gate = asyncio.Event()
         making = asyncio.create_task(admin.topics.create(NewTopic("a", 6)))
-        await until(lambda: admin.state.unfinished)
+        await until(lambda: admin.state.unfinished_topics)
         with pytest.raises(PolicyViolation):
             await admin.topics.create(NewTopic("b", 5))
         admin.host.gate.set()
@@ -180,7 +180,7 @@ def test_topic_is_not_visible_before_its_partitions_are_open() -> None:
         admin.state.on_change(lambda change: seen.append(change.after.name if change.after else "-"))
         admin.host.gate = asyncio.Event()
         making = asyncio.create_task(admin.topics.create(NewTopic("a")))
-        await until(lambda: admin.state.unfinished)
+        await until(lambda: admin.state.unfinished_topics)
         assert not admin.state.topics
         assert not seen
         with pytest.raises(TopicAlreadyExists, match="being created"):
@@ -209,11 +209,11 @@ def test_who_goes_away_in_the_middle_leaves_no_half_made_topic() -> None:
     async def check(admin: Admin) -> None:
         admin.host.gate = asyncio.Event()
         making = asyncio.create_task(admin.topics.create(NewTopic("a")))
-        await until(lambda: admin.state.unfinished)
+        await until(lambda: admin.state.unfinished_topics)
         making.cancel()
         admin.host.gate.set()
         await until(lambda: admin.state.topics)
-        assert not admin.state.unfinished
+        assert not admin.state.unfinished_topics
 
     run(check)
 
@@ -250,9 +250,9 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
             await admin.topics.create(NewTopic("a"))
         await admin.scheduler.close()  # the next start, which a full disk does not keep from ending well
         async with topic_admin(admin.store, host=admin.host) as again:
-            assert again.state.unfinished
+            assert again.state.unfinished_topics
             is_full, admin.host.fail = False, None
-            await until(lambda: not again.state.unfinished)
+            await until(lambda: not again.state.unfinished_topics)
             await again.topics.create(NewTopic("a"))
 
     run(check)
@@ -310,7 +310,7 @@ def test_two_deleting_the_same_topic_do_no_harm() -> None:
         )
         assert [type(result) for result in results if result is not None] == [UnknownTopicId]
         assert not admin.state.topics
-        assert not admin.state.unfinished
+        assert not admin.state.unfinished_topics
 
     run(check)
 
@@ -397,7 +397,7 @@ def test_a_topic_that_is_created_or_deleted_meanwhile_is_unknown_and_no_failure_
     async def check(admin: Admin) -> None:
         admin.host.gate = asyncio.Event()
         first = asyncio.create_task(admin.topics.find_or_auto_create("a", is_allowed_by_client=True))
-        await until(lambda: admin.state.unfinished)
+        await until(lambda: admin.state.unfinished_topics)
         with pytest.raises(UnknownTopicOrPartition):
             await admin.topics.find_or_auto_create("a", is_allowed_by_client=True)
         admin.host.gate.set()
@@ -488,7 +488,7 @@ def test_crash_after_every_step_leaves_each_topic_whole_or_gone(tmp_path: Path, 
                 except Crash:
                     assert store.steps == 0
             async with sqlite_store(path) as reopened, topic_admin(reopened, host=host) as admin:
-                assert not admin.state.unfinished
+                assert not admin.state.unfinished_topics
                 live = admin.state.topics
                 assert {str(topic.topic_id) for topic in live.values()} == set(host.directories)
                 for topic in live.values():
@@ -536,7 +536,7 @@ def test_own_topics_of_an_earlier_version_get_the_settings_they_lack_and_keep_th
         path = f"{tmp_path}/m.sqlite3"
         earlier = {"retention.ms": "-1", "retention.bytes": "-1"}
         async with sqlite_store(path) as store, topic_admin(store) as admin:
-            monkeypatch.setattr("mansio.broker.services.topics.INTERNAL_CONFIGS", earlier)
+            monkeypatch.setattr("mansio.broker.services.topics.COMPACTED_TOPIC_CONFIGS", earlier)
             await admin.topics.create(NewTopic("__consumer_offsets", 2), internal=True)
             await admin.topics.create(NewTopic("mine"))
             await admin.topics.alter_configs("__consumer_offsets", [Change("segment.bytes", 0, "5000")])

@@ -8,12 +8,12 @@ import dataclasses
 import pytest
 
 from mansio.metadata.metadata_store import Put, encode
-from mansio.metadata.model import CREATING, DELETING, TopicCreator, topic_document
+from mansio.metadata.model import TOPIC_CREATING, TOPIC_DELETING, TopicCreator, topic_document
 from support.brokers import TTL_S, Cluster
 from support.virtual_time import run_virtually
 
 
-@pytest.mark.parametrize("state", [CREATING, DELETING])
+@pytest.mark.parametrize("state", [TOPIC_CREATING, TOPIC_DELETING])
 def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str) -> None:
     """The session it names lives, so that the controller leaves it alone: the broker itself has to see it."""
 
@@ -29,8 +29,8 @@ def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str)
             topic = dataclasses.replace(member.state.topics["t"], state=state, created_by=created_by)
             put = Put(member.state.keys.topic("t"), encode(topic_document(topic), "late"))
             cluster.store.transact([], [put])
-            await cluster.until(lambda: "t" in member.state.unfinished)
-            await cluster.until(lambda: not member.state.unfinished, within_s=TTL_S)
+            await cluster.until(lambda: "t" in member.state.unfinished_topics)
+            await cluster.until(lambda: not member.state.unfinished_topics, within_s=TTL_S)
             assert "t" not in member.state.topics
             await member.create("t")
         finally:
@@ -52,9 +52,9 @@ def test_a_topic_that_the_controller_deletes_while_it_is_made_leaves_nothing_ope
             member, other = cluster.brokers[1], cluster.brokers[2]
             gate = member.host.gate = asyncio.Event()
             making = asyncio.create_task(member.create("t"))
-            await cluster.until(lambda: "t" in other.state.unfinished)
+            await cluster.until(lambda: "t" in other.state.unfinished_topics)
             member.keeps_alive = False
-            await cluster.until(lambda: "t" not in other.state.unfinished)
+            await cluster.until(lambda: "t" not in other.state.unfinished_topics)
             member.keeps_alive = back
             if back:
                 await member.registered()

@@ -121,7 +121,7 @@ def test_cluster_document_names_only_existing_settings_and_flags() -> None:
         "damage_repaired",
         "etcd_member_starting",
         "log_failed",
-        "metadata_view_failed",
+        "metadata_image_failed",
         "repair_failed",
         "view_not_loaded",
     }

@@ -12,7 +12,7 @@ from mansio.errors import InvalidReplicationFactor, InvalidRequest, Unavailable
 from mansio.metadata.controller.controller_plan import PartitionChange
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
-from mansio.metadata.model import ACTIVE, DRAINING, FENCED, NO_LEADER
+from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, BROKER_FENCED, NO_LEADER
 from mansio.metadata.transactions import commit
 from mansio.testing.metadata import InMemoryStoreClient
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
@@ -70,8 +70,8 @@ def test_leaders_of_a_killed_broker_move_to_in_sync_brokers_when_its_session_end
             assert new.leader in old.isr
             assert new.leader_epoch == old.leader_epoch + (old.leader == victim)
             assert new.partition_epoch == old.partition_epoch + 1
-            assert new.led_by(new.leader, seen.state.epoch_of(new.leader))
-        assert seen.state.registrations[victim].state == FENCED
+            assert new.is_led_by(new.leader, seen.state.epoch_of(new.leader))
+        assert seen.state.registrations[victim].state == BROKER_FENCED
 
     run(check)
 
@@ -156,11 +156,11 @@ def test_leader_that_restarts_before_anybody_looked_begins_a_new_epoch() -> None
         await cluster.brokers[1].kill()
         again = await cluster.start_one(1)
         assert again.partition("t").leader == 1
-        assert not again.partition("t").led_by(1, again.membership.epoch), (
+        assert not again.partition("t").is_led_by(1, again.membership.epoch), (
             "not before it has been chosen anew"
         )
         await again.registered()
-        await cluster.until(lambda: again.partition("t").led_by(1, again.membership.epoch))
+        await cluster.until(lambda: again.partition("t").is_led_by(1, again.membership.epoch))
         assert again.partition("t").leader_epoch == before.leader_epoch + 1
 
     run(check)
@@ -236,8 +236,8 @@ def test_replaced_controller_takes_no_topic_from_its_maker() -> None:
         created_by = cluster.brokers[other_than(cluster, old)]
         created_by.host.gate = asyncio.Event()
         work = asyncio.ensure_future(created_by.create("t", 3, 3))
-        await cluster.until(lambda: "t" in zombie.state.unfinished)
-        topic = zombie.state.unfinished["t"]
+        await cluster.until(lambda: "t" in zombie.state.unfinished_topics)
+        topic = zombie.state.unfinished_topics["t"]
         cluster.store.end_lease(session.lease)
         await zombie.controller._complete_deletion(topic, term)
         created_by.host.gate.set()
@@ -337,7 +337,7 @@ def test_mass_expiry_empties_no_in_sync_set() -> None:
         seen = cluster.brokers[1]
         await cluster.until(
             lambda: all(
-                one.led_by(one.leader, seen.state.epoch_of(one.leader)) for one in seen.partitions("t")
+                one.is_led_by(one.leader, seen.state.epoch_of(one.leader)) for one in seen.partitions("t")
             )
         )
         await cluster.sleep(3 * TTL_S)
@@ -425,7 +425,7 @@ def test_broker_that_lost_its_session_registers_again_with_a_later_epoch_and_say
         await cluster.until(lambda: member.membership.epoch > session.epoch)
         assert told == [0, member.membership.epoch]
         assert not session.is_valid(cluster.clock.monotonic())
-        assert cluster.brokers[1].state.registrations[2].state == ACTIVE
+        assert cluster.brokers[1].state.registrations[2].state == BROKER_ACTIVE
 
     run(check)
 
@@ -493,7 +493,7 @@ def test_broker_with_lost_logs_leaves_their_in_sync_sets_before_it_has_a_session
         with pytest.raises(InvalidRequest):
             await seen.controller.elect_unclean("t", 0, victim)
         elected = await seen.controller.elect_unclean("alone", 0, victim)
-        assert elected.led_by(victim, again.membership.epoch)
+        assert elected.is_led_by(victim, again.membership.epoch)
         assert elected.isr == (victim,)
 
     run(check)
@@ -508,7 +508,7 @@ def test_broker_whose_log_failed_gives_it_up_where_another_is_in_sync() -> None:
             before = cluster.brokers[1].partition(name)
             member = cluster.brokers[before.leader]
             topic_id = member.state.topics[name].topic_id
-            assert await member.membership.give_up([(topic_id, 0)]) == given_up
+            assert await member.membership.resign([(topic_id, 0)]) == given_up
             await cluster.sleep(1)
             after = cluster.brokers[1].partition(name)
             assert (after.leader == before.leader) is (given_up == 0)
@@ -545,7 +545,7 @@ def test_stopping_broker_gives_its_leaderships_away_before_its_session_ends() ->
                 assert moves[-1]["leader"] != node_id
                 assert node_id in moves[-1]["isr"], "it was in sync to the last"
             assert seen.state.epoch_of(node_id) in (0, epoch)
-            await cluster.until(lambda n=node_id: seen.state.registrations[n].state == FENCED)
+            await cluster.until(lambda n=node_id: seen.state.registrations[n].state == BROKER_FENCED)
         assert cluster.controllers() == [2]
 
     run(check)
@@ -557,7 +557,7 @@ def test_draining_broker_gets_no_leadership_but_where_nobody_else_can() -> None:
         await cluster.brokers[1].create("t", 3, 2)
         member = cluster.brokers[3]
         await member.membership.transfer_leaderships(2000)
-        assert cluster.brokers[1].state.registrations[3].state == DRAINING
+        assert cluster.brokers[1].state.registrations[3].state == BROKER_DRAINING
         assert all(one.leader != 3 for one in member.partitions("t"))
         victims = [n for n, one in enumerate(member.partitions("t")) if one.isr in ((1, 3), (3, 1))]
         await cluster.brokers[1].kill()
@@ -620,13 +620,13 @@ def test_half_made_topic_of_a_dead_creator_is_removed_and_its_name_is_free() -> 
         seen = cluster.brokers[other_than(cluster, creator.node_id)]
         creator.host.gate = asyncio.Event()
         work = asyncio.ensure_future(creator.create("t", 200, 3))
-        await cluster.until(lambda: len(seen.state.unfinished) == 1)
-        topic_id = seen.state.unfinished["t"].topic_id
+        await cluster.until(lambda: len(seen.state.unfinished_topics) == 1)
+        topic_id = seen.state.unfinished_topics["t"].topic_id
         await cluster.sleep(2 * TTL_S)
-        assert "t" in seen.state.unfinished, "its creator lives"
+        assert "t" in seen.state.unfinished_topics, "its creator lives"
         await creator.kill()
         work.cancel()
-        await cluster.until(lambda: not seen.state.unfinished)
+        await cluster.until(lambda: not seen.state.unfinished_topics)
         assert not cluster.store.list(f"{seen.state.keys.partitions}{topic_id}/").entries
         await seen.create("t", 2, 2)
 
@@ -640,7 +640,7 @@ def test_creator_whose_session_ended_cannot_finish_what_it_began() -> None:
         seen = cluster.brokers[other_than(cluster, creator.node_id)]
         creator.host.gate = asyncio.Event()
         work = asyncio.ensure_future(creator.create("t", 3, 3))
-        await cluster.until(lambda: len(seen.state.unfinished) == 1)
+        await cluster.until(lambda: len(seen.state.unfinished_topics) == 1)
         session = creator.membership.session
         assert session is not None
         await cluster.sleep(1)
@@ -648,7 +648,7 @@ def test_creator_whose_session_ended_cannot_finish_what_it_began() -> None:
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
-        await cluster.until(lambda: not seen.state.unfinished)
+        await cluster.until(lambda: not seen.state.unfinished_topics)
         assert "t" not in seen.state.topics
 
     run(check)
@@ -667,10 +667,10 @@ def test_half_deleted_topic_of_a_dead_broker_is_removed() -> None:
 
         deleter.topics._lifecycle._close_partitions = stuck
         work = asyncio.ensure_future(deleter.topics.delete(deleter.state.topics["t"]))
-        await cluster.until(lambda: "t" in seen.state.unfinished)
+        await cluster.until(lambda: "t" in seen.state.unfinished_topics)
         await deleter.kill()
         work.cancel()
-        await cluster.until(lambda: not seen.state.unfinished)
+        await cluster.until(lambda: not seen.state.unfinished_topics)
         assert not cluster.store.list(seen.state.keys.partitions).entries
 
     run(check)
@@ -755,13 +755,13 @@ def test_creator_that_cannot_finish_deletes_what_it_began_while_its_session_last
         epoch = creator.membership.epoch
         creator.host.gate = asyncio.Event()
         work = asyncio.ensure_future(creator.create("t", 3, 3))
-        await cluster.until(lambda: "t" in seen.state.unfinished)
+        await cluster.until(lambda: "t" in seen.state.unfinished_topics)
         await cluster.sleep(1)
         creator.store_client.lost_request_count = AMBIGUOUS_ATTEMPTS_MAX
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
-        assert await cluster.until(lambda: not seen.state.unfinished) < TTL_S
+        assert await cluster.until(lambda: not seen.state.unfinished_topics) < TTL_S
         assert "t" not in seen.state.topics
         assert not creator.host.directories
         assert creator.membership.epoch == epoch
@@ -777,7 +777,7 @@ def test_topic_that_became_live_although_its_creator_was_told_otherwise_keeps_it
         seen = cluster.brokers[2]
         creator.host.gate = asyncio.Event()
         work = asyncio.ensure_future(creator.create("t", 3, 3))
-        await cluster.until(lambda: "t" in seen.state.unfinished)
+        await cluster.until(lambda: "t" in seen.state.unfinished_topics)
         await cluster.sleep(1)
         creator.store_client.before_transaction = lambda: setattr(creator.store_client, "unreachable", True)
         creator.host.gate.set()
@@ -826,7 +826,7 @@ def test_broker_whose_number_another_one_keeps_is_refused_with_where_that_is() -
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         second = Member(cluster, 2, ())
-        second.other_s_max = 30.0
+        second.other_session_s_max = 30.0
         await second.start()
         await cluster.sleep(29)
         assert second.refused is None
@@ -843,7 +843,7 @@ def test_broker_that_was_killed_waits_for_its_own_session_to_end_and_is_not_take
         await three(cluster)
         await cluster.brokers[2].kill()
         again = cluster.brokers[2] = Member(cluster, 2, ())
-        again.other_s_max = 2 * TTL_S
+        again.other_session_s_max = 2 * TTL_S
         await again.start()
         await cluster.until(lambda: again.membership.epoch != 0 or again.refused is not None)
         assert again.refused is None

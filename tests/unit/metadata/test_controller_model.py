@@ -18,7 +18,7 @@ from mansio.broker.services.topics import NewTopic
 from mansio.errors import MansioError
 from mansio.metadata.controller.controller_plan import PartitionChange
 from mansio.metadata.metadata_store import decode
-from mansio.metadata.model import ACTIVE, NO_LEADER, PartitionState
+from mansio.metadata.model import BROKER_ACTIVE, NO_LEADER, PartitionState
 from mansio.metadata.transactions import commit
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.tiers import examples
@@ -189,7 +189,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(node_id=nodes, later=st.booleans())
     def end_session(self, node_id: int, later: bool) -> None:
         """Now, or right before this broker's next transaction."""
-        session = self.member(node_id).membership.kept
+        session = self.member(node_id).membership.session_to_renew
         if session is None:
             return
         self.leases_kept = False
@@ -247,7 +247,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if not member.running or topic is None:
             return
         partition = topic.partitions[0]
-        if not partition.led_by(node_id, member.membership.epoch) or other == node_id:
+        if not partition.is_led_by(node_id, member.membership.epoch) or other == node_id:
             return
         if other not in partition.replicas:
             return
@@ -301,11 +301,11 @@ class ClusterMachine(RuleBasedStateMachine):
             assert state.failure is None
             assert member.membership.is_session_valid()
             assert {n: state.epoch_of(n) for n in NODES} == self.history.sessions
-            assert {one.state for one in state.registrations.values()} == {ACTIVE}
-            assert not state.unfinished
+            assert {one.state for one in state.registrations.values()} == {BROKER_ACTIVE}
+            assert not state.unfinished_topics
             for topic in state.topics.values():
                 for partition in topic.partitions:
-                    assert partition.led_by(partition.leader, state.epoch_of(partition.leader)), partition
+                    assert partition.is_led_by(partition.leader, state.epoch_of(partition.leader)), partition
                     assert set(partition.isr) <= set(NODES)
                     first = partition.replicas[0]
                     assert partition.leader == first or first not in partition.isr, partition

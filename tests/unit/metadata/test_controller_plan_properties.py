@@ -17,11 +17,11 @@ from mansio.metadata.controller.controller_plan import (
 )
 from mansio.metadata.controller.failure_detector import FailureDetector
 from mansio.metadata.model import (
-    ACTIVE,
-    DRAINING,
-    FENCED,
-    LIVE,
+    BROKER_ACTIVE,
+    BROKER_DRAINING,
+    BROKER_FENCED,
     NO_LEADER,
+    TOPIC_LIVE,
     BrokerState,
     PartitionState,
     Registration,
@@ -69,16 +69,20 @@ def test_followers_of_one_leader_are_many() -> None:
 @st.composite
 def views(draw: st.DrawFn) -> ClusterView:
     """Any mix of brokers that are there, away, awaited, draining, and of partitions; leaders of an old session too."""
-    states = draw(st.dictionaries(NODES, st.sampled_from([ACTIVE, ACTIVE, DRAINING, FENCED]), min_size=1))
+    states = draw(
+        st.dictionaries(
+            NODES, st.sampled_from([BROKER_ACTIVE, BROKER_ACTIVE, BROKER_DRAINING, BROKER_FENCED]), min_size=1
+        )
+    )
     there = {
         node_id: BrokerState(node_id, "h", 1, None, 100 + node_id)
         for node_id, state in states.items()
-        if state != FENCED and draw(st.booleans())
+        if state != BROKER_FENCED and draw(st.booleans())
     }
     expected_back = frozenset(
         node_id
         for node_id, state in states.items()
-        if state == ACTIVE and node_id not in there and draw(st.booleans())
+        if state == BROKER_ACTIVE and node_id not in there and draw(st.booleans())
     )
     partitions = []
     for _ in range(draw(st.integers(1, 4))):
@@ -89,7 +93,7 @@ def views(draw: st.DrawFn) -> ClusterView:
         partitions.append(
             PartitionState(replicas, leader, 5, isr, 9, leader_broker_epoch=epoch, mod_revision=3)
         )
-    topic = Topic("t", UUID(int=1), tuple(partitions), 1, {}, False, LIVE, 1)
+    topic = Topic("t", UUID(int=1), tuple(partitions), 1, {}, False, TOPIC_LIVE, 1)
     registrations = {node_id: Registration(state, 1) for node_id, state in states.items()}
     return ClusterView(there, registrations, {"t": topic}, {}, expected_back)
 
@@ -100,7 +104,7 @@ def applied(view: ClusterView, changes: list[PartitionChange]) -> ClusterView:
     for change in changes:
         assert change.before == partitions[change.partition]
         partitions[change.partition] = change.after
-    after = Topic("t", topic.topic_id, tuple(partitions), 1, {}, False, LIVE, 1)
+    after = Topic("t", topic.topic_id, tuple(partitions), 1, {}, False, TOPIC_LIVE, 1)
     return view._replace(topics={"t": after})
 
 
@@ -120,7 +124,7 @@ def test_one_plan_settles_everything_and_never_loses_a_copy(view: ClusterView, b
             assert not any(member in view.brokers for member in after.isr)
         else:
             assert after.leader in after.isr
-            assert after.led_by(after.leader, view.epoch(after.leader))
+            assert after.is_led_by(after.leader, view.epoch(after.leader))
             assert change.required_sessions[after.leader] == view.epoch(after.leader)
         for member in set(before.isr) - set(after.isr):
             assert change.required_sessions[member] == 0
@@ -131,7 +135,7 @@ def test_one_plan_settles_everything_and_never_loses_a_copy(view: ClusterView, b
             there = [member for member in partition.isr if member in view.brokers]
             assert (partition.leader in there) == bool(there)
     for node_id, registration in view.registrations.items():
-        if registration.state == DRAINING:
+        if registration.state == BROKER_DRAINING:
             assert transferable_leaderships(settled, node_id) == 0
 
 
@@ -141,7 +145,7 @@ def test_lost_copy_is_never_chosen_to_lead(view: ClusterView) -> None:
     node_id = topic.partitions[0].isr[0]
     lost = without_replica(topic.partitions[0], node_id)
     assert lost.leader_epoch == topic.partitions[0].leader_epoch + (topic.partitions[0].leader == node_id)
-    after = Topic("t", topic.topic_id, (lost,), 1, {}, False, LIVE, 1)
+    after = Topic("t", topic.topic_id, (lost,), 1, {}, False, TOPIC_LIVE, 1)
     for change in plan(view._replace(topics={"t": after})).changes:
         assert change.after.leader != node_id
         assert node_id not in change.after.isr
@@ -178,7 +182,7 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
     away = {node_id: since for node_id, since in away.items() if node_id not in there}
     assume(away)
     patience = FailureDetector(6.0)
-    registrations = {node_id: Registration(ACTIVE, 1) for node_id in (*there, *away)}
+    registrations = {node_id: Registration(BROKER_ACTIVE, 1) for node_id in (*there, *away)}
     everybody = {node_id: BrokerState(node_id, "h", 1, None, 1) for node_id in (*there, *away)}
     moments = sorted({*there.values(), *away.values()})
     for now in moments:
@@ -188,7 +192,7 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
             if now < away.get(node_id, 99)
         }
         patience.update(brokers, registrations, now)
-    patience.elected(elected)
+    patience.record_election(elected)
     now = max(*moments, elected)
     steady = sum(1 for since in there.values() if now - since >= 6.0)
     expected = frozenset(node_id for node_id, since in away.items() if now < max(since, elected) + 6.0)
@@ -197,7 +201,7 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
     assert patience.expected_back(now) == expected
     began = now
     for _ in range(20):
-        following = patience.next_at(now)
+        following = patience.next_change_at(now)
         if following is None:
             break
         assert following > now

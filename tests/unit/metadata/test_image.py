@@ -11,7 +11,7 @@ import pytest
 from mansio.errors import StorageError, Unavailable
 from mansio.host.clock import HostRandom
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.metadata_store import Ambiguous, Delete, Entry, Put, TransactionResult
+from mansio.metadata.metadata_store import AmbiguousOutcome, Delete, Entry, Put, TransactionResult
 from mansio.metadata.topic_plan import NewTopic
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
@@ -156,7 +156,7 @@ def test_broker_whose_answer_was_lost_while_another_made_the_cluster_joins_that_
                 return await self._store.transact(*transaction)
             self._lost = True
             self.other = await MetadataImage.load(self._store, "", HostRandom())
-            raise Ambiguous("the answer was lost")
+            raise AmbiguousOutcome("the answer was lost")
 
     async def check() -> None:
         async with asyncio.timeout(scaled(DEADLINE_SECONDS)), sqlite_store() as store:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import MetadataCorrupt, StorageError
-from mansio.metadata.metadata_store import Compacted, Delete, Entry, Event, Put
+from mansio.metadata.metadata_store import Delete, Entry, Event, Put, RevisionCompacted
 from mansio.metadata.sqlite.format import read_revision_file, verify_store
 from mansio.metadata.sqlite.store import SqliteStore
 from support.tiers import examples
@@ -89,7 +89,7 @@ def state_of(store: SqliteStore) -> State:
     while True:  # as far back as they are kept
         try:
             store._events("", position - 1)
-        except Compacted:
+        except RevisionCompacted:
             break
         position -= 1
         if position <= 1:
@@ -301,7 +301,7 @@ def test_damage_that_comes_while_the_store_is_open_is_never_answered(
 ) -> None:
     store = open_store(put_down(tmp_path, closed[0]))
     store._database.execute("UPDATE entries SET value = x'0102' WHERE key = '/x/59'")
-    with pytest.raises(MetadataCorrupt, match=rf"{NAME} is damaged.*'/x/59'.*put back a copy"):
+    with pytest.raises(MetadataCorrupt, match=rf"{NAME} is damaged.*'/x/59'.*restore a backup"):
         run(store.get("/x/59"))
     with pytest.raises(MetadataCorrupt):
         run(store.list("/x/"))

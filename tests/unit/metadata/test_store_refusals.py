@@ -56,7 +56,7 @@ async def refused(cluster: Cluster, refusal: MansioError) -> None:
     before = (await member.registered()).membership.epoch
     client.refusal, client.watches = refusal, isinstance(refusal, EtcdDenied)
     cluster.store.end_lease(member.membership.session.lease)  # type: ignore[union-attr]  # it is registered
-    member.membership.lost(member.membership.session)  # type: ignore[arg-type]  # as the keep-alive hears
+    member.membership.end_session(member.membership.session)  # type: ignore[arg-type]  # as the keep-alive hears
     await cluster.sleep(2 * TTL_S)
     assert member.membership.epoch == 0
     client.refusal = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement, Problem
-from mansio.metadata.model import FENCED, NO_LEADER
+from mansio.metadata.model import BROKER_FENCED, NO_LEADER
 from mansio.metadata.session import RENEW_FRACTION
 from mansio.state.replica import UNKNOWN
 
@@ -40,7 +40,7 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "fenced_brokers",
         "Registered brokers without a session, as seen by this broker.",
-        sum(one.state == FENCED for one in state.registrations.values()),
+        sum(one.state == BROKER_FENCED for one in state.registrations.values()),
     )
     yield _gauge(
         "offline_partitions",
@@ -86,14 +86,14 @@ def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
     cluster = broker.services.cluster
     if cluster is not None and cluster.store_counts is not None:
         counts = cluster.store_counts()
-        yield _counter("etcd_calls", "Calls to etcd with a response.", counts.answered)
-        for outcome, times in counts.failed.items():
+        yield _counter("etcd_calls", "Calls to etcd with a response.", counts.answered_count)
+        for outcome, times in counts.failure_counts.items():
             meaning = "Failed calls to etcd, by outcome."
             yield _counter("etcd_errors", meaning, times, outcome=outcome)
         meaning = "etcd transactions whose response was lost; each is resolved by reading."
-        yield _counter("etcd_ambiguous_transactions", meaning, counts.ambiguous)
+        yield _counter("etcd_ambiguous_transactions", meaning, counts.ambiguous_count)
     if (member := broker.etcd_member) is not None:
-        yield _gauge("etcd_member_running", "1 while this broker's etcd member runs.", member.running)
+        yield _gauge("etcd_member_running", "1 while this broker's etcd member runs.", member.is_running)
         meaning = "Restarts of this broker's etcd member."
         yield _counter("etcd_member_restarts", meaning, member.restarts)
 
@@ -145,7 +145,7 @@ def warnings(broker: RunningBroker) -> Iterator[Problem]:
         ago_s = _renewed_ago_s(session, broker.services.clock.monotonic())
         if ago_s > RENEWALS_MISSED_MAX * RENEW_FRACTION * session.ttl_s:
             yield Problem("etcd_unresponsive", f"etcd has not renewed the session for {ago_s:.1f} s")
-    if (member := broker.etcd_member) is not None and not member.running:
+    if (member := broker.etcd_member) is not None and not member.is_running:
         yield Problem("etcd_member_down", "this broker's etcd member is not running; it is being restarted")
     yield from _replicas(broker)
 

@@ -70,7 +70,7 @@ class ClusterCoordinatorLookup:
             return None
         partition = topic.partitions[index]
         broker = self._state.brokers.get(partition.leader)
-        return broker if broker is not None and partition.led_by(broker.node_id, broker.epoch) else None
+        return broker if broker is not None and partition.is_led_by(broker.node_id, broker.epoch) else None
 
     def leader_id(self, index: int) -> int:
         topic = self._state.topics.get(self._topic)

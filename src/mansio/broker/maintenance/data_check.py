@@ -339,7 +339,7 @@ async def _read_topics(path: str) -> list[Topic]:
         store = SqliteStore.open(path, background, scheduler.promise)
         try:
             state = await MetadataImage.load(store, "", HostRandom())
-            return [*state.topics.values(), *state.unfinished.values()]
+            return [*state.topics.values(), *state.unfinished_topics.values()]
         finally:
             await store.close()
     finally:

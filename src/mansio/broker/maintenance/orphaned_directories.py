@@ -71,7 +71,7 @@ class OrphanedDirectories:
         `Unavailable`; a disk error is logged, and all directories stay unchanged."""
         entry = await store.get(state.keys.format)
         self._format = "" if entry is None else entry.value.decode()
-        topics = [*state.topics.values(), *state.unfinished.values()]
+        topics = [*state.topics.values(), *state.unfinished_topics.values()]
         known = frozenset(topic_directory(self._data_dir, topic).rpartition("/")[2] for topic in topics)
         try:
             await self._run_in_thread(partial(self._move, known, SeenMetadata(self._format, state.revision)))

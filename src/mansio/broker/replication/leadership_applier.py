@@ -64,7 +64,7 @@ class LeadershipApplier:
         """Apply the metadata's state of a partition that is open here."""
         if state.leader_epoch < partition.leader_epoch or partition.closed:
             return
-        is_leader = state.led_by(self._node_id, self._broker_epoch())
+        is_leader = state.is_led_by(self._node_id, self._broker_epoch())
         try:
             if is_leader:
                 before = partition.replica

@@ -121,7 +121,7 @@ class ElectionService:
     def _check_needed(self, partition: PartitionState, election_type: int) -> None:
         leader = partition.leader
         epoch = self._topics.state.epoch_of(leader)
-        if not epoch or not partition.led_by(leader, epoch):
+        if not epoch or not partition.is_led_by(leader, epoch):
             return
         if election_type == UNCLEAN_ELECTION:
             raise ElectionNotNeeded(f"broker {leader} leads the partition")

@@ -28,7 +28,14 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_uuid, new_writer_id
-from mansio.metadata.model import CREATING, DELETING, LIVE, TopicCreator, partition_document, topic_document
+from mansio.metadata.model import (
+    TOPIC_CREATING,
+    TOPIC_DELETING,
+    TOPIC_LIVE,
+    TopicCreator,
+    partition_document,
+    topic_document,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -103,7 +110,7 @@ class TopicLifecycle:
             self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
         created = await self.write(
-            dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision, created_by=None)
+            dataclasses.replace(topic, state=TOPIC_LIVE, mod_revision=written.mod_revision, created_by=None)
         )
         if not created:
             raise ConcurrentChange(f"topic {topic.name} was changed while it was created")
@@ -115,7 +122,7 @@ class TopicLifecycle:
 
     async def _execute_deletion(self, topic: Topic) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
-            if await self.write(dataclasses.replace(topic, state=DELETING, created_by=self._owner())):
+            if await self.write(dataclasses.replace(topic, state=TOPIC_DELETING, created_by=self._owner())):
                 await self.remove(self._unfinished(topic))
                 return
             found = self.state.topics_by_id.get(topic.topic_id)
@@ -127,7 +134,7 @@ class TopicLifecycle:
     def _unfinished(self, topic: Topic) -> Topic:
         """Return the unfinished topic that this broker has just written. Raises `ConcurrentChange` if it has changed
         since."""
-        found = self.state.unfinished.get(topic.name)
+        found = self.state.unfinished_topics.get(topic.name)
         if found is None or found.topic_id != topic.topic_id:
             raise ConcurrentChange(f"topic {topic.name} was changed by another broker")
         return found
@@ -186,7 +193,7 @@ class TopicLifecycle:
         committed after the topic was deleted, and while the session of this broker lasts no other broker may delete
         it."""
         own = TopicCreator(self._node_id, self.epoch())
-        for topic in self.state.unfinished.values():
+        for topic in self.state.unfinished_topics.values():
             if topic.created_by == own and topic.topic_id not in self._topics_in_progress:
                 self._begin_abandoning(topic)
         self._close_deleted()
@@ -196,7 +203,7 @@ class TopicLifecycle:
         Nothing else closes them."""
         if not self._opened:
             return
-        unfinished = {topic.topic_id for topic in self.state.unfinished.values()}
+        unfinished = {topic.topic_id for topic in self.state.unfinished_topics.values()}
         for topic_id, topic in tuple(self._opened.items()):
             if topic_id in self._topics_in_progress or topic_id in unfinished:
                 continue
@@ -249,12 +256,14 @@ class TopicLifecycle:
         document = None if entry is None else metadata_store.decode(key, entry.value)
         if entry is None or document is None or document["uuid"] != str(topic.topic_id):
             return True
-        if document["state"] == LIVE:
+        if document["state"] == TOPIC_LIVE:
             return True
         await self.state.wait_for_revision(entry.mod_revision, self._scheduler)
         found = self._unfinished(topic)
-        if found.state == CREATING and self._broker_epoch is not None:
-            if not await self.write(dataclasses.replace(found, state=DELETING, created_by=self._owner())):
+        if found.state == TOPIC_CREATING and self._broker_epoch is not None:
+            if not await self.write(
+                dataclasses.replace(found, state=TOPIC_DELETING, created_by=self._owner())
+            ):
                 return False
             found = self._unfinished(topic)
         await self.remove(found)

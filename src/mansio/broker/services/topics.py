@@ -35,16 +35,16 @@ from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_response import TopicEncoder
 from mansio.metadata.metadata_store import Compare, Put, new_writer_id
-from mansio.metadata.model import CREATING, Topic
+from mansio.metadata.model import TOPIC_CREATING, Topic
 from mansio.metadata.topic_plan import (
-    INTERNAL_CONFIGS,
-    INTERNAL_CONFIGS_PRUNED,
+    COMPACTED_TOPIC_CONFIGS,
     INTERNAL_TOPICS,
+    PRUNED_TOPIC_CONFIGS,
     PRUNED_TOPICS,
     ClusterBrokers,
     NewTopic,
     check_topic_name,
-    colliding,
+    colliding_topic,
     plan_growth,
     plan_partitions,
 )
@@ -188,7 +188,7 @@ class TopicService:
         topic = self._plan(new, internal=internal)
         if validate_only:
             return topic
-        if (other := colliding(new.name, self.state.topics)) is not None:
+        if (other := colliding_topic(new.name, self.state.topics)) is not None:
             logger.warning(
                 "topic_metric_names_collide",
                 extra=fields(topic=new.name, other=other),
@@ -271,7 +271,7 @@ class TopicService:
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
             partitions_available=self._partitions_available,
-            hosts=self._hosts(start=topic.topic_id.int),
+            cluster_brokers=self._cluster_brokers(start=topic.topic_id.int),
         )
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
@@ -351,7 +351,7 @@ class TopicService:
         """Prepare the topics at the start of the broker: delete unfinished topics (a task tries again if the disk is
         full), and add new required settings to internal topics that an earlier version created. In a cluster,
         unfinished topics are left to the controller, because other brokers may be working on them."""
-        for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
+        for topic in tuple(self.state.unfinished_topics.values()) if self._broker_epoch is None else ():
             logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
             await self._lifecycle.delete_unfinished(topic)
         for topic in tuple(self.state.topics.values()):
@@ -369,8 +369,8 @@ class TopicService:
             raise InvalidTopic(f"{new.name} is the broker's own name")
         if new.name in self.state.topics:
             raise TopicAlreadyExists(f"topic {new.name!r} already exists")
-        if (unfinished := self.state.unfinished.get(new.name)) is not None:
-            action = "created" if unfinished.state == CREATING else "deleted"
+        if (unfinished := self.state.unfinished_topics.get(new.name)) is not None:
+            action = "created" if unfinished.state == TOPIC_CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {action}")
         start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
         partitions, replication_factor = plan_partitions(
@@ -378,7 +378,7 @@ class TopicService:
             self._settings.node_id,
             self._settings.num_partitions,
             self._partitions_available,
-            self._hosts(start),
+            self._cluster_brokers(start),
         )
         configs = topic_config.validated_overrides(
             new.configs, replication_factor, self._settings.topic_defaults
@@ -390,7 +390,7 @@ class TopicService:
             replication_factor=replication_factor,
             configs={**_own_configs(new.name), **configs} if internal else configs,
             internal=internal,
-            state=CREATING,
+            state=TOPIC_CREATING,
             mod_revision=0,
         )
 
@@ -398,7 +398,7 @@ class TopicService:
     def _partitions_available(self) -> int:
         return self._settings.partitions_max - self.state.partition_count - self._lifecycle.opening_count
 
-    def _hosts(self, start: int) -> ClusterBrokers | None:
+    def _cluster_brokers(self, start: int) -> ClusterBrokers | None:
         """Return the brokers that can have replicas of new partitions; None on a single node."""
         if self._broker_epoch is None:
             return None
@@ -442,7 +442,7 @@ class TopicService:
 
 def _own_configs(name: str) -> dict[str, str]:
     """Return the settings with which the internal topic of this name is created."""
-    return INTERNAL_CONFIGS_PRUNED if name in PRUNED_TOPICS else INTERNAL_CONFIGS
+    return PRUNED_TOPIC_CONFIGS if name in PRUNED_TOPICS else COMPACTED_TOPIC_CONFIGS
 
 
 def _check_internal(name: str, changes: Sequence[Change]) -> None:

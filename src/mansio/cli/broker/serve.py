@@ -156,9 +156,9 @@ async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | 
     """This broker's own etcd member, healthy; None without one, or if a stop was requested meanwhile."""
     if not settings.etcd_join:
         return None
-    from mansio.node.etcd_settings import own_member
+    from mansio.node.etcd_settings import create_own_member
 
-    member = await own_member(settings)
+    member = await create_own_member(settings)
     started = await _run_unless_stopped(member.start(settings.etcd_start_timeout_ms / 1000), stop)
     return member if started else None
 

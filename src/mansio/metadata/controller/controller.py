@@ -1,14 +1,14 @@
 """Controller: executes the decisions of `controller_plan` while this broker is the elected controller.
 
-Every broker runs one, and one of them acts. A broker becomes controller by a transaction that requires its own session
-and a missing controller key; the key belongs to the lease of the session. Every write depends on the create revision of
-that key, so late writes of a replaced controller are rejected.
+Every broker runs a `Controller`, and at most one is active. A broker becomes controller by a transaction whose
+conditions are its own session and a missing controller key; the key has the lease of the session. Every write of the
+controller requires the create revision of that key, so the store rejects late writes of a replaced controller.
 
-The metadata are read again for every round. A transaction that does not succeed means that something has changed, never
-that it should be repeated unchanged. While conflicts continue, batches get smaller, so that one partition that changes
-all the time does not prevent fifty others from getting a leader.
+Each round decides on the current metadata. If a transaction does not succeed, the metadata have changed, and the next
+round decides again. After a conflict batches get smaller, so that a partition that changes all the time does not
+prevent many others from getting a leader.
 
-The second half serves administrators: elections on request, which any broker accepts.
+Any broker also executes the elections that administrators request.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from mansio.metadata.controller.controller_plan import (
 )
 from mansio.metadata.controller.failure_detector import FailureDetector
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
-from mansio.metadata.model import DELETING, FENCED, NO_LEADER, ControllerState, topic_document
-from mansio.metadata.transactions import BATCH_CHANGES_MAX, batches, commit
+from mansio.metadata.model import BROKER_FENCED, NO_LEADER, TOPIC_DELETING, ControllerState, topic_document
+from mansio.metadata.transactions import BATCH_CHANGES_MAX, commit_changes, split_into_transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 BALANCE_INTERVAL_MS: Final = 60_000
 BALANCE_STEP_MS: Final = 1000
-RETRY_MS: Final = 200
+RETRY_INTERVAL_MS: Final = 200
 ROUND_INTERVAL_MS_MAX: Final = 1000
 CONFLICT_ATTEMPTS_MAX: Final = 5
 ELECTION_CAUSES: Final = {
@@ -57,11 +57,11 @@ ELECTION_CAUSES: Final = {
     "no in-sync replica is available": "no_in_sync_replica",
     "unclean election": "unclean",
 }
-"""Reasons in a plan for which a leader changes, with the label of the metric."""
+"""Label of the elections metric by `PartitionChange.reason`, for the reasons for which a leader changes."""
 
 
 class Controller:
-    """`start` once; `stop` ends it, wherever it is."""
+    """Controller of one broker. `start` is called once; `stop` may be called at any time."""
 
     def __init__(
         self,
@@ -76,7 +76,10 @@ class Controller:
         ttl_s: float,
         balance_interval_ms: int = BALANCE_INTERVAL_MS,
     ) -> None:
-        """`session` returns the current session of this broker. `ttl_s`: duration of a lease."""
+        """`session` returns the current session of this broker. `ttl_s` is the duration of a lease in seconds.
+
+        `balance_interval_ms` is the interval at which leaderships return to preferred leaders.
+        """
         self._store = store
         self._state = state
         self._scheduler = scheduler
@@ -93,7 +96,7 @@ class Controller:
         self._waiting: Promise[None] | None = None
         self._running: Timer | None = None
         self.elections = dict.fromkeys(ELECTION_CAUSES.values(), 0)
-        """Changes of leader by this broker, by cause, including those on request."""
+        """Number of leader changes that this broker executed, by cause, including requested elections."""
         state.on_progress(self._wake)
 
     @property
@@ -102,12 +105,12 @@ class Controller:
         return self._term is not None
 
     def start(self) -> None:
-        """Run until `stop`."""
-        self._note(self._clock.monotonic())
+        """Start to run rounds, until `stop` is called."""
+        self._update_failure_detector(self._clock.monotonic())
         self._running = self._scheduler.spawn(self._run(), name="controller")
 
     def stop(self) -> None:
-        """Stop. The controller key is deleted with the session."""
+        """Stop to run rounds. The controller key is deleted when the session ends."""
         if self._running is not None:
             self._running.cancel()
             self._running = None
@@ -121,7 +124,7 @@ class Controller:
                 wait_s = await self._run_round()
             except Unavailable as error:
                 logger.info("controller_waiting", extra=fields(reason=error.message))
-                wait_s = RETRY_MS / 1000
+                wait_s = RETRY_INTERVAL_MS / 1000
                 self._stale = False
             except Exception as error:  # a controller that cannot decide must not block the others
                 logger.exception("controller_failed", extra=fields(reason=repr(error)))
@@ -130,17 +133,17 @@ class Controller:
                 self._stale = False
             await self._pause(wait_s)
 
-    def _note(self, now: float) -> None:
+    def _update_failure_detector(self, now: float) -> None:
         self._failure_detector.update(self._state.brokers, self._state.registrations, now)
 
     def _wake(self) -> None:
-        self._note(self._clock.monotonic())
+        self._update_failure_detector(self._clock.monotonic())
         self._stale = True
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait for a change, at most `wait_s`."""
+        """Wait for a change of the metadata image, at most `wait_s` seconds."""
         if self._stale:
             return
         self._waiting = self._scheduler.promise()
@@ -152,7 +155,7 @@ class Controller:
             self._waiting = None
 
     async def _run_round(self) -> float:
-        """Run one round. Returns the seconds until the next one unless something changes before."""
+        """Run one round. Returns the seconds until the next round if the metadata do not change before."""
         now = self._clock.monotonic()
         session = self._session()
         if session is None or not session.is_valid(now):
@@ -167,16 +170,18 @@ class Controller:
         due = plan(view)
         if due:
             await self._execute(due, self._term)
-            return RETRY_MS / 1000
+            return RETRY_INTERVAL_MS / 1000
         if now >= self._balance_at and not view.expected_back:
             await self._balance(view, self._term, now)
-        next_at = self._failure_detector.next_at(now)
+        next_at = self._failure_detector.next_change_at(now)
         return min(ROUND_INTERVAL_MS_MAX / 1000, float("inf") if next_at is None else max(0.0, next_at - now))
 
     def _view(self, now: float) -> ClusterView:
         state = self._state
         expected_back = self._failure_detector.expected_back(now)
-        return ClusterView(state.brokers, state.registrations, state.topics, state.unfinished, expected_back)
+        return ClusterView(
+            state.brokers, state.registrations, state.topics, state.unfinished_topics, expected_back
+        )
 
     async def _claim_controller(self, session: Session) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
@@ -190,14 +195,15 @@ class Controller:
         await self._state.wait_for_revision(done.revision, self._scheduler)
 
     def _take_term(self, session: Session, now: float) -> None:
-        """The controller key belongs to this session if it names this broker and was created after the session."""
+        """Update `_term` from the controller key. The key belongs to this session if it contains this broker's node id
+        and was created after the session."""
         found = self._state.controller
         ours = found is not None and found.node_id == self._node_id and found.epoch > session.epoch
         if not ours:
             self._term = None
         elif self._term != found:
             self._term = found
-            self._failure_detector.elected(now)
+            self._failure_detector.record_election(now)
             self._balance_at = now + self._balance_interval_s
             self._batch_size = BATCH_CHANGES_MAX
             logger.info("controller_elected", extra=fields(node=self._node_id))
@@ -211,19 +217,19 @@ class Controller:
     # ------------------------------------------------------------------ execution
 
     async def _execute(self, due: Plan, term: ControllerState) -> None:
-        await self._change(due.changes, term)
+        await self._commit(due.changes, term)
         for fence in due.fences:
             await self._fence(fence, term)
         for deletion in due.deletions:
             await self._complete_deletion(deletion.topic, term)
 
-    async def _change(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
+    async def _commit(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
         guard = self._guard(term)
         revision, conflicts = 0, 0
         done_changes: list[PartitionChange] = []
-        for batch in batches(changes, self._store.operations_max, self._batch_size):
+        for batch in split_into_transactions(changes, self._store.operations_max, self._batch_size):
             try:
-                done = await commit(self._store, self._state.keys, batch, guard, self._random)
+                done = await commit_changes(self._store, self._state.keys, batch, guard, self._random)
             except ConcurrentChange:
                 conflicts += 1
                 continue
@@ -232,19 +238,19 @@ class Controller:
             done_changes += batch if done.succeeded else []
         self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
         if done_changes:
-            self._count(done_changes)
+            self._count_elections(done_changes)
             _log_changes(done_changes, conflicts)
         await self._state.wait_for_revision(revision, self._scheduler)
 
-    def _count(self, changes: Sequence[PartitionChange]) -> None:
+    def _count_elections(self, changes: Sequence[PartitionChange]) -> None:
         for change in changes:
             if _has_moved(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
                 self.elections[cause] += 1
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
-        """Move one batch at a time: each change of leader interrupts the producers of a partition."""
+        """Return leaderships to preferred leaders, at most one batch per call: each move interrupts producers."""
         moves = plan(view, balance=True).changes
-        await self._change(moves[:BATCH_CHANGES_MAX], term)
+        await self._commit(moves[:BATCH_CHANGES_MAX], term)
         more = len(moves) > BATCH_CHANGES_MAX
         self._balance_at = now + (BALANCE_STEP_MS / 1000 if more else self._balance_interval_s)
 
@@ -256,14 +262,15 @@ class Controller:
             Compare(keys.session(fence.node_id), create_revision=0),
             Compare(key, mod_revision=fence.mod_revision),
         ]
-        put = Put(key, metadata_store.encode({"state": FENCED}, writer))
+        put = Put(key, metadata_store.encode({"state": BROKER_FENCED}, writer))
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
         if done.succeeded:
             logger.warning("broker_fenced", extra=fields(broker=fence.node_id))
 
     async def _complete_deletion(self, topic: Topic, term: ControllerState) -> None:
-        """Take over the topic from its creator, whose late writes depend on the old key; then delete all its keys."""
+        """Delete all keys of a topic whose creator failed. First the topic's key is changed, so that the store rejects
+        late writes of the creator."""
         keys = self._state.keys
         key = keys.topic(topic.name)
         guard = self._guard(term)
@@ -280,12 +287,14 @@ class Controller:
         await self._state.wait_for_revision(done.revision, self._scheduler)
 
     async def _take_over(self, topic: Topic, guard: Compare) -> int:
-        """Mark the topic as deleted by the controller. Returns the revision of its key, or 0 if it was changed
-        concurrently."""
-        if topic.created_by is None and topic.state == DELETING:
+        """Mark the topic as being deleted by the controller.
+
+        Returns the revision of the topic's key, or 0 if the key was changed concurrently.
+        """
+        if topic.created_by is None and topic.state == TOPIC_DELETING:
             return topic.mod_revision
         key, writer = self._state.keys.topic(topic.name), new_writer_id(self._random)
-        document = topic_document(dataclasses.replace(topic, state=DELETING, created_by=None))
+        document = topic_document(dataclasses.replace(topic, state=TOPIC_DELETING, created_by=None))
         compares = [guard, Compare(key, mod_revision=topic.mod_revision)]
         put = Put(key, metadata_store.encode(document, writer))
         taken = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
@@ -301,12 +310,18 @@ class Controller:
     # ------------------------------------------------------------------ requests of administrators
 
     async def elect_preferred(self, name: str, index: int) -> PartitionState:
-        """Elect the preferred leader. Returns the new state. Raises `UnknownTopicOrPartition`, `Unavailable`."""
+        """Elect the preferred leader of partition `index` of the topic `name`; returns the new state.
+
+        Raises `UnknownTopicOrPartition`, `Unavailable`, `ConcurrentChange`.
+        """
         return await self._elect(name, index, None)
 
     async def elect_unclean(self, name: str, index: int, node_id: int) -> PartitionState:
-        """Elect a leader that is not in sync; records that only in-sync replicas have are lost. Raises `InvalidRequest`
-        where no loss is necessary, `UnknownTopicOrPartition`, `Unavailable`."""
+        """Elect the broker `node_id`, which is not in sync, as leader: records that only other replicas have are lost.
+
+        Raises `InvalidRequest` if an in-sync replica can lead or the broker is not a replica,
+        `UnknownTopicOrPartition`, `Unavailable`, `ConcurrentChange`.
+        """
         return await self._elect(name, index, node_id)
 
     async def _elect(self, name: str, index: int, unclean_leader: int | None) -> PartitionState:
@@ -326,10 +341,10 @@ class Controller:
             if change is None:
                 return topic.partitions[index]
             guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
-            done = await commit(self._store, self._state.keys, [change], guard, self._random)
+            done = await commit_changes(self._store, self._state.keys, [change], guard, self._random)
             await self._state.wait_for_revision(done.revision, self._scheduler)
             if done.succeeded:
-                self._count([change])
+                self._count_elections([change])
                 level = logging.INFO if unclean_leader is None else logging.WARNING
                 known = fields(topic=name, partition=index, leader=change.after.leader, reason=change.reason)
                 logger.log(level, "leader elected on request", extra=known)

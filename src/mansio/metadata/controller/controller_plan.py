@@ -1,13 +1,13 @@
-"""Decisions of the controller: elections, removals from in-sync sets, fencing. Pure: a view in, a plan out.
+"""Decisions of the controller: elections, removals from in-sync sets, fencing. Pure functions of a `ClusterView`.
 
-All rules of leadership and in-sync sets are here. Nothing waits, writes or keeps state; a decision contains the
-sessions on which it relies (`PartitionChange.required_sessions`), and its transaction fails when one of them has
-changed.
+This module contains all rules of leadership and in-sync sets. A decision lists the sessions on which it relies
+(`PartitionChange.required_sessions`), and its transaction fails if one of them has changed.
 
 Invariants of each decision on a partition:
-* A new leader is a member of the in-sync set and has a session; only `unclean_election` violates this, on request.
-* A member is removed from the set only when it is dead and another one stays: what all members had, one still has.
-* When the leader changes, also to none, the leader epoch grows by one; with any change the partition epoch does.
+* A new leader is in sync and has a session; the exception is `unclean_election`, which an administrator requests.
+* A replica is removed from the in-sync set only if it is dead and another one stays in the set, so that at least one
+  replica has all committed records.
+* When the leader changes, also to none, the leader epoch increases by one. Each change increases the partition epoch.
 
 A broker is *dead* when it has no session and is not expected back (`FailureDetector` decides that). A leader whose
 session is not the one in which it was elected has failed, even if the broker is back: records that it had appended
@@ -21,7 +21,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import InvalidRequest, Unavailable
-from mansio.metadata.model import ACTIVE, CREATING, DELETING, DRAINING, FENCED, NO_LEADER
+from mansio.metadata.model import (
+    BROKER_ACTIVE,
+    BROKER_DRAINING,
+    BROKER_FENCED,
+    NO_LEADER,
+    TOPIC_CREATING,
+    TOPIC_DELETING,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,12 +38,15 @@ if TYPE_CHECKING:
 
 
 class ClusterView(NamedTuple):
-    """Input of a plan; `MetadataImage` has all of it. `expected_back`: offline brokers that are not declared dead."""
+    """Input of a plan: metadata of `MetadataImage`, and the offline brokers that are not declared dead.
+
+    `expected_back` are the node ids of the latter; see `FailureDetector`.
+    """
 
     brokers: Mapping[int, BrokerState]
     registrations: Mapping[int, Registration]
     topics: Mapping[str, Topic]
-    unfinished: Mapping[str, Topic]
+    unfinished_topics: Mapping[str, Topic]
     expected_back: frozenset[int] = frozenset()
 
     def epoch(self, node_id: int) -> int:
@@ -49,16 +59,16 @@ class ClusterView(NamedTuple):
 
     def may_lead(self, node_id: int) -> bool:
         registration = self.registrations.get(node_id)
-        return node_id in self.brokers and registration is not None and registration.state == ACTIVE
+        return node_id in self.brokers and registration is not None and registration.state == BROKER_ACTIVE
 
     def has_leader(self, partition: PartitionState) -> bool:
-        """Whether the leader has the session in which it was elected."""
+        """Whether the partition has a leader that still has the session in which it was elected."""
         broker = self.brokers.get(partition.leader)
         return broker is not None and broker.epoch == partition.leader_broker_epoch
 
 
 class PartitionChange(NamedTuple):
-    """The next state of a partition, and the state on which the decision is based."""
+    """A decision on one partition: `before` is the state on which it is based, `after` the new state."""
 
     topic_id: UUID
     partition: int
@@ -66,24 +76,24 @@ class PartitionChange(NamedTuple):
     after: PartitionState
     reason: str
     required_sessions: Mapping[int, int]
-    """The epoch of the session (0: none) of each broker on which the decision relies."""
+    """The broker epoch (0: no session), by node id, of each broker on whose session the decision relies."""
 
 
 class FenceBroker(NamedTuple):
-    """Fence a broker: it must register again."""
+    """Decision to fence a broker, which then must register again. `mod_revision` is that of its registration."""
 
     node_id: int
     mod_revision: int
 
 
 class CompleteDeletion(NamedTuple):
-    """Complete the deletion of a topic whose creator failed: it was partly created or partly deleted."""
+    """Decision to delete a topic that was partly created or partly deleted when its creator failed."""
 
     topic: Topic
 
 
 class Plan(NamedTuple):
-    """Decisions, the most urgent ones first."""
+    """Decisions of one round. The partition changes begin with the elections, which are the most urgent ones."""
 
     changes: Sequence[PartitionChange]
     fences: Sequence[FenceBroker]
@@ -94,7 +104,7 @@ class Plan(NamedTuple):
 
 
 def plan(view: ClusterView, *, balance: bool = False) -> Plan:
-    """All decisions that are due. With `balance`, leaderships also return to the preferred leaders."""
+    """All decisions that are due now. With `balance`, leaderships also return to the preferred leaders."""
     elections: list[PartitionChange] = []
     removals: list[PartitionChange] = []
     for topic in view.topics.values():
@@ -104,16 +114,16 @@ def plan(view: ClusterView, *, balance: bool = False) -> Plan:
     fences = [
         FenceBroker(node_id, registration.mod_revision)
         for node_id, registration in view.registrations.items()
-        if registration.state != FENCED and view.is_dead(node_id)
+        if registration.state != BROKER_FENCED and view.is_dead(node_id)
     ]
     deletions = [
-        CompleteDeletion(topic) for topic in view.unfinished.values() if _creator_is_gone(view, topic)
+        CompleteDeletion(topic) for topic in view.unfinished_topics.values() if _creator_is_gone(view, topic)
     ]
     return Plan(elections + removals, fences, deletions)
 
 
 def transferable_leaderships(view: ClusterView, node_id: int) -> int:
-    """Number of partitions that a stopping broker leads although another broker could."""
+    """Number of partitions that the broker `node_id` leads although another in-sync replica may lead."""
     return sum(
         1
         for partition in _live_partitions(view)
@@ -123,10 +133,10 @@ def transferable_leaderships(view: ClusterView, node_id: int) -> int:
 
 
 def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) -> PartitionChange:
-    """Elect a leader that is not in sync, on request of an administrator: records that only others have are lost.
+    """Elect the broker `node_id`, which is not in sync, as leader: records that only other replicas have are lost.
 
-    Raises `InvalidRequest` where no loss is necessary or the broker is not a replica, `Unavailable` where it is
-    offline.
+    Raises `InvalidRequest` if an in-sync replica can lead or the broker is not a replica, `Unavailable` if the broker
+    is offline or stopping.
     """
     partition = topic.partitions[index]
     name = f"{topic.name}-{index}"
@@ -144,12 +154,12 @@ def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) 
         member: view.epoch(member) for member in (*partition.isr, partition.leader) if member >= 0
     }
     required_sessions[node_id] = view.epoch(node_id)
-    after = _led_by(view, partition, node_id, (node_id,))
+    after = _with_leader(view, partition, node_id, (node_id,))
     return PartitionChange(topic.topic_id, index, partition, after, "unclean election", required_sessions)
 
 
 def preferred_election(view: ClusterView, topic: Topic, index: int) -> PartitionChange | None:
-    """Elect the preferred leader; None if it already leads. Raises `Unavailable` where it cannot lead."""
+    """Elect the preferred leader of a partition; None if it already leads. Raises `Unavailable` if it cannot lead."""
     partition = topic.partitions[index]
     if view.has_leader(partition) and partition.leader == partition.replicas[0]:
         return None
@@ -160,8 +170,10 @@ def preferred_election(view: ClusterView, topic: Topic, index: int) -> Partition
 
 
 def without_replica(partition: PartitionState, node_id: int) -> PartitionState:
-    """Remove a replica whose log is lost from the in-sync set, even if it is the last member. An empty set means
-    that no replica is known to be complete; only an unclean election continues from there."""
+    """The state of a partition without the replica `node_id`, whose log is lost, in the in-sync set.
+
+    The set may become empty: then no replica is known to be complete, and only an unclean election elects a leader.
+    """
     in_sync = tuple(member for member in partition.isr if member != node_id)
     led = partition.leader == node_id
     return partition._replace(
@@ -181,7 +193,7 @@ def _live_partitions(view: ClusterView) -> Iterator[PartitionState]:
 def _decide(
     view: ClusterView, topic_id: UUID, index: int, partition: PartitionState, *, balance: bool
 ) -> PartitionChange | None:
-    """The change of one partition that is due, if any."""
+    """The change of one partition that is due now; None if there is none."""
     dead = [member for member in partition.isr if view.is_dead(member)]
     leader, reason = partition.leader, "in-sync member died"
     if view.has_leader(partition):
@@ -200,21 +212,21 @@ def _decide(
         leader = NO_LEADER if candidate is None else candidate
         reason = "no in-sync replica is available" if candidate is None else "leader failed"
     if leader == NO_LEADER:
-        after, dead = _led_by(view, partition, NO_LEADER, partition.isr), []
+        after, dead = _with_leader(view, partition, NO_LEADER, partition.isr), []
     else:
         staying = tuple(member for member in partition.isr if member not in dead)
-        after = _led_by(view, partition, leader, staying)
+        after = _with_leader(view, partition, leader, staying)
     required_sessions = {
         member: view.epoch(member) for member in {*dead, leader, partition.leader} if member >= 0
     }
     return PartitionChange(topic_id, index, partition, after, reason, required_sessions)
 
 
-def _led_by(
+def _with_leader(
     view: ClusterView, partition: PartitionState, leader: int, in_sync: tuple[int, ...]
 ) -> PartitionState:
     epoch = view.epoch(leader)
-    moved = not partition.led_by(leader, epoch)
+    moved = not partition.is_led_by(leader, epoch)
     return partition._replace(
         isr=in_sync,
         leader=leader,
@@ -225,9 +237,9 @@ def _led_by(
 
 
 def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
-    """The next leader: the first in-sync replica that may lead; a stopping one is better than none."""
+    """The next leader: the first in-sync replica that is active, otherwise the first one that is draining, or None."""
     online = [member for member in _in_order(partition) if member in view.brokers]
-    for state in (ACTIVE, DRAINING):
+    for state in (BROKER_ACTIVE, BROKER_DRAINING):
         for member in online:
             registration = view.registrations.get(member)
             if registration is not None and registration.state == state:
@@ -236,7 +248,7 @@ def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
 
 
 def _successor(view: ClusterView, partition: PartitionState) -> int:
-    """The successor of a stopping leader; the leader itself where no other replica can lead."""
+    """The successor of a stopping leader: the first in-sync replica that may lead, otherwise the leader itself."""
     return next((one for one in _in_order(partition) if view.may_lead(one)), partition.leader)
 
 
@@ -251,7 +263,7 @@ def _in_order(partition: PartitionState) -> list[int]:
 
 
 def _creator_is_gone(view: ClusterView, topic: Topic) -> bool:
-    assert topic.state in (CREATING, DELETING)
+    assert topic.state in (TOPIC_CREATING, TOPIC_DELETING)
     created_by = topic.created_by
     if created_by is None:
         return True

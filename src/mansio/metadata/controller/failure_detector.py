@@ -1,26 +1,25 @@
-"""Failure detector: when a broker without a session is declared dead. Pure; times are seconds of a monotonic clock.
+"""Failure detector: decides when a broker without a session is declared dead. Pure; times are monotonic seconds.
 
-Keeps what a controller needs to know: since when each session has existed, and since when each broker has been offline.
+It records since when each session has existed, and since when each broker has been offline.
 
-A session ends with its lease, and a lease can end because the *store* was stalled. Then all leases end at about
-the same time, and every broker is back shortly after; to declare all of them dead would empty the in-sync sets for
-nothing. So:
+A session ends with its lease. If the metadata store stalls, all leases end at about the same time, and all brokers
+register again shortly after. If they were declared dead, the in-sync sets would lose their members without need. So:
 
-* while at least half of the expected brokers have had the same session for the time of a lease, the store was not
-  stalled, and every offline broker is dead;
-* otherwise an offline broker is expected back for the time of a lease, from when it was first missed or from the
-  election of this controller, whichever is later.
+* If at least half of the registered active brokers have had the same session for the time of a lease, the store was not
+  stalled, and every offline broker is dead.
+* Otherwise an offline broker is expected back for the time of a lease. This time starts when the broker went offline or
+  when this controller was elected, whichever is later.
 
 A broker that was draining has announced its end and is never expected back.
 
-Waiting costs availability, never data; a wrong declaration costs a replica that has to catch up, never data.
+Waiting too long delays elections; declaring a broker dead too early makes a replica catch up. Neither loses records.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.metadata.model import ACTIVE
+from mansio.metadata.model import BROKER_ACTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FailureDetector:
-    """Every broker runs one and updates it with every change, so that it has the history when it becomes controller."""
+    """Failure detector of one broker. Every broker updates its own, because it may become controller later."""
 
     __slots__ = ("_elected_at", "_seen", "_since", "_ttl_s")
 
@@ -39,14 +38,14 @@ class FailureDetector:
         self._seen: dict[int, tuple[int, float]] = {}  # epoch and start time of each session
         self._since: dict[int, float] = {}  # offline brokers
 
-    def elected(self, now: float) -> None:
+    def record_election(self, now: float) -> None:
         """Record that this broker became controller."""
         self._elected_at = now
 
     def update(
         self, brokers: Mapping[int, BrokerState], registrations: Mapping[int, Registration], now: float
     ) -> None:
-        """Update with the current metadata."""
+        """Update the detector with the current metadata."""
         seen = self._seen
         self._seen = {
             node_id: seen[node_id] if seen.get(node_id, (0, 0))[0] == broker.epoch else (broker.epoch, now)
@@ -55,7 +54,7 @@ class FailureDetector:
         self._since = {
             node_id: self._since.get(node_id, now)
             for node_id, registration in registrations.items()
-            if node_id not in brokers and registration.state == ACTIVE
+            if node_id not in brokers and registration.state == BROKER_ACTIVE
         }
 
     def expected_back(self, now: float) -> frozenset[int]:
@@ -65,8 +64,8 @@ class FailureDetector:
             return frozenset()
         return frozenset(node_id for node_id in self._since if now < self._declared_dead_at(node_id))
 
-    def next_at(self, now: float) -> float | None:
-        """The next time at which `expected_back` may change without an update; None: never."""
+    def next_change_at(self, now: float) -> float | None:
+        """The next time at which the result of `expected_back` may change without an `update`; None: never."""
         if not self.expected_back(now):
             return None
         steady_at = [since + self._ttl_s for _, since in self._seen.values()]

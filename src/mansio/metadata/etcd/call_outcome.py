@@ -1,9 +1,9 @@
 """Interpretation of failed calls to etcd: whether they were executed, whether to retry, and the error to raise.
 
-Invariant: a failure is `NOT_DONE` or `REFUSED` only if etcd reports it, or gRPC before it sent anything. All others are
-`UNKNOWN`: the request may be executed, now or later.
+Invariant: a failure is `NOT_DONE` or `REFUSED` only if etcd reports it, or if gRPC reports that it sent nothing. After
+all other failures (`UNKNOWN`) the request may have been executed, or may be executed later.
 
-Source: the texts and codes in etcd's api/v3rpc/rpctypes, which are part of its interface.
+Source: the texts and codes in etcd's api/v3rpc/rpctypes, which are part of its public interface.
 """
 
 from __future__ import annotations
@@ -22,65 +22,72 @@ from mansio.errors import (
     StorageError,
     Unavailable,
 )
-from mansio.metadata.metadata_store import Compacted, LeaseExpired
+from mansio.metadata.metadata_store import LeaseExpired, RevisionCompacted
 
 DETAILS_CHARACTERS_MAX: Final = 300
 
 
 class EtcdUnsupported(ConfigError):
-    """This etcd cannot store the metadata of a cluster."""
+    """Raised when an etcd cannot store the metadata of a cluster, for example because of its version."""
 
 
 class EtcdDenied(ConfigError):
-    """etcd denies the permission to this user."""
+    """Raised when etcd rejects the user, or the user lacks a permission."""
 
 
 class EtcdWithoutUsers(EtcdDenied):
-    """User and password are configured, but this etcd has no users."""
+    """Raised when user and password are configured, but authentication is not enabled in etcd."""
 
 
-class Outcome(Enum):
-    """What is known about a failed call."""
+class CallOutcome(Enum):
+    """Outcome of a failed call: whether it was executed, and whether a retry may succeed."""
 
     NOT_DONE = auto()
-    """Not executed; it may be retried, at another endpoint or later."""
+    """The call was not executed; it may be retried, at another endpoint or later."""
     UNKNOWN = auto()
-    """It may have been executed, or may be executed later."""
+    """The call may have been executed, or may be executed later."""
     STALE_TOKEN = auto()
-    """Not executed; a new token is required."""
+    """The call was not executed; it may be retried with a new authentication token."""
     REFUSED = auto()
-    """Not executed, and a retry does not help."""
+    """The call was not executed, and a retry would fail, too."""
 
 
 class Failure(NamedTuple):
-    outcome: Outcome
+    """A failed call: its outcome, and the error to raise if the call is not retried.
+
+    `try_other_endpoint`: the call may succeed at another endpoint.
+    """
+
+    outcome: CallOutcome
     error: MansioError
-    """Raised if the call is not repeated."""
-    rotate: bool = False
-    """Whether another endpoint may succeed."""
+    try_other_endpoint: bool = False
 
 
-_NOT_DONE: Final = (
+_NOT_DONE_TEXTS: Final = (
     "etcdserver: no leader",
     "etcdserver: not capable",
     "etcdserver: rpc not supported for learner",
     "etcdserver: unhealthy cluster",
     "failed to connect to all addresses",  # from gRPC: nothing was sent
 )
-_STALE_TOKEN: Final = (
+_STALE_TOKEN_TEXTS: Final = (
     "etcdserver: invalid auth token",
     "etcdserver: revision of auth store is old",
     "etcdserver: user name is empty",
 )
-_REFUSED: Final[tuple[tuple[str, type[MansioError], str], ...]] = (
-    ("etcdserver: mvcc: required revision has been compacted", Compacted, ""),
-    ("etcdserver: mvcc: required revision is a future", StorageError, "etcd has forgotten revisions"),
+_REFUSED_ERRORS: Final[tuple[tuple[str, type[MansioError], str], ...]] = (
+    ("etcdserver: mvcc: required revision has been compacted", RevisionCompacted, ""),
+    ("etcdserver: mvcc: required revision is a future", StorageError, "etcd has lost revisions"),
     ("etcdserver: requested lease not found", LeaseExpired, ""),
-    ("etcdserver: request is too large", MessageTooLarge, "the transaction is larger than etcd takes"),
-    ("etcdserver: too many operations in txn", InvalidRequest, "etcd takes fewer operations"),
-    ("etcdserver: authentication failed", EtcdDenied, "etcd refused the user name or password"),
+    ("etcdserver: request is too large", MessageTooLarge, "the transaction is too large for etcd"),
+    (
+        "etcdserver: too many operations in txn",
+        InvalidRequest,
+        "the transaction has too many operations for etcd",
+    ),
+    ("etcdserver: authentication failed", EtcdDenied, "etcd rejected the user name or password"),
     ("etcdserver: authentication is not enabled", EtcdWithoutUsers, ""),
-    ("etcdserver: permission denied", EtcdDenied, "etcd's user may not do that"),
+    ("etcdserver: permission denied", EtcdDenied, "the etcd user lacks a permission"),
 )
 _REFUSING_CODES: Final[dict[StatusCode, type[MansioError]]] = {
     StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -91,38 +98,45 @@ _REFUSING_CODES: Final[dict[StatusCode, type[MansioError]]] = {
     StatusCode.UNAUTHENTICATED: EtcdDenied,
     StatusCode.UNIMPLEMENTED: EtcdUnsupported,
 }
-_FULL: Final = "etcdserver: mvcc: database space exceeded"
-"""etcd returns this for rejected transactions, and for the executed one that exceeded the limit."""
-_LARGER: Final = "larger than max"
+_DATABASE_FULL: Final = "etcdserver: mvcc: database space exceeded"
+"""etcd returns this error for rejected transactions, and also for the executed transaction that exceeded the limit."""
+_MESSAGE_TOO_LARGE: Final = "larger than max"
 TOO_MANY_REQUESTS: Final = "etcdserver: too many requests"
 
 
-def one_line(text: str | None) -> str:
-    """A text of a peer as one line of bounded length."""
+def to_one_line(text: str | None) -> str:
+    """A text from a peer as one line of at most `DETAILS_CHARACTERS_MAX` characters."""
     return " ".join((text or "no reason given").split())[:DETAILS_CHARACTERS_MAX]
 
 
 def classify(code: StatusCode, details: str | None, endpoint: str) -> Failure:
     """Classify a call that ended with `code` and `details` at `endpoint`."""
-    details_line = one_line(details)
-    unavailable = Unavailable(f"etcd at {endpoint} does not answer: {details_line}")
-    if details_line.startswith(_STALE_TOKEN):
-        return Failure(Outcome.STALE_TOKEN, EtcdDenied(f"etcd wants a user and password: {details_line}"))
-    for text, kind, meaning in _REFUSED:
-        if details_line.startswith(text):
-            return Failure(Outcome.REFUSED, kind(f"{meaning}: {details_line}" if meaning else details_line))
-    if details_line.startswith(_FULL):
-        return Failure(Outcome.UNKNOWN, DiskFull(f"etcd's database is full: {details_line}"))
-    if details_line.startswith(TOO_MANY_REQUESTS):
-        return Failure(Outcome.NOT_DONE, Unavailable("etcd has more to do than it can: try again later"))
-    if code is StatusCode.UNAVAILABLE and details_line.startswith(_NOT_DONE):
-        return Failure(Outcome.NOT_DONE, unavailable, rotate=True)
-    if code is StatusCode.RESOURCE_EXHAUSTED and _LARGER in details_line:
+    details_line = to_one_line(details)
+    unavailable = Unavailable(f"etcd at {endpoint} does not respond: {details_line}")
+    if details_line.startswith(_STALE_TOKEN_TEXTS):
         return Failure(
-            Outcome.REFUSED, MessageTooLarge(f"a message is larger than etcd takes or sends: {details_line}")
+            CallOutcome.STALE_TOKEN, EtcdDenied(f"etcd requires a user and password: {details_line}")
+        )
+    for text, kind, meaning in _REFUSED_ERRORS:
+        if details_line.startswith(text):
+            return Failure(
+                CallOutcome.REFUSED, kind(f"{meaning}: {details_line}" if meaning else details_line)
+            )
+    if details_line.startswith(_DATABASE_FULL):
+        return Failure(CallOutcome.UNKNOWN, DiskFull(f"etcd's database is full: {details_line}"))
+    if details_line.startswith(TOO_MANY_REQUESTS):
+        return Failure(CallOutcome.NOT_DONE, Unavailable("etcd is overloaded: try again later"))
+    if code is StatusCode.UNAVAILABLE and details_line.startswith(_NOT_DONE_TEXTS):
+        return Failure(CallOutcome.NOT_DONE, unavailable, try_other_endpoint=True)
+    if code is StatusCode.RESOURCE_EXHAUSTED and _MESSAGE_TOO_LARGE in details_line:
+        return Failure(
+            CallOutcome.REFUSED,
+            MessageTooLarge(f"a message exceeds the size limit: {details_line}"),
         )
     if code in _REFUSING_CODES:
-        return Failure(Outcome.REFUSED, _REFUSING_CODES[code](f"etcd at {endpoint} refuses: {details_line}"))
+        return Failure(
+            CallOutcome.REFUSED, _REFUSING_CODES[code](f"etcd at {endpoint} rejects the call: {details_line}")
+        )
     if code is StatusCode.DEADLINE_EXCEEDED:
-        unavailable = Unavailable(f"etcd at {endpoint} does not answer in time")
-    return Failure(Outcome.UNKNOWN, unavailable, rotate=True)
+        unavailable = Unavailable(f"etcd at {endpoint} does not respond in time")
+    return Failure(CallOutcome.UNKNOWN, unavailable, try_other_endpoint=True)

@@ -1,11 +1,11 @@
-"""One etcd endpoint: its gRPC channel, and the check whether this etcd is supported.
+"""One etcd endpoint: its gRPC channel, and the check whether its etcd version is supported.
 
 Invariants:
-* A call is sent only over an established connection, so a call without one was not executed.
-* The version and the cluster of an etcd are known before any other call, and checked again after a failure, because
-  another etcd may have replaced it.
+* A call is sent only over an established connection; if there is none, the call is not executed.
+* The version and the cluster of an etcd are checked before any other call, and again after a failure, because another
+  etcd may have replaced it.
 
-HTTP/2 pings are sent only while a call is in progress and etcd is silent; etcd closes connections that ping when idle.
+HTTP/2 pings are sent only while a call waits for a response, because etcd closes idle connections that send pings.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mansio.errors import Unavailable
 from mansio.logs import fields
 from mansio.metadata.etcd import rpc_pb2 as rpc
 from mansio.metadata.etcd.call_outcome import (
+    CallOutcome,
     EtcdDenied,
     EtcdUnsupported,
     Failure,
-    Outcome,
     classify,
-    one_line,
+    to_one_line,
 )
-from mansio.metadata.etcd.config import target
+from mansio.metadata.etcd.config import host_and_port
 from mansio.metadata.etcd.messages import RANGE, STATUS, Method
 from mansio.metadata.etcd.versions import VersionSupport, version_support
-from mansio.metadata.metadata_store import FIRST_CLUSTER
+from mansio.metadata.metadata_store import FIRST_CLUSTER_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -46,10 +46,10 @@ Metadata = tuple[tuple[str, str], ...]
 CALL_DEADLINE_S: Final = 1.0
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 RECOMMENDED_VERSION: Final = "3.5.13 or later"
-HAS_LEADER: Final = ("hasleader", "true")
-"""A member without a leader returns an error at once instead of waiting."""
+REQUIRE_LEADER: Final = ("hasleader", "true")
+"""gRPC metadata with which an etcd member that has no leader returns an error immediately instead of waiting."""
 
-OPTIONS: Final[Sequence[tuple[str, int]]] = (
+CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -68,24 +68,24 @@ logger = logging.getLogger(__name__)
 
 
 class CallFailed(Exception):
-    """A call that ended without a response; `failure` is its classification."""
+    """Raised when a call ended without a response. `failure` is its classification."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error.message)
         self.failure = failure
 
 
-def credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+def channel_credentials(certificates: Certificates) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(
         certificates.ca, private_key=certificates.key, certificate_chain=certificates.certificate
     )
 
 
 class SingleFlight(Generic[T]):
-    """One run of a coroutine that all concurrent callers share.
+    """One run of a coroutine, shared by all concurrent callers.
 
-    While a run is in progress, no other one starts; a caller that is cancelled does not end it for the others; a caller
-    after its end starts a new run. So a hundred calls that wait for a dead endpoint wait as long as one.
+    A call during a run waits for that run; a later call starts a new one. The cancellation of a caller does not cancel
+    the run. So a hundred calls that wait for an endpoint that does not respond take as long as one call.
     """
 
     __slots__ = ("_task",)
@@ -94,7 +94,7 @@ class SingleFlight(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     async def run(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result, or the exception, of the run in progress; `begin` starts one if there is none."""
+        """Wait for the current run, which `begin` starts if there is none. Returns its result or raises its error."""
         if self._task is None:
             self._task = asyncio.create_task(begin())
             self._task.add_done_callback(self._done)
@@ -103,18 +103,23 @@ class SingleFlight(Generic[T]):
     def _done(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # retrieved by the waiting callers, if any are left
+            task.exception()  # marked as retrieved, in case all callers were cancelled
 
 
 class Endpoint:
-    """One endpoint, created on the loop that uses it. `url` is shown to users."""
+    """One etcd endpoint, created on the event loop that uses it. `url` is the text for messages.
+
+    `checked`: the version and the cluster of this etcd were checked since the last failure.
+    """
 
     def __init__(self, url: str, certificates: Certificates | None) -> None:
         self.url = url
         self._channel = (
-            grpc.aio.insecure_channel(target(url), options=OPTIONS)
+            grpc.aio.insecure_channel(host_and_port(url), options=CHANNEL_OPTIONS)
             if certificates is None
-            else grpc.aio.secure_channel(target(url), credentials(certificates), options=OPTIONS)
+            else grpc.aio.secure_channel(
+                host_and_port(url), channel_credentials(certificates), options=CHANNEL_OPTIONS
+            )
         )
         self._calls: dict[str, Any] = {}
         self.checked = False
@@ -127,13 +132,13 @@ class Endpoint:
         await self._channel.close()
 
     def require_check(self) -> None:
-        """Check version and cluster again before the next call."""
+        """Reset `checked`, so that version and cluster are checked again before the next call."""
         self.checked = False
 
     async def call(
         self, method: Method[Request, Answer], request: Request, metadata: Metadata, deadline_s: float
     ) -> Answer:
-        """Execute one call once; `deadline_s` includes the connection. Raises `CallFailed`."""
+        """Execute one call, without retries. `deadline_s` includes the time to connect. Raises `CallFailed`."""
         end = asyncio.get_running_loop().time() + deadline_s
         await self._connect(deadline_s)
         left_s = max(0.001, end - asyncio.get_running_loop().time())
@@ -153,7 +158,7 @@ class Endpoint:
         return answer
 
     async def stream(self, method: Method[Request, Answer], metadata: Metadata) -> Stream[Request, Answer]:
-        """Open a stream; its errors are raised when it is read. Raises `CallFailed`."""
+        """Open a stream. Raises `CallFailed` if there is no connection; the reads raise errors of the stream."""
         await self._connect(CALL_DEADLINE_S)
         begin = self._channel.stream_stream(
             method.path, request_serializer=method.write, response_deserializer=method.read
@@ -161,7 +166,10 @@ class Endpoint:
         return Stream(begin(metadata=metadata), self.url)
 
     async def _connect(self, deadline_s: float) -> None:
-        """Wait for a connection, or until gRPC has failed to connect: then the following call returns the reason."""
+        """Wait until the channel is connected, or until gRPC fails to connect; then the following call fails.
+
+        Raises `CallFailed` after `deadline_s`.
+        """
         state = self._channel.get_state(try_to_connect=True)
         if state is grpc.ChannelConnectivity.READY:
             return
@@ -172,12 +180,13 @@ class Endpoint:
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
             failure = classify(grpc.StatusCode.DEADLINE_EXCEEDED, None, self.url)
-            raise CallFailed(failure._replace(outcome=Outcome.NOT_DONE)) from None
+            raise CallFailed(failure._replace(outcome=CallOutcome.NOT_DONE)) from None
 
     async def check(self, metadata: Metadata, cluster_id: int | None) -> int:
-        """Check that this etcd may be used. Returns the id of its cluster. `cluster_id`: the expected id.
+        """Check the version and the cluster of this etcd. Returns the id of its cluster.
 
-        Raises `CallFailed`, with an `EtcdUnsupported` in it if it may not be used.
+        `cluster_id` is the expected id, None if it is unknown. Raises `CallFailed`, whose error is `EtcdUnsupported` if
+        this etcd must not be used.
         """
         return await self._checking.run(lambda: self._check(metadata, cluster_id))
 
@@ -186,23 +195,26 @@ class Endpoint:
             status = await self.call(STATUS, rpc.StatusRequest(), metadata, CALL_DEADLINE_S)
         except CallFailed as failed:
             denied = isinstance(failed.failure.error, EtcdDenied)
-            if failed.failure.outcome is not Outcome.REFUSED or not denied:
+            if failed.failure.outcome is not CallOutcome.REFUSED or not denied:
                 raise
             return await self._check_without_status(metadata, cluster_id)
         self._check_version(status.version)
         found = self._same_cluster(status.header.cluster_id, cluster_id)
         if status.is_learner:
-            error = Unavailable(f"etcd at {self.url} is still learning")
-            raise CallFailed(Failure(Outcome.NOT_DONE, error, rotate=True))
+            error = Unavailable(f"etcd at {self.url} is a learner, which is not a full member yet")
+            raise CallFailed(Failure(CallOutcome.NOT_DONE, error, try_other_endpoint=True))
         for alarm in status.errors:
-            logger.warning("etcd_alarm", extra=fields(endpoint=self.url, alarm=one_line(alarm)))
+            logger.warning("etcd_alarm", extra=fields(endpoint=self.url, alarm=to_one_line(alarm)))
         self.checked = True
         return found
 
     async def _check_without_status(self, metadata: Metadata, cluster_id: int | None) -> int:
-        """From 3.6 on etcd returns its status only to the user root; earlier versions, which would have to be checked,
-        return it to all users. Every response contains the cluster id, and a learner rejects a read like this one."""
-        request = rpc.RangeRequest(key=FIRST_CLUSTER.encode(), keys_only=True)
+        """Check an etcd that denies its status, by a read: every response contains the cluster id.
+
+        Only etcd 3.6 and later, whose versions are all supported, deny the status to users other than root. A learner
+        rejects the read.
+        """
+        request = rpc.RangeRequest(key=FIRST_CLUSTER_KEY.encode(), keys_only=True)
         answer = await self.call(RANGE, request, metadata, CALL_DEADLINE_S)
         found = self._same_cluster(answer.header.cluster_id, cluster_id)
         self.checked = True
@@ -216,7 +228,7 @@ class Endpoint:
     def _check_version(self, version: str) -> None:
         match version_support(version):
             case VersionSupport.REFUSED:
-                shown = one_line(version) if version else "of no version"
+                shown = to_one_line(version) if version else "of unknown version"
                 raise _unsupported(
                     f"etcd at {self.url} is {shown}, which can lose data or is too old: use {RECOMMENDED_VERSION}"
                 )
@@ -224,36 +236,38 @@ class Endpoint:
                 self._warned = version
                 logger.warning(
                     "etcd_version_old",
-                    extra=fields(endpoint=self.url, version=one_line(version), advised=RECOMMENDED_VERSION),
+                    extra=fields(
+                        endpoint=self.url, version=to_one_line(version), advised=RECOMMENDED_VERSION
+                    ),
                 )
 
 
 def _is_task_cancelled() -> bool:
-    """Whether the current cancellation is that of the task, not only of its call."""
+    """Whether the current task was cancelled, and not only the gRPC call in it."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _unsupported(message: str) -> CallFailed:
-    return CallFailed(Failure(Outcome.NOT_DONE, EtcdUnsupported(message), rotate=True))
+    return CallFailed(Failure(CallOutcome.NOT_DONE, EtcdUnsupported(message), try_other_endpoint=True))
 
 
 class Stream(Generic[Request, Answer]):
-    """A bidirectional stream. It must be closed."""
+    """A bidirectional gRPC stream. The caller has to close it."""
 
     def __init__(self, call: Any, url: str) -> None:
         self._call = call
         self._url = url
 
     async def write(self, request: Request) -> None:
-        """Raises `CallFailed`."""
+        """Send one message. Raises `CallFailed`."""
         try:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             raise await self._failed() from None
 
     async def read(self, silence_s: float) -> Answer:
-        """The next message. Raises `CallFailed` at the end, and after `silence_s` without a message."""
+        """Wait for the next message. Raises `CallFailed` at the end, and after `silence_s` without a message."""
         try:
             async with asyncio.timeout(silence_s):
                 answer = await self._call.read()

@@ -1,11 +1,11 @@
 """Calls to an etcd cluster: choice of the endpoint, retries, authentication.
 
 Invariants:
-* Calls go to one endpoint as long as it responds; then all calls switch to the next one.
-* A call that may have been executed is repeated only if it is `repeatable`.
-* A call is tried for at most `CALLS_DEADLINE_S`, and once more after an authentication, which may take
+* All calls go to one endpoint as long as it responds; then they switch to the next one.
+* A call that may have been executed is retried only if it is `repeatable`.
+* A call is retried for at most `CALLS_DEADLINE_S`. In addition it may authenticate, which takes up to
   `AUTHENTICATE_DEADLINE_S`.
-* Two calls never request a token at the same time.
+* Only one authentication runs at a time; concurrent calls share its token.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from mansio.errors import Unavailable
 from mansio.logs import fields
 from mansio.metadata.etcd import rpc_pb2 as rpc
-from mansio.metadata.etcd.call_outcome import EtcdUnsupported, EtcdWithoutUsers, Outcome
+from mansio.metadata.etcd.call_outcome import CallOutcome, EtcdUnsupported, EtcdWithoutUsers
 from mansio.metadata.etcd.channel import (
     CALL_DEADLINE_S,
-    HAS_LEADER,
+    REQUIRE_LEADER,
     CallFailed,
     Endpoint,
     SingleFlight,
     Stream,
 )
 from mansio.metadata.etcd.messages import AUTHENTICATE, STATUS
-from mansio.metadata.metadata_store import Ambiguous, StoreCounts
+from mansio.metadata.metadata_store import AmbiguousOutcome, StoreCounts
 
 if TYPE_CHECKING:
     from mansio.metadata.etcd.call_outcome import Failure
@@ -40,7 +40,7 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 CALLS_DEADLINE_S: Final = 3.0
-"""Deadline of all attempts of one call: longer than etcd takes to elect a leader."""
+"""Deadline of all attempts of one call together. It is longer than etcd takes to elect a leader."""
 TOKENS_PER_CALL_MAX: Final = 2
 AUTHENTICATE_DEADLINE_S: Final = 5.0
 """etcd hashes the password with bcrypt, which takes more than a second on an overloaded machine."""
@@ -51,19 +51,19 @@ BACKOFF_S_MAX: Final = 0.5
 logger = logging.getLogger(__name__)
 
 
-class Member(NamedTuple):
-    """Status of one endpoint. `reason`: why it has none, otherwise empty."""
+class EndpointStatus(NamedTuple):
+    """Status of the etcd member at one endpoint. `reason` is the error if the endpoint did not respond, else ""."""
 
     endpoint: str
     version: str = ""
-    leads: bool = False
+    is_leader: bool = False
     database_bytes: int = 0
     alarms: tuple[str, ...] = ()
     reason: str = ""
 
 
 class OpenStream(NamedTuple, Generic[Request, Answer]):
-    """A stream with its endpoint and the token with which it was opened."""
+    """An open stream, with its endpoint and the authentication token with which it was opened."""
 
     stream: Stream[Request, Answer]
     endpoint: Endpoint
@@ -71,7 +71,7 @@ class OpenStream(NamedTuple, Generic[Request, Answer]):
 
 
 class StreamFailed(Exception):
-    """A stream that could not be opened."""
+    """Raised when a stream could not be opened at `endpoint` with the authentication token `token`."""
 
     def __init__(self, failure: Failure, endpoint: Endpoint, token: str | None) -> None:
         super().__init__(failure.error.message)
@@ -81,7 +81,7 @@ class StreamFailed(Exception):
 
 
 class EtcdClient:
-    """Client of an etcd cluster. Create it with `open` and close it on the loop that uses it."""
+    """Client of an etcd cluster, used on one event loop. `open` creates it."""
 
     def __init__(self, config: EtcdConfig, random: Random) -> None:
         self._config = config
@@ -94,17 +94,19 @@ class EtcdClient:
         self._is_failing = False
         self._closed = False
         self._answered = self._ambiguous = 0
-        self._failed = {outcome.name.lower(): 0 for outcome in Outcome}
+        self._failed = {outcome.name.lower(): 0 for outcome in CallOutcome}
 
     @property
     def counts(self) -> StoreCounts:
-        """Calls by outcome; a broken watch counts as a call. Calls of the keep-alive thread are not included."""
+        """Numbers of calls by outcome. A failed watch counts as a call; calls of `ThreadKeepAlive` do not count."""
         return StoreCounts(self._answered, self._ambiguous, dict(self._failed))
 
     @classmethod
     async def open(cls, config: EtcdConfig, random: Random) -> EtcdClient:
-        """Check every endpoint that responds. Raises `EtcdUnsupported`, `EtcdDenied`, and `Unavailable` if none
-        responds."""
+        """Create a client and check every endpoint that responds.
+
+        Raises `EtcdUnsupported`, `EtcdDenied`, and `Unavailable` if no endpoint responds.
+        """
         client = cls(config, random)
         try:
             await client._check_all()
@@ -119,7 +121,7 @@ class EtcdClient:
 
     @property
     def endpoint(self) -> str:
-        """The current endpoint."""
+        """URL of the endpoint to which calls go now."""
         return self._endpoints[self._current].url
 
     async def close(self) -> None:
@@ -130,8 +132,10 @@ class EtcdClient:
     async def call(
         self, method: Method[Request, Answer], request: Request, *, repeatable: bool = True
     ) -> Answer:
-        """Execute a call. Raises `Ambiguous` if a call that is not `repeatable` may have been executed, otherwise the
-        error of the last attempt."""
+        """Execute a call, with retries. Raises the error of the last attempt.
+
+        If a call that is not `repeatable` may have been executed, it is not retried and raises `AmbiguousOutcome`.
+        """
         attempts = Attempts(self._random)
         while True:
             endpoint, token = self._endpoints[self._current], self._token
@@ -144,20 +148,24 @@ class EtcdClient:
             try:
                 answer = await endpoint.call(method, request, self._metadata(), CALL_DEADLINE_S)
             except CallFailed as failed:
-                if failed.failure.outcome is Outcome.UNKNOWN and not repeatable:
+                if failed.failure.outcome is CallOutcome.UNKNOWN and not repeatable:
                     self._failed["unknown"] += 1
                     self._ambiguous += 1
                     self._leave(endpoint, failed.failure)
-                    raise Ambiguous(f"{failed.failure.error.message}: it may have been executed") from failed
+                    raise AmbiguousOutcome(
+                        f"{failed.failure.error.message}: it may have been executed"
+                    ) from failed
                 await self.handle_failure(endpoint, failed.failure, token, attempts)
                 continue
             self._answered += 1
-            self.answered(endpoint)
+            self.record_success(endpoint)
             return answer
 
     async def stream(self, method: Method[Request, Answer]) -> OpenStream[Request, Answer]:
-        """Open a stream to the current endpoint. Raises `StreamFailed`: call `handle_failure` with its attributes,
-        then retry."""
+        """Open a stream to the current endpoint, without retries.
+
+        Raises `StreamFailed`; the caller calls `handle_failure` with its attributes, then retries.
+        """
         endpoint, token = self._endpoints[self._current], self._token
         try:
             await self._prepare(endpoint)
@@ -169,38 +177,41 @@ class EtcdClient:
     async def handle_failure(
         self, endpoint: Endpoint, failure: Failure, token: str | None, attempts: Attempts
     ) -> None:
-        """Prepare another attempt after a failure at `endpoint` with `token`, or raise its error."""
+        """Prepare another attempt after a failed one, or raise the error of the failure.
+
+        `endpoint` and `token` are those of the failed attempt. Waits before the next attempt.
+        """
         self._failed[failure.outcome.name.lower()] += 1
-        if failure.outcome is Outcome.REFUSED:
+        if failure.outcome is CallOutcome.REFUSED:
             raise failure.error
-        if failure.outcome is Outcome.STALE_TOKEN:
-            if self._config.user is None or not attempts.another_token():
+        if failure.outcome is CallOutcome.STALE_TOKEN:
+            if self._config.user is None or not attempts.may_request_token():
                 raise failure.error
             if self._token == token:
                 self._token = None
             return
-        if failure.rotate:
+        if failure.try_other_endpoint:
             self._leave(endpoint, failure)
         if not await attempts.pause():
             raise failure.error
 
-    def answered(self, endpoint: Endpoint) -> None:
-        """Record a successful call."""
+    def record_success(self, endpoint: Endpoint) -> None:
+        """Record that `endpoint` responded."""
         if self._is_failing:
             self._is_failing = False
             logger.info("etcd_available", extra=fields(endpoint=endpoint.url))
 
-    async def members(self) -> list[Member]:
-        """The status of each endpoint, including those that do not respond."""
-        return await asyncio.gather(*(self._member(endpoint) for endpoint in self._endpoints))
+    async def endpoint_statuses(self) -> list[EndpointStatus]:
+        """The status of each configured endpoint, also of those that do not respond."""
+        return await asyncio.gather(*(self._endpoint_status(endpoint) for endpoint in self._endpoints))
 
-    async def _member(self, endpoint: Endpoint) -> Member:
+    async def _endpoint_status(self, endpoint: Endpoint) -> EndpointStatus:
         try:
             status = await endpoint.call(STATUS, rpc.StatusRequest(), self._metadata(), CALL_DEADLINE_S)
         except CallFailed as failed:
-            return Member(endpoint.url, reason=failed.failure.error.message)
-        leads = status.leader == status.header.member_id
-        return Member(endpoint.url, status.version, leads, status.db_size, tuple(status.errors))
+            return EndpointStatus(endpoint.url, reason=failed.failure.error.message)
+        is_leader = status.leader == status.header.member_id
+        return EndpointStatus(endpoint.url, status.version, is_leader, status.db_size, tuple(status.errors))
 
     async def _check_all(self) -> None:
         reasons = []
@@ -208,8 +219,8 @@ class EtcdClient:
             try:
                 await self._prepare(self._endpoints[number])
             except CallFailed as failed:
-                is_denied = failed.failure.outcome is Outcome.STALE_TOKEN and self._config.user is None
-                is_refused = failed.failure.outcome is Outcome.REFUSED
+                is_denied = failed.failure.outcome is CallOutcome.STALE_TOKEN and self._config.user is None
+                is_refused = failed.failure.outcome is CallOutcome.REFUSED
                 if is_denied or is_refused or isinstance(failed.failure.error, EtcdUnsupported):
                     raise failed.failure.error from failed
                 reasons.append(failed.failure.error.message)
@@ -219,7 +230,7 @@ class EtcdClient:
             raise Unavailable(f"{'; '.join(reversed(reasons))}; a broker requires a running etcd")
 
     async def _prepare(self, endpoint: Endpoint) -> None:
-        """Make sure that there is a token and that the endpoint is checked."""
+        """Get an authentication token and check the endpoint, unless both were done before. Raises `CallFailed`."""
         if self._closed:
             raise Unavailable("the connection to etcd is closed")
         if self._config.user is not None and self._token is None:
@@ -230,7 +241,7 @@ class EtcdClient:
     async def _authenticate(self, endpoint: Endpoint) -> None:
         request = rpc.AuthenticateRequest(name=self._config.user, password=self._config.password)
         try:
-            answer = await endpoint.call(AUTHENTICATE, request, (HAS_LEADER,), AUTHENTICATE_DEADLINE_S)
+            answer = await endpoint.call(AUTHENTICATE, request, (REQUIRE_LEADER,), AUTHENTICATE_DEADLINE_S)
             self._token = answer.token
         except CallFailed as failed:
             if not isinstance(failed.failure.error, EtcdWithoutUsers):
@@ -238,7 +249,7 @@ class EtcdClient:
             self._token = ""  # when users are added, calls fail with a missing token
 
     def _metadata(self) -> Metadata:
-        return (HAS_LEADER, ("token", self._token)) if self._token else (HAS_LEADER,)
+        return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)
 
     def _leave(self, endpoint: Endpoint, failure: Failure) -> None:
         endpoint.require_check()
@@ -252,17 +263,17 @@ class EtcdClient:
 
 
 class Attempts:
-    """Number and duration of the attempts of one call. Pauses grow and are randomized."""
+    """Limits of the attempts of one call, and the pauses between them, which grow and are randomized."""
 
     def __init__(self, random: Random, deadline_s: float | None = CALLS_DEADLINE_S) -> None:
-        """`deadline_s` None: no limit."""
+        """`deadline_s` is the maximum time of all attempts together in seconds; None: no limit."""
         self._random = random
         self._now = asyncio.get_running_loop().time
         self._end = None if deadline_s is None else self._now() + deadline_s
         self._pause_s = BACKOFF_S
         self._tokens = 0
 
-    def another_token(self) -> bool:
+    def may_request_token(self) -> bool:
         self._tokens += 1
         return self._tokens <= TOKENS_PER_CALL_MAX
 

@@ -1,7 +1,7 @@
 """Configuration of the etcd client: endpoints, certificates, user and password.
 
-Invariants of an `EtcdConfig`: it has at least one endpoint and all of them are of one kind (http or https); no
-password is ever in its text form.
+Invariants of an `EtcdConfig`: it has at least one endpoint, and all endpoints have the same scheme (http or https); its
+text form (`repr`) contains no password.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ ENDPOINTS_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Certificates:
-    """PEM. `ca` None: the certificate authorities of the system. `certificate` and `key` are given both or not at
-    all."""
+    """Certificates in PEM format. `ca` None: the certificate authorities of the system.
+
+    `certificate` and `key` are those of the client; either both are set or none.
+    """
 
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -31,17 +33,17 @@ class Certificates:
 
 @dataclass(frozen=True, slots=True)
 class EtcdConfig:
-    """Configuration of a client. Create it with `of`, which validates it."""
+    """Configuration of an etcd client. `create` validates the settings and creates it."""
 
     endpoints: tuple[str, ...]
-    """`http://host:port` or `https://host:port`, as shown to users."""
+    """URLs of the form `http://host:port` or `https://host:port`."""
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     certificates: Certificates | None = None
-    """None: without TLS."""
+    """Certificates for TLS; None: connections without TLS."""
 
     @classmethod
-    def of(
+    def create(
         cls,
         endpoints: Sequence[str],
         *,
@@ -51,27 +53,27 @@ class EtcdConfig:
         certificate_file: str | None = None,
         key_file: str | None = None,
     ) -> EtcdConfig:
-        """Validate the settings and read the files. Raises `ConfigError`."""
+        """Validate the settings and read the certificate files. Raises `ConfigError`."""
         if not 0 < len(endpoints) <= ENDPOINTS_MAX:
-            raise ConfigError(f"etcd wants between 1 and {ENDPOINTS_MAX} endpoints, not {len(endpoints)}")
+            raise ConfigError(f"1 to {ENDPOINTS_MAX} etcd endpoints are required, not {len(endpoints)}")
         if (user is None) != (password is None):
-            raise ConfigError("etcd's user and password come together")
+            raise ConfigError("etcd user and etcd password must be set together")
         if (certificate_file is None) != (key_file is None):
-            raise ConfigError("etcd's client certificate and its key come together")
+            raise ConfigError("the etcd client certificate and its key must be set together")
         checked = tuple(dict.fromkeys(_endpoint(text) for text in endpoints))
         schemes = {endpoint.partition(":")[0] for endpoint in checked}
         if len(schemes) > 1:
-            raise ConfigError("etcd's endpoints are either all http or all https")
+            raise ConfigError("the etcd endpoints must be either all http or all https")
         files = (ca_file, certificate_file, key_file)
         if schemes == {"http"}:
             if any(files):
-                raise ConfigError("certificates are for etcd endpoints with https")
+                raise ConfigError("certificates require etcd endpoints with https")
             return cls(checked, user, password)
         return cls(checked, user, password, Certificates(*(_read(path) for path in files)))
 
 
-def target(endpoint: str) -> str:
-    """`host:port` of an endpoint."""
+def host_and_port(endpoint: str) -> str:
+    """The `host:port` part of an endpoint's URL."""
     return endpoint.partition("://")[2]
 
 
@@ -82,7 +84,7 @@ def _endpoint(text: str) -> str:
     except ValueError as error:
         raise ConfigError(f"not an etcd endpoint: {text}: {error}") from error
     if parts.username is not None or parts.password is not None:
-        raise ConfigError("an etcd endpoint holds no user and no password; they are settings of their own")
+        raise ConfigError("an etcd endpoint must not contain a user or password; use the settings for them")
     if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query:
         raise ConfigError(f"not an etcd endpoint: {text} (expected http://host:port or https://host:port)")
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -95,4 +97,4 @@ def _read(path: str | None) -> bytes | None:
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}, which etcd's settings name: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}, a file in the etcd settings: {error.strerror}") from error

@@ -1,14 +1,13 @@
-"""Leases in etcd: for an event loop (`EtcdLeases`), and for a thread that must not wait for any loop
-(`ThreadKeepAlive`).
+"""Leases in etcd: `EtcdLeases` for the event loop, `ThreadKeepAlive` for a thread that renews a lease.
 
-The session of a broker depends on its lease, so the thread has its own connection, with gRPC's blocking interface: the
-asyncio interface of several threads would wake each other (grpc issue 25364), and a blocked loop must not delay
-renewals.
+The session of a broker depends on its lease, so a blocked event loop must not delay renewals. The thread therefore has
+its own connection and uses gRPC's blocking interface; gRPC's asyncio interface does not support several threads well
+(grpc issue 25364).
 
 Invariants:
-* A renewal that is answered reached etcd's leader after it was sent (a leader that has just lost the other members
-  answers until it notices, for a second or two).
-* A renewal that is not answered within `CALL_DEADLINE_S` is abandoned, and the next one is sent to the next endpoint.
+* If a renewal gets a response, etcd's leader received it after it was sent. (A leader that has just lost the connection
+  to the other members still responds for a second or two.)
+* A renewal without a response within `CALL_DEADLINE_S` is abandoned, and the next one is sent to the next endpoint.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 
 from mansio.metadata.etcd import rpc_pb2 as rpc
-from mansio.metadata.etcd.call_outcome import EtcdWithoutUsers, Outcome, classify
-from mansio.metadata.etcd.channel import CALL_DEADLINE_S, HAS_LEADER, OPTIONS, credentials
-from mansio.metadata.etcd.config import target
+from mansio.metadata.etcd.call_outcome import CallOutcome, EtcdWithoutUsers, classify
+from mansio.metadata.etcd.channel import CALL_DEADLINE_S, CHANNEL_OPTIONS, REQUIRE_LEADER, channel_credentials
+from mansio.metadata.etcd.config import host_and_port
 from mansio.metadata.etcd.messages import AUTHENTICATE, GRANT, KEEP_ALIVE, REVOKE, Method
 from mansio.metadata.metadata_store import LeaseExpired
 
@@ -30,23 +29,25 @@ if TYPE_CHECKING:
     from mansio.metadata.etcd.config import EtcdConfig
 
 TOKENS_MAX: Final = 2
-"""Tokens that one renewal of the thread tries: the current one and a new one."""
+"""Maximum number of authentication tokens that one renewal of the thread tries: the current one and a new one."""
 
 
 class EtcdLeases:
-    """`Leases` with a client, which the caller closes."""
+    """`Leases` on etcd. The caller closes the client."""
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client
 
     async def grant(self, ttl_s: float) -> int:
-        """Create a lease of at least `ttl_s` (etcd counts whole seconds) and return its id. A lease whose response is
-        lost expires by itself."""
+        """Create a lease of `ttl_s` seconds, rounded up to whole seconds; returns its id.
+
+        If the response is lost, a lease may exist that nobody renews; it expires.
+        """
         answer = await self._client.call(GRANT, rpc.LeaseGrantRequest(TTL=math.ceil(ttl_s)))
         return int(answer.ID)
 
     async def keep_alive_once(self, lease: int) -> float:
-        return _left(lease, await self._client.call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=lease)))
+        return _remaining_s(lease, await self._client.call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=lease)))
 
     async def revoke(self, lease: int) -> None:
         try:
@@ -56,8 +57,10 @@ class EtcdLeases:
 
 
 class ThreadKeepAlive:
-    """Renews leases from a thread. The caller retries: each call blocks for at most about `CALL_DEADLINE_S`, and uses
-    another endpoint after a failure."""
+    """Renews leases from a thread. Each call blocks for at most about `CALL_DEADLINE_S`; the caller retries.
+
+    After a failure the next call uses another endpoint.
+    """
 
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config
@@ -66,18 +69,18 @@ class ThreadKeepAlive:
         self._token: str | None = None if config.user is not None else ""
 
     def keep_alive_once(self, lease: int) -> float:
-        """Renew a lease. Returns the remaining seconds. Raises `LeaseExpired`, `Unavailable`, `EtcdDenied`."""
+        """Renew a lease. Returns its remaining time in seconds. Raises `LeaseExpired`, `Unavailable`, `EtcdDenied`."""
         for _ in range(TOKENS_MAX):
             try:
                 if self._token is None:
                     self._token = self._authenticate()
-                return _left(lease, self._call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=lease)))
+                return _remaining_s(lease, self._call(KEEP_ALIVE, rpc.LeaseKeepAliveRequest(ID=lease)))
             except grpc.RpcError as failed:
                 failure = classify(failed.code(), failed.details(), self._config.endpoints[self._current])
-            if failure.outcome is Outcome.STALE_TOKEN and self._config.user is not None:
+            if failure.outcome is CallOutcome.STALE_TOKEN and self._config.user is not None:
                 self._token = None
                 continue
-            if failure.outcome is not Outcome.REFUSED:
+            if failure.outcome is not CallOutcome.REFUSED:
                 self._rotate()
             break
         raise failure.error
@@ -99,20 +102,20 @@ class ThreadKeepAlive:
             raise
 
     def _call(self, method: Method[Any, Any], request: Any) -> Any:
-        call = self._connected().unary_unary(
+        call = self._open_channel().unary_unary(
             method.path, request_serializer=method.write, response_deserializer=method.read
         )
         token = (("token", self._token),) if self._token else ()
-        return call(request, timeout=CALL_DEADLINE_S, metadata=(HAS_LEADER, *token))
+        return call(request, timeout=CALL_DEADLINE_S, metadata=(REQUIRE_LEADER, *token))
 
-    def _connected(self) -> grpc.Channel:
+    def _open_channel(self) -> grpc.Channel:
         if self._channel is None:
-            address = target(self._config.endpoints[self._current])
+            address = host_and_port(self._config.endpoints[self._current])
             certificates = self._config.certificates
             self._channel = (
-                grpc.insecure_channel(address, options=OPTIONS)
+                grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
                 if certificates is None
-                else grpc.secure_channel(address, credentials(certificates), options=OPTIONS)
+                else grpc.secure_channel(address, channel_credentials(certificates), options=CHANNEL_OPTIONS)
             )
         return self._channel
 
@@ -121,7 +124,7 @@ class ThreadKeepAlive:
         self._current = (self._current + 1) % len(self._config.endpoints)
 
 
-def _left(lease: int, answer: rpc.LeaseKeepAliveResponse) -> float:
+def _remaining_s(lease: int, answer: rpc.LeaseKeepAliveResponse) -> float:
     if answer.TTL <= 0:
         raise LeaseExpired(f"lease {lease:x} has ended")
     return float(answer.TTL)

@@ -1,7 +1,7 @@
-"""Methods and messages of etcd, converted from and to the types of the metadata store.
+"""gRPC methods and messages of etcd, and their conversion from and to the types of the metadata store.
 
-`LeaseKeepAlive` is a stream in etcd's interface. One message followed by the end of the sending side is permitted and
-has the same wire format as a single call, so it is a single call here, with its own deadline.
+`LeaseKeepAlive` is a stream in etcd's interface. A stream with one request has the same wire format as a unary call, so
+`KEEP_ALIVE` is used as a unary call, which has a deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Method(NamedTuple, Generic[Request, Answer]):
-    """One gRPC method: its path, and the conversion of its messages."""
+    """One gRPC method: its path, and the functions that serialize requests and parse responses."""
 
     path: str
     write: Callable[[Request], bytes]
@@ -61,19 +61,19 @@ STATUS: Final = Method(
 )
 
 
-def range_of_prefix(prefix: str) -> tuple[bytes, bytes]:
-    """The first key, and the end (exclusive), of all keys with this prefix."""
+def prefix_range(prefix: str) -> tuple[bytes, bytes]:
+    """(first key, exclusive end) of the range of all keys with the prefix."""
     if not prefix:
         return b"\0", b"\0"  # etcd's notation for all keys
     begin = prefix.encode()
     return begin, begin[:-1] + bytes((begin[-1] + 1,))  # no byte of UTF-8 is 255
 
 
-def transaction(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> rpc.TxnRequest:
-    """A transaction with all operations if all conditions are satisfied.
+def encode_transaction(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> rpc.TxnRequest:
+    """Request that executes all operations if all conditions are satisfied.
 
-    etcd executes a transaction that only reads, without a linearizable read, on the possibly outdated state of one
-    member. Conditions without operations would be such a transaction, so one linearizable read is added.
+    etcd executes a transaction without any operation on the state of one member, which may be outdated. If `operations`
+    is empty, a linearizable read is therefore added.
     """
     request = rpc.TxnRequest(compare=[each for compare in compares for each in _compares(compare)])
     if operations:
@@ -103,12 +103,13 @@ def _operation(operation: Put | Delete) -> rpc.RequestOp:
     return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
 
 
-def entry(found: rpc.KeyValue) -> Entry:
+def decode_entry(found: rpc.KeyValue) -> Entry:
+    """Convert a key with its value. Raises `StorageError` if the key is not UTF-8."""
     return Entry(_key(found.key), found.value, found.create_revision, found.mod_revision)
 
 
-def events(changes: Iterable[rpc.Event], from_revision: int) -> list[Event]:
-    """The events of `from_revision` and later."""
+def decode_events(changes: Iterable[rpc.Event], from_revision: int) -> list[Event]:
+    """Convert events; those before `from_revision` are left out. Raises `StorageError` if a key is not UTF-8."""
     return [
         Event(
             _key(change.kv.key),
@@ -125,4 +126,4 @@ def _key(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError as error:
-        raise StorageError(f"etcd holds a key among Mansio's that is not Mansio's: {key[:100]!r}") from error
+        raise StorageError(f"etcd contains an invalid key with Mansio's prefix: {key[:100]!r}") from error

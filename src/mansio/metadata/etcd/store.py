@@ -3,7 +3,7 @@
 Invariants:
 * Reads are linearizable.
 * A transaction in progress is completed even if its caller is cancelled.
-* A listing is of one revision, however many responses it takes.
+* A listing is of one revision, even if it takes several responses.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from mansio.errors import InvalidRequest, Unavailable
 from mansio.metadata.etcd import rpc_pb2 as rpc
 from mansio.metadata.etcd.client import EtcdClient
 from mansio.metadata.etcd.lease import EtcdLeases
-from mansio.metadata.etcd.messages import RANGE, TXN, entry, range_of_prefix, transaction
+from mansio.metadata.etcd.messages import RANGE, TXN, decode_entry, encode_transaction, prefix_range
 from mansio.metadata.etcd.watch import EVENTS_MAX, Watch
 from mansio.metadata.metadata_store import (
-    Compacted,
     Compare,
     Delete,
     Entry,
     Event,
     Listing,
     Put,
+    RevisionCompacted,
     TransactionResult,
 )
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 OPERATIONS_MAX: Final = 128
-"""etcd's default limit (`--max-txn-ops`), for conditions and for operations."""
+"""etcd's default limit (`--max-txn-ops`), which applies to conditions and to operations."""
 LIST_PAGE_KEYS: Final = 1000
 LIST_ATTEMPTS_MAX: Final = 5
 
 
 class EtcdStore:
-    """`MetadataStore` on etcd. Create it with `open`."""
+    """`MetadataStore` on etcd. `open` creates it."""
 
     def __init__(self, client: EtcdClient, random: Random, watch_events_max: int) -> None:
         self.client = client
@@ -56,9 +56,10 @@ class EtcdStore:
     async def open(
         cls, config: EtcdConfig, random: Random, *, watch_events_max: int = EVENTS_MAX
     ) -> EtcdStore:
-        """Connect and check every endpoint that responds. `random`: for the pauses between attempts.
+        """Connect, and check every endpoint that responds. `random` randomizes the pauses between attempts.
 
-        Raises `ConfigError` if one of them cannot store metadata or denies access, `Unavailable` if none responds.
+        `watch_events_max` is the queue size of a watch. Raises `ConfigError` if an endpoint cannot store metadata or
+        denies access, `Unavailable` if no endpoint responds.
         """
         return cls(await EtcdClient.open(config, random), random, watch_events_max)
 
@@ -68,25 +69,25 @@ class EtcdStore:
 
     async def get(self, key: str) -> Entry | None:
         answer = await self._range(rpc.RangeRequest(key=key.encode()))
-        return entry(answer.kvs[0]) if answer.kvs else None
+        return decode_entry(answer.kvs[0]) if answer.kvs else None
 
     async def list(self, prefix: str) -> Listing:
         for _ in range(LIST_ATTEMPTS_MAX):
             try:
                 return await self._list(prefix)
-            except Compacted:  # between two pages the revision of the first one was compacted
+            except RevisionCompacted:  # between two pages the revision of the first one was compacted
                 continue
         raise Unavailable(f"etcd compacts revisions faster than {prefix} can be listed")
 
     async def _list(self, prefix: str) -> Listing:
-        begin, end = range_of_prefix(prefix)
+        begin, end = prefix_range(prefix)
         entries: list[Entry] = []
         revision = 0
         while True:
             answer = await self._range(
                 rpc.RangeRequest(key=begin, range_end=end, limit=LIST_PAGE_KEYS, revision=revision)
             )
-            entries += [entry(found) for found in answer.kvs]
+            entries += [decode_entry(found) for found in answer.kvs]
             revision = revision or answer.header.revision
             if not answer.more:
                 return Listing(revision, entries)
@@ -96,15 +97,15 @@ class EtcdStore:
         self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
     ) -> TransactionResult:
         if len({operation.key for operation in operations}) != len(operations):
-            raise InvalidRequest("a key is named by two operations of a transaction")
-        request = transaction(compares, operations)
+            raise InvalidRequest("two operations of a transaction have the same key")
+        request = encode_transaction(compares, operations)
         if max(len(request.compare), len(operations)) > OPERATIONS_MAX:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
         self._check_open()
         work = self.client.call(TXN, request, repeatable=not operations)
         task = asyncio.create_task(work, name="etcd transaction")
         self._transactions.add(task)
-        task.add_done_callback(self._transacted)
+        task.add_done_callback(self._transaction_done)
         answer = await asyncio.shield(task)
         return TransactionResult(answer.succeeded, answer.header.revision)
 
@@ -125,7 +126,7 @@ class EtcdStore:
         """End all watches, wait for transactions in progress, and close the connections. Idempotent."""
         self._closed = True
         for watch in self._watches:
-            watch.end()
+            watch.stop()
         if self._transactions:
             await asyncio.wait(self._transactions)
         await self.client.close()
@@ -138,7 +139,7 @@ class EtcdStore:
         if self._closed:
             raise Unavailable("the metadata store is closed")
 
-    def _transacted(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
+    def _transaction_done(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
         self._transactions.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved here in case the caller was cancelled

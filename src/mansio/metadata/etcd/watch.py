@@ -1,19 +1,19 @@
-"""Watch of a prefix: all changes in order, each once, across connection failures.
+"""Watch of a prefix: returns all changes in order, each exactly once, across connection failures.
 
-A task reads the stream into a bounded queue. When the queue is full, the stream is closed, and opened again once the
-reader has caught up, so that neither this process nor etcd buffers much for a slow reader.
+A task reads the stream into a bounded queue. When the queue is full, the task closes the stream; it opens a new one
+when the reader has emptied the queue. So neither this process nor etcd buffers many events for a slow reader.
 
 Invariants:
-* `position` is the revision after the last event that was queued, and every stream starts there, not at a revision that
+* `_position` is the revision after the last event that was queued. Every stream starts there, not at a revision that
   etcd reports as progress.
-* Events of one revision stay together.
-* The reader gets the next event, or `Compacted`, or the error that ended the watch; never a gap.
+* All events of one revision are in one batch.
+* The reader gets every event in order, until `RevisionCompacted` or the error that ended the watch is raised.
 
-A stream requests one more revision than needed and drops it: before 3.4.33 and 3.5.15 an etcd that was compacted at
-exactly the first requested revision omits deletions in it (etcd issue 18089).
+A stream starts one revision before `_position`, and the events of that revision are dropped: before 3.4.33 and 3.5.15
+an etcd that was compacted at exactly the start revision omits deletions of that revision (etcd issue 18089).
 
-etcd is asked for a progress notification every second, because a watch of keys that do not change is silent, as is a
-dead one.
+The watch requests a progress notification every second. Otherwise a watch of keys that do not change could not be
+distinguished from one whose connection is broken.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from grpc import StatusCode
 
 from mansio.errors import StorageError
 from mansio.metadata.etcd import rpc_pb2 as rpc
-from mansio.metadata.etcd.call_outcome import EtcdDenied, Failure, Outcome, classify
+from mansio.metadata.etcd.call_outcome import CallOutcome, EtcdDenied, Failure, classify
 from mansio.metadata.etcd.channel import CallFailed
 from mansio.metadata.etcd.client import Attempts, StreamFailed
-from mansio.metadata.etcd.messages import RANGE, WATCH, events, range_of_prefix
-from mansio.metadata.metadata_store import Compacted
+from mansio.metadata.etcd.messages import RANGE, WATCH, decode_events, prefix_range
+from mansio.metadata.metadata_store import RevisionCompacted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -42,14 +42,16 @@ if TYPE_CHECKING:
     from mansio.ports import Random
 
 EVENTS_MAX: Final = 4096
-"""Size of the queue at which the stream is closed; a message of etcd is queued completely."""
+"""Number of queued events from which on the stream is closed; each message of etcd is queued completely."""
 BATCH_EVENTS_MAX: Final = 512
-HEARTBEAT_S: Final = 1.0
-SILENCE_S: Final = 3.0
+HEARTBEAT_INTERVAL_S: Final = 1.0
+"""Interval of the requests for progress notifications."""
+SILENCE_S_MAX: Final = 3.0
+"""Time without a message after which a stream counts as broken."""
 
 
 class Watch:
-    """A watch for one reader of `batches`."""
+    """Watch of the keys with a prefix, for one reader, which iterates over `batches`."""
 
     def __init__(
         self,
@@ -69,24 +71,24 @@ class Watch:
         self._changed = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._ended = False
+        self._is_stopped = False
 
     async def batches(self) -> AsyncGenerator[list[Event], None]:
-        """Batches of events until `end`. Raises `Compacted`, `EtcdDenied`, `StorageError`."""
+        """Yield batches of events until `stop` is called. Raises `RevisionCompacted`, `EtcdDenied`, `StorageError`."""
         try:
             while True:
                 if self._queue:
                     batch = self._queue.popleft()
                     self._queued -= len(batch)
                     yield batch
-                elif self._ended:
+                elif self._is_stopped:
                     return
                 elif self._failure is not None:
                     raise self._failure
                 else:
                     if self._pump is None:
                         self._pump = asyncio.create_task(self._run(), name="etcd watch")
-                        self._pump.add_done_callback(self._stopped)
+                        self._pump.add_done_callback(self._pump_ended)
                     await self._changed.wait()
                     self._changed.clear()
         finally:
@@ -94,19 +96,19 @@ class Watch:
                 self._pump.cancel()
                 await asyncio.wait([self._pump])
 
-    def end(self) -> None:
-        """Return no more batches after those that are queued."""
-        self._ended = True
+    def stop(self) -> None:
+        """End `batches` after the batches that are queued."""
+        self._is_stopped = True
         self._changed.set()
 
-    def _stopped(self, pump: asyncio.Task[None]) -> None:
+    def _pump_ended(self, pump: asyncio.Task[None]) -> None:
         self._pump = None
         if not pump.cancelled():
             self._failure = pump.exception()
         self._changed.set()
 
     async def _run(self) -> None:
-        """Read streams until the queue is full. Raises the errors for the reader."""
+        """Read one stream after the other into the queue, until the queue is full. Raises the errors for the reader."""
         attempts = Attempts(self._random, deadline_s=None)
         while self._queued < self._events_max:
             try:
@@ -119,7 +121,7 @@ class Watch:
                 await self._follow(opened, attempts)
             except CallFailed as failed:
                 await self._client.handle_failure(
-                    opened.endpoint, _of_watch(failed.failure), opened.token, attempts
+                    opened.endpoint, _watch_failure(failed.failure), opened.token, attempts
                 )
             finally:
                 heartbeat.cancel()
@@ -129,43 +131,48 @@ class Watch:
     async def _follow(
         self, opened: OpenStream[rpc.WatchRequest, rpc.WatchResponse], attempts: Attempts
     ) -> None:
-        """Queue the events of a stream. Returns when the queue is full; raises `CallFailed`, `Compacted`."""
-        begin, end = range_of_prefix(self._prefix)
+        """Read the events of one stream into the queue until the queue is full.
+
+        Raises `CallFailed`, `RevisionCompacted`.
+        """
+        begin, end = prefix_range(self._prefix)
         create = rpc.WatchCreateRequest(
             key=begin, range_end=end, start_revision=max(1, self._position - 1), fragment=True
         )
         await opened.stream.write(rpc.WatchRequest(create_request=create))
         fragments: list[Event] = []
         while self._queued < self._events_max:
-            response = await opened.stream.read(SILENCE_S)
+            response = await opened.stream.read(SILENCE_S_MAX)
             if response.compact_revision:
-                raise Compacted(
+                raise RevisionCompacted(
                     f"changes up to revision {response.compact_revision} are not kept; asked for {self._position}"
                 )
             if response.canceled:
-                raise CallFailed(_cancelled(response.cancel_reason, opened.endpoint.url))
+                raise CallFailed(_cancellation_failure(response.cancel_reason, opened.endpoint.url))
             if response.created:
                 attempts.reset()
-                self._client.answered(opened.endpoint)
+                self._client.record_success(opened.endpoint)
                 if response.header.revision < self._position - 1:
                     await self._check_revision_not_lost()
-            fragments += events(response.events, self._position)
+            fragments += decode_events(response.events, self._position)
             fragments = self._enqueue_complete_revisions(fragments, more=response.fragment)
 
     async def _check_revision_not_lost(self) -> None:
-        """A single member may lag behind, but etcd as a whole never goes back, unless it was restored from a backup:
-        then it would assign the revisions that were already seen to other changes, and this watch would not return
-        those."""
-        begin, _ = range_of_prefix(self._prefix)  # any key that the user may read
+        """Raise `StorageError` if etcd's revision is lower than that of events which the watch has already returned.
+
+        A single member may lag behind, but the revision of the cluster decreases only if etcd was restored from a
+        backup. Then it assigns the same revisions to other changes, which this watch would miss.
+        """
+        begin, _ = prefix_range(self._prefix)  # any key that the user may read
         answer = await self._client.call(RANGE, rpc.RangeRequest(key=begin, keys_only=True))
         if answer.header.revision < self._position - 1:
             raise StorageError(
                 f"etcd is at revision {answer.header.revision} and was at {self._position - 1} before:"
-                " it was restored from an older copy"
+                " it was restored from an older backup"
             )
 
     def _enqueue_complete_revisions(self, fragments: list[Event], *, more: bool) -> list[Event]:
-        """Queue complete revisions and return the rest: events of the last revision, if `more` fragments follow."""
+        """Queue the events of complete revisions and return the others: those of the last revision if `more` follow."""
         held = fragments[-1].mod_revision if more and fragments else None
         batch: list[Event] = []
         for event in fragments:
@@ -187,20 +194,20 @@ class Watch:
 
 
 async def _heartbeat(stream: Stream[rpc.WatchRequest, rpc.WatchResponse]) -> None:
-    """Request progress notifications. If that fails, reading fails, too, with the error."""
+    """Request a progress notification at each interval. If a request fails, the reads of the stream raise the error."""
     with suppress(CallFailed):
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             await stream.write(rpc.WatchRequest(progress_request=rpc.WatchProgressRequest()))
 
 
-def _cancelled(reason: str, url: str) -> Failure:
-    """Failure of a watch that etcd ended, from the code and text in the reason."""
+def _cancellation_failure(reason: str, url: str) -> Failure:
+    """Classify a watch that etcd has cancelled, by the text of the reason."""
     return classify(StatusCode.UNAVAILABLE, reason.partition("desc = ")[2] or reason, url)
 
 
-def _of_watch(failure: Failure) -> Failure:
-    """etcd also returns "permission denied" to a watch whose token has expired: retry with a new one first."""
-    if isinstance(failure.error, EtcdDenied) and failure.outcome is Outcome.REFUSED:
-        return failure._replace(outcome=Outcome.STALE_TOKEN)
+def _watch_failure(failure: Failure) -> Failure:
+    """Convert "permission denied" into `STALE_TOKEN`, because a watch gets that error also if its token has expired."""
+    if isinstance(failure.error, EtcdDenied) and failure.outcome is CallOutcome.REFUSED:
+        return failure._replace(outcome=CallOutcome.STALE_TOKEN)
     return failure

@@ -1,13 +1,13 @@
 """Format of the metadata file: tables, checksums, verification before anything is written, and the revision file.
 
-SQLite detects damage to the structure of a file (pages, key order, lengths) but not to its content; it takes a damaged
-write-ahead log for one that a crash has torn and silently returns to an older state. So every row has a CRC-32C, the
-single row of `store` contains the number and the sum of all of them, and a file beside the database (`RevisionFile`)
-contains the last durable revision.
+SQLite detects damage to the structure of a file (pages, key order, lengths), but not to its content. It treats a
+damaged write-ahead log like one that a crash left incomplete, and silently returns to an older state. Therefore every
+row has a CRC-32C, the single row of the table `store` contains the number and the sum of these CRCs, and a file beside
+the database (`RevisionFile`) contains the last durable revision.
 
 Invariants:
 * `verify` does not write to the database or its write-ahead log, so that a rejected file is unchanged.
-* A file that passes contains exactly the committed rows.
+* A file that `verify` accepts contains exactly the committed rows.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT: Final = 2
+CURRENT_FORMAT: Final = 2
 FIRST_FORMAT: Final = 1
-"""Without checksums. It is read once and rewritten."""
+"""Format without checksums. `migrate` rewrites such a file when it is opened."""
 
 TABLES: Final = {
     "store": """CREATE TABLE store (
@@ -77,27 +77,30 @@ _TRANSIENT_CODES: Final = frozenset(
     }
 )
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-REMEDY: Final = "put back a copy of the data directory, or start with an empty one"
+CORRUPTION_REMEDY: Final = "restore a backup of the data directory, or start with an empty one"
 
 
 class Totals(NamedTuple):
-    """The single row of `store`: totals of the other tables. Sums are of the rows' CRCs."""
+    """The single row of the table `store`: the numbers of entries and events, and the sums of their CRCs.
+
+    Events up to `compacted_revision` were deleted.
+    """
 
     format: int
     revision: int
-    compacted: int
-    entries: int = 0
+    compacted_revision: int
+    entry_count: int = 0
     entries_sum: int = 0
-    events: int = 0
+    event_count: int = 0
     events_sum: int = 0
 
     def row(self) -> tuple[int, ...]:
-        """The columns, the CRC last."""
+        """The values of all columns; the last one is the CRC of the others."""
         return (*self, crc32c(_TOTALS.pack(*self)))
 
 
 def entry_crc(key: str, value: bytes, create_revision: int, mod_revision: int) -> int:
-    """CRC-32C of a row of `entries`.
+    """CRC-32C of a row of the table `entries`.
 
     Raises `TypeError`, `ValueError` or `struct.error` for values of a wrong type or range.
     """
@@ -105,7 +108,7 @@ def entry_crc(key: str, value: bytes, create_revision: int, mod_revision: int) -
 
 
 def event_crc(revision: int, number: int, key: str, value: bytes | None, create_revision: int) -> int:
-    """CRC-32C of a row of `events`."""
+    """CRC-32C of a row of the table `events`. `number` is the position of the event within its revision."""
     return _crc(create_revision, revision, 1 + number, key, value)
 
 
@@ -118,7 +121,7 @@ def _crc(first: int, second: int, third: int, key: str, value: bytes | None) -> 
 
 
 def read_totals(database: sqlite3.Connection) -> Totals:
-    """Read the row of `store`. Raises `MetadataCorrupt` if it does not match its checksum."""
+    """Read the row of the table `store`. Raises `MetadataCorrupt` if it does not match its checksum."""
     row = database.execute(SELECT_STORE).fetchone()
     with contextlib.suppress(struct.error, TypeError):
         if row is not None and crc32c(_TOTALS.pack(*row[:-1])) == row[-1]:
@@ -126,16 +129,16 @@ def read_totals(database: sqlite3.Connection) -> Totals:
     raise MetadataCorrupt("the row with the totals does not match its checksum")
 
 
-def checked_entry(row: tuple[Any, ...]) -> tuple[str, bytes, int, int]:
-    """A row of `SELECT_ENTRIES` without its CRC. Raises `MetadataCorrupt` when they do not match."""
+def verify_entry_row(row: tuple[Any, ...]) -> tuple[str, bytes, int, int]:
+    """Check a row of `SELECT_ENTRIES`; returns it without its CRC. Raises `MetadataCorrupt` if the CRC is wrong."""
     with contextlib.suppress(struct.error, TypeError, AttributeError, UnicodeError):
         if entry_crc(*row[:-1]) == row[-1]:
             return row[0], row[1], row[2], row[3]
     raise MetadataCorrupt(f"the entry {row[0]!r:.120} does not match its checksum")
 
 
-def checked_event(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, int]:
-    """A row of `SELECT_EVENTS` without its CRC. Raises `MetadataCorrupt` when they do not match."""
+def verify_event_row(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, int]:
+    """Check a row of `SELECT_EVENTS`; returns it without its CRC. Raises `MetadataCorrupt` if the CRC is wrong."""
     with contextlib.suppress(struct.error, TypeError, AttributeError, UnicodeError):
         if event_crc(*row[:-1]) == row[-1]:
             return row[0], row[1], row[2], row[3], row[4]
@@ -143,28 +146,28 @@ def checked_event(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, in
 
 
 class UnknownFormat(StorageError):
-    """A file with an unknown or damaged format version. Used within this module only."""
+    """Raised within this module for a file with an unknown or damaged format version."""
 
 
-def typed(error: sqlite3.Error, path: str) -> StorageError:
-    """Convert an error of SQLite: `MetadataCorrupt` if it concerns the content of the file."""
+def to_storage_error(error: sqlite3.Error, path: str) -> StorageError:
+    """Convert an error of SQLite into a `StorageError`; into `MetadataCorrupt` if the file is damaged."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in _TRANSIENT_CODES:
         return StorageError(f"metadata {path}: {error}")
-    return damaged(path, str(error))
+    return corrupt_error(path, str(error))
 
 
-def damaged(path: str, what: str) -> MetadataCorrupt:
+def corrupt_error(path: str, what: str) -> MetadataCorrupt:
     line = " ".join(what.split())  # SQLite quotes statements, which have several lines
-    return MetadataCorrupt(f"metadata {path} is damaged: {line}; {REMEDY}")
+    return MetadataCorrupt(f"metadata {path} is damaged: {line}; {CORRUPTION_REMEDY}")
 
 
 class RevisionFile:
-    """The last durable revision, in a file beside the database.
+    """File beside the database that contains the last durable revision.
 
-    It is overwritten after each commit and not flushed: after a kill it is exact; after a power loss or on a full disk
-    it may be older, never newer, so its meaning is "at least this revision". If it is missing or damaged, the revision
-    is unknown.
+    It is overwritten after each commit and not flushed. After a crash of the process it is exact; after a power loss or
+    on a full disk it may contain an older revision, never a newer one. So the database must have at least this
+    revision. If the file is missing or damaged, the revision is unknown.
     """
 
     def __init__(self, path: str) -> None:
@@ -173,8 +176,10 @@ class RevisionFile:
         self._is_behind = False
 
     def store(self, revision: int) -> None:
-        """Store a durable revision. On a full disk the file keeps the old revision, or becomes invalid, until the next
-        call. Raises `OSError` for any other failure."""
+        """Store a durable revision. Raises `OSError`, except on a full disk.
+
+        On a full disk the file keeps the old revision, or becomes invalid, until the next call.
+        """
         try:
             self._write(_encode_revision(revision))
         except OSError as error:
@@ -210,7 +215,7 @@ def _encode_revision(revision: int) -> bytes:
 
 
 def read_revision_file(path: str) -> int:
-    """The revision in the revision file of the database at `path`; -1 if there is none."""
+    """The revision in the revision file of the database at `path`; -1 if that file is missing or damaged."""
     try:
         with open(path + REVISION_SUFFIX, "rb") as file:
             data = file.read(_REVISION.size + 1)
@@ -223,31 +228,31 @@ def read_revision_file(path: str) -> int:
 
 
 def verify(path: str) -> int | None:
-    """Verify the file at `path` and its write-ahead log without writing. Returns its format; None for a new file.
+    """Verify the metadata file at `path` and its write-ahead log, without writing. Returns its format number.
 
-    Reads the whole file. Raises `MetadataCorrupt` if it is damaged or inconsistent, `StorageError` if it cannot be read
-    or is of a newer version.
+    The result is None if there is no file or an empty one. Reads the whole file. Raises `MetadataCorrupt` if it is
+    damaged, `StorageError` if it cannot be read or was written by a newer version.
     """
     try:
         known = read_revision_file(path)
         size = _size(path)
         if size < PAGE_BYTES_MIN and (size > 0 or known > 0 or _size(path + "-wal") > 0):
             # SQLite would treat it as an empty file and discard the write-ahead log
-            raise damaged(path, f"it has only {size} bytes although it was written")
+            raise corrupt_error(path, f"it has only {size} bytes although it was written")
         if not size or (
             known <= 0 and _size(path + "-journal") > 0
         ):  # a crash while the first page was written
             return None
-        with _reading(path) as database:
+        with _open_copy(path) as database:
             return _check_database(database, known)
     except sqlite3.Error as error:
-        raise typed(error, path) from error
+        raise to_storage_error(error, path) from error
     except UnicodeError as error:  # a text with invalid encoding
-        raise damaged(path, str(error)) from error
+        raise corrupt_error(path, str(error)) from error
     except MetadataCorrupt as error:
         if error.message.startswith("metadata "):
             raise
-        raise damaged(path, error.message) from error
+        raise corrupt_error(path, error.message) from error
     except UnknownFormat as error:
         raise StorageError(f"metadata {path}: {error.message}") from error
     except OSError as error:
@@ -255,7 +260,7 @@ def verify(path: str) -> int | None:
 
 
 def _size(path: str) -> int:
-    """Bytes of a file; 0 when there is none."""
+    """Size of a file in bytes; 0 if the file does not exist."""
     try:
         return os.path.getsize(path)
     except FileNotFoundError:
@@ -263,9 +268,9 @@ def _size(path: str) -> int:
 
 
 def verify_store(path: str) -> list[str]:
-    """Problems of the metadata file at `path`, one line each; empty if it is valid. For offline checks.
+    """Problems of the metadata file at `path`, one line each; an empty list if it is valid. Changes nothing.
 
-    Not for the file of a running broker. Nothing is changed.
+    No broker may have the file open.
     """
     if not os.path.exists(path) and read_revision_file(path) <= 0:
         return [f"metadata {path} is missing"]
@@ -277,15 +282,15 @@ def verify_store(path: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _reading(path: str) -> Iterator[sqlite3.Connection]:
-    """A copy of the database in memory after recovery. Needs no disk space."""
+def _open_copy(path: str) -> Iterator[sqlite3.Connection]:
+    """Open a copy of the database in memory, with its write-ahead log applied. Needs no disk space."""
     with open(path, "rb") as file:
         data = file.read()
     if _size(path + "-wal"):
         if data[_MODE] != _WAL_MODE:
             raise MetadataCorrupt("it has a write-ahead log although its first page excludes one")
         with open(path + "-wal", "rb") as file:
-            data = with_wal(data, file.read())
+            data = apply_wal(data, file.read())
     if data[_MODE] == _WAL_MODE:
         data = data[: _MODE.start] + b"\1\1" + data[_MODE.stop :]
     database = sqlite3.connect(":memory:", isolation_level=None)
@@ -311,20 +316,20 @@ def _check_database(database: sqlite3.Connection, known_revision: int) -> int | 
     file_format, revision = row
     if file_format == FIRST_FORMAT and "entries_sum" not in found.get("store", ""):
         return FIRST_FORMAT
-    if file_format != FORMAT:
-        raise UnknownFormat(f"it has format {file_format}; this version supports {FORMAT}")
+    if file_format != CURRENT_FORMAT:
+        raise UnknownFormat(f"it has format {file_format}; this version supports {CURRENT_FORMAT}")
     if found != TABLES:
         raise MetadataCorrupt("its tables are not those of this format")
     _check_rows(database)
     if revision < known_revision:
         raise MetadataCorrupt(f"it ends at revision {revision}, but {known_revision} was durable")
-    return FORMAT
+    return CURRENT_FORMAT
 
 
 def _check_rows(database: sqlite3.Connection) -> None:
     totals = read_totals(database)
     sums = []
-    for select, check in ((SELECT_ENTRIES, checked_entry), (SELECT_EVENTS, checked_event)):
+    for select, check in ((SELECT_ENTRIES, verify_entry_row), (SELECT_EVENTS, verify_event_row)):
         count = total = 0
         for row in database.execute(select):
             check(row)
@@ -336,15 +341,15 @@ def _check_rows(database: sqlite3.Connection) -> None:
 
 
 def create(database: sqlite3.Connection) -> None:
-    """Create the tables of a new file, within a transaction of the caller."""
+    """Create the tables of a new metadata file. The caller has begun a transaction."""
     for statement in TABLES.values():
         database.execute(statement)
-    totals = Totals(FORMAT, 0, 0)
+    totals = Totals(CURRENT_FORMAT, 0, 0)
     database.execute("INSERT INTO store VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", totals.row())
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Rewrite a file of the first format, within a transaction of the caller."""
+    """Convert a metadata file from `FIRST_FORMAT` to the current format. The caller has begun a transaction."""
     entries = database.execute("SELECT key, value, create_revision, mod_revision FROM entries").fetchall()
     events = database.execute("SELECT revision, number, key, value, create_revision FROM events").fetchall()
     revision, compacted = database.execute("SELECT revision, compacted FROM store").fetchone()
@@ -356,7 +361,7 @@ def migrate(database: sqlite3.Connection) -> None:
     database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", entry_rows)
     database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", event_rows)
     totals = Totals(
-        FORMAT,
+        CURRENT_FORMAT,
         revision,
         compacted,
         len(entry_rows),
@@ -376,11 +381,11 @@ _WAL_VERSION: Final = 3_007_000
 _WAL_MASK: Final = 0xFFFFFFFF
 
 
-def with_wal(database: bytes, wal: bytes) -> bytes:
-    """The database file with all complete commits of its write-ahead log applied.
+def apply_wal(database: bytes, wal: bytes) -> bytes:
+    """The bytes of a database file after all complete commits of its write-ahead log are applied.
 
-    SQLite does this when it opens a file, but it needs disk space and cannot be prevented from writing the result back.
-    As in SQLite's recovery, the last applied commit is the last one whose frames are all complete.
+    SQLite does the same when it opens a file, but then it needs disk space and writes the result back. As in SQLite's
+    recovery, commits are applied up to the first frame that is incomplete or invalid.
 
     Format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
     """
@@ -418,7 +423,7 @@ def with_wal(database: bytes, wal: bytes) -> bytes:
 
 
 def _wal_checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """Running checksum over pairs of 32-bit words."""
+    """Checksum of SQLite's write-ahead log over pairs of 32-bit words; `sums` is the checksum of the data before."""
     first, second = sums
     words = iter(struct.unpack(f"{order}{len(data) // 4}I", data))
     for left, right in zip(words, words, strict=True):

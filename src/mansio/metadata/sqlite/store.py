@@ -1,15 +1,15 @@
 """Metadata store of a single node: one SQLite file in WAL mode, flushed before every response.
 
-Every call runs on the `Background` worker given at construction, one after the other: a commit waits for the disk
-(`synchronous=FULL`), and a slow disk must not block the event loop; the switch of threads costs far less than the
-flush. The worker should serve nothing else, so that acknowledgements of records do not wait behind metadata.
+All calls run one after the other on the `Background` worker that the constructor gets: a commit waits for the disk
+(`synchronous=FULL`), which must not block the event loop. The worker should not be the one that flushes records, so
+that acknowledgements do not wait for metadata.
 
 Invariants:
-* A change and its event are written in the same SQLite transaction, so a watch cannot miss one. A watch stores only its
-  position and reads the next events from the table, so a slow reader uses no memory here.
-* After a failed commit other than a full disk the content of the disk is unknown: the store rejects every later change
-  until it is opened again.
-* A row is returned only if it matches its checksum. A damaged file is rejected when it is opened, and is not modified
+* A change and its event are written in the same SQLite transaction, so a watch misses no event. A watch stores only its
+  position and reads the next events from the table, so a slow reader takes no memory.
+* After a failed commit the content of the disk is unknown, unless the disk was full: the store rejects every later
+  change until it is opened again.
+* A row is returned only if it matches its checksum. A damaged file is rejected when it is opened, and is not changed
   (see `format`).
 """
 
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from mansio.errors import InvalidRequest, MetadataCorrupt, StorageError, Unavailable
 from mansio.metadata.metadata_store import (
-    Compacted,
     Compare,
     Delete,
     Entry,
     Event,
     Listing,
     Put,
+    RevisionCompacted,
     TransactionResult,
 )
 from mansio.metadata.sqlite.format import (
@@ -37,16 +37,16 @@ from mansio.metadata.sqlite.format import (
     UPDATE_STORE,
     RevisionFile,
     Totals,
-    checked_entry,
-    checked_event,
+    corrupt_error,
     create,
-    damaged,
     entry_crc,
     event_crc,
     migrate,
     read_totals,
-    typed,
+    to_storage_error,
     verify,
+    verify_entry_row,
+    verify_event_row,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ WATCH_BATCH_EVENTS_MAX: Final = 512
 OPERATIONS_MAX: Final = 10_000
 WAL_PAGES: Final = 64
 WAL_RESERVE_BYTES: Final = 512 * 1024
-"""The write-ahead log restarts after `WAL_PAGES` and is preallocated with this length: a topic can be deleted even when
-the disk is full."""
+"""Preallocated size of the write-ahead log, which is reused from its beginning after `WAL_PAGES`. So a topic can be
+deleted even if the disk is full."""
 
 _LAST_OF_BATCH: Final = (
     "SELECT revision FROM events WHERE revision >= ? AND key >= ? AND key < ?"
@@ -75,7 +75,7 @@ _BATCH: Final = (
 
 
 class SqliteStore:
-    """`MetadataStore` on one file (`:memory:`: not persistent). Create it with `open`."""
+    """`MetadataStore` on one SQLite file; with the path `:memory:` it is not persistent. `open` creates it."""
 
     def __init__(
         self,
@@ -110,10 +110,10 @@ class SqliteStore:
         *,
         events_kept: int = EVENTS_KEPT,
     ) -> SqliteStore:
-        """Open or create the file. `promise` creates the awaitables of calls (`Scheduler.promise`).
+        """Open and verify the file, or create it; blocks. `promise` creates awaitables (`Scheduler.promise`).
 
-        Reads and checks all of it. Raises `MetadataCorrupt` when it is damaged, `StorageError` when it is of a newer
-        version or open elsewhere.
+        `events_kept` is the number of events that are kept for watches. Raises `MetadataCorrupt` if the file is
+        damaged, `StorageError` if it was written by a newer version or another process has it open.
         """
         in_memory = path == ":memory:"
         found = None if in_memory else verify(path)
@@ -143,7 +143,7 @@ class SqliteStore:
                 database.close()
             if isinstance(error, OSError):
                 raise StorageError(f"metadata {path}: {error}") from error
-            raise (typed(error, path) if isinstance(error, sqlite3.Error) else error) from error
+            raise (to_storage_error(error, path) if isinstance(error, sqlite3.Error) else error) from error
 
     async def get(self, key: str) -> Entry | None:
         return await self._run(self._get, key)
@@ -157,10 +157,12 @@ class SqliteStore:
         if max(len(compares), len(operations)) > OPERATIONS_MAX:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
         if len({operation.key for operation in operations}) != len(operations):
-            raise InvalidRequest("a key is named by two operations of a transaction")
+            raise InvalidRequest("two operations of a transaction have the same key")
         if any(isinstance(operation, Put) and operation.lease for operation in operations):
-            raise InvalidRequest("a key with a lease, in a store that has none")
-        return await self._run(self._transact, tuple(compares), tuple(operations), then=self._transacted)
+            raise InvalidRequest("the metadata store of a single node has no leases")
+        return await self._run(
+            self._transact, tuple(compares), tuple(operations), then=self._transaction_done
+        )
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
         position = from_revision
@@ -182,11 +184,11 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        await self._run(self._close, even_closed=True)
+        await self._run(self._close, is_allowed_when_closed=True)
         self._wake()
 
-    def _transacted(self, done: TransactionResult) -> None:
-        """Runs even if the caller was cancelled: watches must see the change."""
+    def _transaction_done(self, done: TransactionResult) -> None:
+        """Wake the watches after a transaction. It runs even if the caller was cancelled."""
         if done.revision > self._revision:
             self._revision = done.revision
             self._wake()
@@ -201,9 +203,9 @@ class SqliteStore:
         work: Callable[..., T],
         *arguments: Any,
         then: Callable[[T], None] | None = None,
-        even_closed: bool = False,
+        is_allowed_when_closed: bool = False,
     ) -> T:
-        if self._closed and not even_closed:
+        if self._closed and not is_allowed_when_closed:
             raise Unavailable("the metadata store is closed")
         promise: Promise[Any] = self._promise()
 
@@ -221,9 +223,9 @@ class SqliteStore:
         try:
             answer: T = await promise
         except sqlite3.Error as error:
-            raise typed(error, self._path) from error
+            raise to_storage_error(error, self._path) from error
         except MetadataCorrupt as error:
-            raise damaged(self._path, error.message) from error
+            raise corrupt_error(self._path, error.message) from error
         return answer
 
     # ------------------------------------------------------------------ on the worker
@@ -235,13 +237,13 @@ class SqliteStore:
 
     def _get(self, key: str) -> Entry | None:
         row = self._database.execute(f"{SELECT_ENTRIES} WHERE key = ?", (key,)).fetchone()
-        return Entry(*checked_entry(row)) if row else None
+        return Entry(*verify_entry_row(row)) if row else None
 
     def _list(self, prefix: str) -> Listing:
         rows = self._database.execute(
-            f"{SELECT_ENTRIES} WHERE key >= ? AND key < ? ORDER BY key", (prefix, _after(prefix))
+            f"{SELECT_ENTRIES} WHERE key >= ? AND key < ? ORDER BY key", (prefix, _prefix_end(prefix))
         ).fetchall()
-        entries = [Entry(*checked_entry(row)) for row in rows]
+        entries = [Entry(*verify_entry_row(row)) for row in rows]
         return Listing(read_totals(self._database).revision, entries)
 
     def _transact(
@@ -259,22 +261,24 @@ class SqliteStore:
                 return TransactionResult(False, revision)
             after = totals._replace(revision=revision + 1)
             for operation in operations:
-                after = self._execute(operation, after, after.events - totals.events)
-            if after.events == totals.events:
+                after = self._execute(operation, after, after.event_count - totals.event_count)
+            if after.event_count == totals.event_count:
                 database.execute("ROLLBACK")
                 return TransactionResult(True, revision)
             database.execute(UPDATE_STORE, self._compact_events(after).row())
             database.execute("COMMIT")
         except (sqlite3.Error, MetadataCorrupt) as error:
-            self._failed(error)
+            self._handle_failure(error)
             raise
-        self._note(after.revision)
+        self._store_revision(after.revision)
         return TransactionResult(True, after.revision)
 
-    def _note(self, revision: int) -> None:
-        """Store the revision in the revision file. The change is durable in any case; without the revision, a loss of
-        later changes could be undetected. That is accepted while the disk is full (the next change stores a newer
-        revision), but not if the disk fails."""
+    def _store_revision(self, revision: int) -> None:
+        """Store a revision in the revision file, after its change became durable.
+
+        Without this a later loss of the change could remain undetected. That is accepted while the disk is full,
+        because the next change stores a newer revision. If the disk fails, the store rejects later changes.
+        """
         try:
             if self._revision_file is not None:
                 self._revision_file.store(revision)
@@ -283,7 +287,7 @@ class SqliteStore:
                 f"metadata {self._path} takes no more changes until a restart: {error}"
             )
 
-    def _failed(self, error: sqlite3.Error | MetadataCorrupt) -> None:
+    def _handle_failure(self, error: sqlite3.Error | MetadataCorrupt) -> None:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
             self._failure = StorageError(
                 f"metadata {self._path} takes no more changes until a restart: {error}"
@@ -297,11 +301,14 @@ class SqliteStore:
         return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)
 
     def _execute(self, operation: Put | Delete, totals: Totals, number: int) -> Totals:
-        """Change one key and store the event. Returns the new totals. Deleting a missing key changes nothing."""
+        """Execute one operation and store its event. Returns the new totals.
+
+        `number` is the position of the event within its revision. The deletion of a missing key has no effect.
+        """
         database = self._database
         key, revision = operation.key, totals.revision
         before = self._get(key)
-        count, total = totals.entries, totals.entries_sum
+        count, total = totals.entry_count, totals.entries_sum
         if before is not None:
             count, total = count - 1, total - entry_crc(*before)
         if isinstance(operation, Put):
@@ -320,18 +327,21 @@ class SqliteStore:
         event = (revision, number, key, value, created, crc)
         database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", event)
         return totals._replace(
-            entries=count, entries_sum=total, events=totals.events + 1, events_sum=totals.events_sum + crc
+            entry_count=count,
+            entries_sum=total,
+            event_count=totals.event_count + 1,
+            events_sum=totals.events_sum + crc,
         )
 
     def _compact_events(self, totals: Totals) -> Totals:
-        """Delete old events at intervals. Returns the new totals."""
+        """Delete old events, once per `events_kept / 4` revisions. Returns the new totals."""
         keep = self._events_kept
-        if totals.revision % max(1, keep // 4) or totals.events <= keep:
+        if totals.revision % max(1, keep // 4) or totals.event_count <= keep:
             return totals
         database = self._database
         (last,) = database.execute(
             "SELECT revision FROM events ORDER BY revision, number LIMIT 1 OFFSET ?",
-            (totals.events - keep - 1,),
+            (totals.event_count - keep - 1,),
         ).fetchone()
         last = min(last, totals.revision - 1)
         count, total = database.execute(
@@ -339,33 +349,35 @@ class SqliteStore:
         ).fetchone()
         database.execute("DELETE FROM events WHERE revision <= ?", (last,))
         return totals._replace(
-            compacted=max(totals.compacted, last),
-            events=totals.events - count,
+            compacted_revision=max(totals.compacted_revision, last),
+            event_count=totals.event_count - count,
             events_sum=totals.events_sum - total,
         )
 
     def _events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
-        """The next events from revision `position` on, complete revisions only, and the position after them."""
+        """(events, next position): a batch of events from revision `position` on, with complete revisions only."""
         totals = read_totals(self._database)
-        if position <= totals.compacted:
-            raise Compacted(f"changes up to revision {totals.compacted} are not kept; asked for {position}")
-        limits = (position, prefix, _after(prefix))
+        if position <= totals.compacted_revision:
+            raise RevisionCompacted(
+                f"changes up to revision {totals.compacted_revision} are not kept; asked for {position}"
+            )
+        limits = (position, prefix, _prefix_end(prefix))
         last = self._database.execute(_LAST_OF_BATCH, (*limits, WATCH_BATCH_EVENTS_MAX - 1)).fetchone()
         end = last[0] if last else totals.revision
         events = []
         for row in self._database.execute(_BATCH, (*limits, end)).fetchall():
-            changed, _, key, value, created = checked_event(row)
+            changed, _, key, value, created = verify_event_row(row)
             events.append(Event(key, value, created, changed))
         return events, end + 1
 
 
 def _reserve_wal(database: sqlite3.Connection, path: str) -> None:
-    """Restart the write-ahead log and preallocate it, as far as the disk has space: a full disk is no error."""
+    """Restart the write-ahead log and preallocate it as far as the disk has space; a full disk is not an error."""
     database.execute("PRAGMA wal_checkpoint(RESTART)")
     with contextlib.suppress(OSError), open(path + "-wal", "ab", buffering=0) as file:
         file.write(bytes(max(0, WAL_RESERVE_BYTES - file.tell())))
 
 
-def _after(prefix: str) -> str:
-    """The first text that sorts after all texts with this prefix (keys are ASCII)."""
+def _prefix_end(prefix: str) -> str:
+    """Exclusive end of the range of all keys with this prefix; keys are ASCII."""
     return prefix + "\U0010ffff"

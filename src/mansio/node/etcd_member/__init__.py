@@ -1,5 +1,5 @@
 """etcd member that a broker (or `mansio dev-cluster`) starts and supervises.
 
-`executable` finds the program and checks its version, `command` builds its command line, `child_process` is a process
-that ends with its parent, `member` supervises it.
+`executable` finds the etcd program and checks its version, `command` builds its command line, `child_process` runs a
+process that ends with its parent, and `member` supervises the etcd process.
 """

@@ -1,10 +1,10 @@
-"""Child process that writes to a log file, is stopped by its process id, and ends with its parent.
+"""Child process that writes to a log file, and ends with its parent.
 
-It has its own session, so that Ctrl-C in a terminal reaches only the parent, which decides the order of stops. On Linux
-it receives SIGTERM when the parent dies, for any reason; on other systems it keeps running after a SIGKILL of the
-parent.
+It has its own session (setsid), so that Ctrl-C in a terminal reaches only the parent, which decides in which order
+processes stop. On Linux the child receives SIGTERM when the parent ends for any reason; on other systems it keeps
+running after a SIGKILL of the parent.
 
-Invariant: after `stop` it has ended; its log stays below `LOG_BYTES_MAX` as long as `trim_log` is called.
+Invariant: when `stop` returns, the process has ended. `trim_log` keeps the log file near `LOG_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG_BYTES_KEPT: Final = 1 << 20
 TAIL_BYTES_MAX: Final = 64 << 10
 STOP_S_MAX: Final = 10.0
 
-# PR_SET_PDEATHSIG is 1. A parent that was already gone when it was set is detected by the parent's id.
+# PR_SET_PDEATHSIG is 1, SIGTERM is 15. The comparison of parent ids detects a parent that ended before the call.
 _ENDS_WITH_PARENT: Final = """\
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -33,12 +33,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class ChildProcess:
-    """One process, started at most once at a time; may be restarted after it ended."""
+    """A child process. It may be started again after it has ended."""
 
     def __init__(
         self, command: Sequence[str], log_path: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        """`command` is a full path and its arguments; `environment` is added to the parent's."""
+        """`command` is the full path of a program and its arguments; `environment` is added to the parent's."""
         self.command = list(command)
         self.log_path = log_path
         self._environment = dict(environment or {})
@@ -47,22 +47,22 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if it was never started."""
+        """The process id of the last start; 0 if the process was never started."""
         return 0 if self._process is None else self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start it. Its output is appended to the log file. Raises `OSError` if it cannot be started."""
-        assert not self.running, "already running"
+        """Start the process; its output is appended to the log file. Raises `OSError` if it cannot be started."""
+        assert not self.is_running, "already running"
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self.trim_log()
             self._log_start = os.fstat(descriptor).st_size
             self._process = await asyncio.create_subprocess_exec(
-                *_launched(self.command),
+                *_wrapped_command(self.command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
@@ -73,31 +73,34 @@ class ChildProcess:
             os.close(descriptor)
 
     async def wait(self) -> int:
-        """Wait until it has ended; returns its exit code, negative for the signal that ended it."""
+        """Wait until the process has ended; returns its exit code, negative for the signal that ended it."""
         assert self._process is not None, "not started"
         return await self._process.wait()
 
-    def signal(self, number: int) -> None:
-        """Send it a signal; no effect if it has ended."""
+    def send_signal(self, number: int) -> None:
+        """Send the signal `number` to the process; no effect if it has ended."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     async def stop(self, wait_s: float = STOP_S_MAX) -> int | None:
-        """SIGTERM, and after `wait_s` SIGKILL; returns when it has ended, with its exit code (None: never started)."""
+        """Send SIGTERM, and SIGKILL after `wait_s` seconds; wait until the process has ended.
+
+        Returns its exit code, None if it was never started.
+        """
         if self._process is None:
             return None
-        self.signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(wait_s):
                 return await self._process.wait()
         except TimeoutError:
-            self.signal(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
             return await self._process.wait()
 
     # -- log --------
 
     def output(self) -> str:
-        """Its output since it was started, at most the last 64 KiB."""
+        """The output of the process since its last start, at most the last 64 KiB."""
         try:
             with open(self.log_path, "rb") as file:
                 end = file.seek(0, os.SEEK_END)
@@ -107,11 +110,11 @@ class ChildProcess:
             return ""
 
     def tail(self, lines: int = 15) -> list[str]:
-        """The last lines of its output."""
+        """The last lines of the output of the process since its last start."""
         return self.output().splitlines()[-lines:]
 
     def has_printed(self, *texts: bytes) -> bool:
-        """Whether its output since it was started contains one of `texts`. Reads the log file; blocks."""
+        """Whether the output of the process since its last start contains one of `texts`. Blocks."""
         try:
             with open(self.log_path, "rb") as file:
                 file.seek(min(self._log_start, file.seek(0, os.SEEK_END)))
@@ -120,7 +123,10 @@ class ChildProcess:
             return False
 
     def trim_log(self) -> None:
-        """Keep only the end of a log that has grown too long, in `<log>.1`. Output written meanwhile may be lost."""
+        """If the log file exceeds `LOG_BYTES_MAX`, move its last `LOG_BYTES_KEPT` to `<log>.1` and empty it.
+
+        Output that is written meanwhile may be lost.
+        """
         try:
             size = os.stat(self.log_path).st_size
         except FileNotFoundError:
@@ -136,14 +142,14 @@ class ChildProcess:
         self._log_start = 0
 
 
-def _launched(command: Sequence[str]) -> list[str]:
+def _wrapped_command(command: Sequence[str]) -> list[str]:
     if not sys.platform.startswith("linux"):
         return list(command)
     return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *command]
 
 
 def exit_reason(code: int) -> str:
-    """An exit code as text."""
+    """Text for an exit code, for example "exit code 1" or "killed by SIGKILL"."""
     if code < 0:
         try:
             return f"killed by {signal.Signals(-code).name}"

@@ -1,10 +1,9 @@
-"""Command line of an etcd member. Pure: a plan in, arguments out.
+"""Command line of an etcd member, computed from a `MemberPlan`.
 
 Invariants:
-* A member listens on the one address of its entry in `etcd_join`, which is loopback unless the operator configured
-  another.
-* All members receive the same list in the same order.
-* History is compacted, so that the database does not grow with every change.
+* A member listens only on the address of its entry in `etcd_join`, or on `etcd_listen_host`.
+* All members get the same list of members in the same order.
+* etcd compacts old revisions, so that the database does not grow with every change.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ if TYPE_CHECKING:
     from mansio.config.cluster import MemberAddress
 
 REVISIONS_KEPT: Final = 20_000
-"""Revisions that a broker which was disconnected can still receive by a watch; older changes are listed again."""
+"""Number of revisions that etcd keeps. A broker that was disconnected for longer lists all keys again."""
 
 DATABASE_BYTES_MAX: Final = 2 << 30
-SNAPSHOT_AFTER: Final = 10_000
-"""Raft entries between snapshots: bounds the write-ahead log that a start reads."""
+SNAPSHOT_ENTRIES: Final = 10_000
+"""Number of Raft entries between two snapshots of etcd, which bounds the write-ahead log that a start reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Certificates of a member, PEM. The same one is used for clients and for the other members."""
+    """Paths of a member's PEM files. The same certificate is used for clients and for the other members."""
 
     ca_file: str
     cert_file: str
@@ -39,14 +38,17 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """One member: its entry in `members`, its listen address and its data directory."""
+    """Plan of one etcd member: its entry in `members`, its directory and its listen address.
 
-    own: MemberAddress
+    `initial_cluster_state` is etcd's option of that name: "new", or "existing" for a member that joins a running etcd.
+    """
+
+    own_address: MemberAddress
     members: tuple[MemberAddress, ...]
     directory: str
     listen_host: str
-    """An address, not a name: etcd rejects names."""
-    state: str = "new"
+    """IP address on which the member listens; etcd rejects host names."""
+    initial_cluster_state: str = "new"
     tls: TlsFiles | None = None
 
     @property
@@ -55,8 +57,8 @@ class MemberPlan:
 
     @property
     def client_url(self) -> str:
-        """URL for clients."""
-        return self.own.client_url(self.scheme)
+        """URL at which clients reach the member."""
+        return self.own_address.client_url(self.scheme)
 
     @property
     def data_directory(self) -> str:
@@ -68,8 +70,8 @@ class MemberPlan:
 
 
 def arguments(plan: MemberPlan) -> list[str]:
-    """All arguments after the program's name."""
-    own, scheme = plan.own, plan.scheme
+    """The command line arguments of etcd, without the program's name."""
+    own, scheme = plan.own_address, plan.scheme
     listen = f"{scheme}://{url_host(plan.listen_host)}"
     all_members = ",".join(f"{member.name}={member.peer_url(scheme)}" for member in plan.members)
     given = {
@@ -80,13 +82,13 @@ def arguments(plan: MemberPlan) -> list[str]:
         "initial-advertise-peer-urls": own.peer_url(scheme),
         "advertise-client-urls": plan.client_url,
         "initial-cluster": all_members,
-        "initial-cluster-state": plan.state,
+        "initial-cluster-state": plan.initial_cluster_state,
         "initial-cluster-token": _token(plan.members),
         "pre-vote": "true",  # a member that was disconnected does not depose the leader when it returns
         "auto-compaction-mode": "revision",
         "auto-compaction-retention": str(REVISIONS_KEPT),
         "quota-backend-bytes": str(DATABASE_BYTES_MAX),
-        "snapshot-count": str(SNAPSHOT_AFTER),
+        "snapshot-count": str(SNAPSHOT_ENTRIES),
         "logger": "zap",
         "log-outputs": "stderr",
         "log-level": "warn",
@@ -97,7 +99,7 @@ def arguments(plan: MemberPlan) -> list[str]:
 
 
 def _token(members: Sequence[MemberAddress]) -> str:
-    """Equal for equal members, different otherwise: a member never joins an etcd to which it does not belong."""
+    """A token that depends on the member names, so that a member never joins an etcd with other members."""
     names = ",".join(member.name for member in members)
     return f"mansio-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
 

@@ -1,6 +1,6 @@
-"""etcd executable: its path, its version, and whether that version may be used.
+"""etcd executable: finds the program and checks its version.
 
-Invariant: a program whose version cannot be read, or is known to lose data, is never started.
+Invariant: a program whose version cannot be read, or is known to lose data, is never started as etcd.
 """
 
 from __future__ import annotations
@@ -20,31 +20,34 @@ from mansio.metadata.etcd import versions
 
 logger = logging.getLogger(__name__)
 
-VERSION_S_MAX: Final = 20.0
-_GOOD: Final = ".".join(map(str, versions.RECOMMENDED_FROM))
+VERSION_COMMAND_S_MAX: Final = 20.0
+_RECOMMENDED_VERSION: Final = ".".join(map(str, versions.OLDEST_RECOMMENDED))
 
 
 class EtcdProgram(NamedTuple):
-    """An etcd executable whose version is not refused."""
+    """An etcd executable whose version is supported."""
 
     path: str
     version: str
 
 
 def find_program(setting: str = "") -> EtcdProgram:
-    """The program in `setting`, else in PATH, else among the tools that `make setup` unpacked.
+    """Find etcd: the program `setting`, otherwise the one in PATH, otherwise the one that `make setup` unpacked.
 
-    Raises `ConfigError` if there is none or its version is rejected; a version that is only old is logged as a warning.
+    Raises `ConfigError` if there is none or its version is not supported. An old version is logged as a warning.
     """
     path = _path(setting)
     text = _version_of(path)
     support = versions.version_support(text)
     if support is versions.VersionSupport.REFUSED:
         raise ConfigError(
-            f"etcd_binary: {path} is etcd {text}, too old or known to lose data in a crash; take {_GOOD} or newer"
+            f"etcd_binary: {path} is etcd {text}, too old or known to lose data in a crash; use "
+            f"{_RECOMMENDED_VERSION} or newer"
         )
     if support is versions.VersionSupport.OLD:
-        logger.warning("etcd_version_old", extra=fields(version=text, recommended=_GOOD, binary=path))
+        logger.warning(
+            "etcd_version_old", extra=fields(version=text, recommended=_RECOMMENDED_VERSION, binary=path)
+        )
     return EtcdProgram(path, text)
 
 
@@ -60,7 +63,7 @@ def _path(setting: str) -> str:
         if found is not None:
             return os.path.abspath(found)
     raise ConfigError(
-        "etcd_binary: there is no etcd in PATH; install one (Debian: etcd-server), run `make setup`, or name it"
+        "etcd_binary: there is no etcd in PATH; install it (Debian: etcd-server), run `make setup`, or set its path"
     )
 
 
@@ -71,12 +74,12 @@ def _version_of(path: str) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=VERSION_S_MAX,
+            timeout=VERSION_COMMAND_S_MAX,
             check=False,
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"etcd_binary: {path} did not report its version within {VERSION_S_MAX:g} s"
+            f"etcd_binary: {path} did not report its version within {VERSION_COMMAND_S_MAX:g} s"
         ) from None
     except OSError as error:
         raise ConfigError(f"etcd_binary: {path}: {error.strerror or error}") from error

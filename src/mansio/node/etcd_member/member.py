@@ -1,11 +1,11 @@
 """Supervisor of one etcd member: start, health check, restart, stop.
 
-`start` returns when the member is healthy, which needs a majority of all members; one that ends before that is not
-restarted, because its command line or its directory is wrong. From then on a member that ends is restarted after a
-backoff that doubles up to `PAUSE_S_MAX`. `stop` ends it by its own process id. etcd's `/health` is true only when the
-member takes part in a majority: it reads through consensus.
+`start` returns when the member is healthy. etcd reports that at `/health` only if a majority of the members works,
+because the health check is a linearizable read. A member that ends before it was healthy is not restarted, because its
+command line or its directory is wrong. A member that ends later is restarted after a pause, which doubles up to
+`RESTART_PAUSE_S_MAX`.
 
-Invariant: one process at a time, and none after `stop` or a failed `start` has returned.
+Invariant: at most one process runs at a time, and none after `stop` or a failed `start` has returned.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S_MAX: Final = 3.0
-ANSWER_BYTES_MAX: Final = 64 << 10
-FIRST_PAUSE_S: Final = 0.5
-PAUSE_S_MAX: Final = 30.0
-STABLE_S: Final = 60.0
-"""A member that ran for this long before it ended is restarted after the first backoff again."""
+HEALTH_CHECK_S_MAX: Final = 3.0
+HEALTH_RESPONSE_BYTES_MAX: Final = 64 << 10
+RESTART_PAUSE_S_MIN: Final = 0.5
+RESTART_PAUSE_S_MAX: Final = 30.0
+STABLE_RUN_S_MIN: Final = 60.0
+"""A member that ran for at least this long before it ended is restarted after `RESTART_PAUSE_S_MIN` again."""
 
-POLL_S: Final = 0.05
+HEALTH_POLL_INTERVAL_S: Final = 0.05
 LOG_INTERVAL_S: Final = 5.0
-"""Interval at which a start that waits is logged."""
+"""Interval of the log lines while a start waits for a healthy member."""
 
-TRIM_S: Final = 10.0
+LOG_TRIM_INTERVAL_S: Final = 10.0
 TAIL_LINES: Final = 5
 
 
 class EtcdMember:
-    """Belongs to the event loop on which it is started; `start` and `stop` are called once each."""
+    """Supervisor of one etcd member. `start` and `stop` are called once each, on the same event loop."""
 
     def __init__(
-        self, plan: MemberPlan, program: EtcdProgram, *, first_pause_s: float = FIRST_PAUSE_S
+        self, plan: MemberPlan, program: EtcdProgram, *, first_pause_s: float = RESTART_PAUSE_S_MIN
     ) -> None:
         self.plan = plan
         self.program = program
         self.restarts = 0
-        """Number of restarts after it ended by itself."""
+        """Number of restarts after the process ended by itself."""
         self._first_pause_s = first_pause_s
         self._child = ChildProcess([program.path, *arguments(plan)], plan.log_path)
-        self._tls = _context(plan)
+        self._tls = _member_tls_context(plan)
         self._supervisor: asyncio.Task[None] | None = None
 
     @property
@@ -70,80 +70,83 @@ class EtcdMember:
 
     @property
     def pid(self) -> int:
-        """Its process id, 0 before the first start."""
+        """The process id of the member; 0 before the first start."""
         return self._child.pid
 
     @property
-    def running(self) -> bool:
-        return self._child.running
+    def is_running(self) -> bool:
+        return self._child.is_running
 
     async def start(self, wait_s: float) -> None:
-        """Return when it is healthy. Raises `ConfigError` if it cannot run with this configuration, `Unavailable` after
-        `wait_s`."""
+        """Start the member; returns when it is healthy.
+
+        Raises `ConfigError` if it cannot run with its configuration, `Unavailable` if it is not healthy after `wait_s`.
+        """
         self._prepare_directory()
         logger.info(
             "etcd_member_starting",
-            extra=fields(name=self.plan.own.name, url=self.client_url, version=self.program.version),
+            extra=fields(name=self.plan.own_address.name, url=self.client_url, version=self.program.version),
         )
         await self._child.start()
         try:
-            await self._until_healthy(wait_s)
+            await self._wait_until_healthy(wait_s)
         except BaseException:
             await self._child.stop()
             raise
-        logger.info("etcd_member_ready", extra=fields(name=self.plan.own.name, pid=self.pid))
-        self._supervisor = asyncio.create_task(self._keep(), name="etcd member")
+        logger.info("etcd_member_ready", extra=fields(name=self.plan.own_address.name, pid=self.pid))
+        self._supervisor = asyncio.create_task(self._supervise(), name="etcd member")
 
     async def stop(self, wait_s: float = STOP_S_MAX) -> None:
-        """Stop it, after `wait_s` by SIGKILL, which loses nothing; its users have been stopped before."""
+        """Stop the member; after `wait_s` seconds by SIGKILL, which loses no data. The caller stops clients before."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        if self._child.running:
+        if self._child.is_running:
             code = await self._child.stop(wait_s)
             logger.info(
-                "etcd_member_stopped", extra=fields(name=self.plan.own.name, ended=exit_reason(code or 0))
+                "etcd_member_stopped",
+                extra=fields(name=self.plan.own_address.name, ended=exit_reason(code or 0)),
             )
 
-    async def unhealthy_reason(self, wait_s: float = ANSWER_S_MAX) -> str | None:
-        """Why it is not healthy; None if it is. Healthy means that a majority works."""
-        if not self._child.running:
-            return "it does not run"
+    async def unhealthy_reason(self, wait_s: float = HEALTH_CHECK_S_MAX) -> str | None:
+        """Why the member is not healthy; None if it is healthy, which requires a majority of the members."""
+        if not self._child.is_running:
+            return "it is not running"
         return await unhealthy_reason_of(self._health_url, self._tls, wait_s=wait_s)
 
     def tail(self) -> list[str]:
-        """The last lines of its output."""
+        """The last lines of the member's output."""
         return self._child.tail()
 
     # -- start --------
 
     @property
     def _health_url(self) -> str:
-        """URL of the health check. The member's certificate need not be valid for an address, so TLS uses the name that
-        the others use."""
+        """URL of the health check. With TLS it contains the host name, because the certificate need not be valid for
+        the IP address."""
         if self._tls is not None:
             return self.client_url
         host = self.plan.listen_host
-        return f"http://{url_host(host)}:{self.plan.own.client_port}"
+        return f"http://{url_host(host)}:{self.plan.own_address.client_port}"
 
     def _prepare_directory(self) -> None:
         os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
         os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # required by etcd
-        for port in (self.plan.own.peer_port, self.plan.own.client_port):
+        for port in (self.plan.own_address.peer_port, self.plan.own_address.client_port):
             _check_free(self.plan.listen_host, port)
 
-    async def _until_healthy(self, wait_s: float) -> None:
+    async def _wait_until_healthy(self, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
         logged_at = start
         while True:
             unhealthy_reason = await self.unhealthy_reason(
-                min(ANSWER_S_MAX, max(start + wait_s - loop.time(), POLL_S))
+                min(HEALTH_CHECK_S_MAX, max(start + wait_s - loop.time(), HEALTH_POLL_INTERVAL_S))
             )
             if unhealthy_reason is None:
                 return
             now = loop.time()
-            if not self._child.running:
+            if not self._child.is_running:
                 raise ConfigError(
                     f"the etcd member exited at once: {self._last_error_line()} (all of it: {self.plan.log_path})"
                 )
@@ -158,7 +161,7 @@ class EtcdMember:
                     "etcd_member_waiting",
                     extra=fields(for_s=round(now - start), unhealthy_reason=unhealthy_reason),
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(HEALTH_POLL_INTERVAL_S)
 
     def _unreachable_members(self) -> str:
         count = len(self.plan.members)
@@ -167,25 +170,25 @@ class EtcdMember:
         return f"; {count // 2 + 1} of the {count} members have to run (its log: {self.plan.log_path})"
 
     def _last_error_line(self) -> str:
-        """The last line of etcd's output with an error, without its prefix."""
+        """The last line of etcd's output that contains an error; otherwise the last line."""
         lines = self._child.tail()
         errors = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
         return (errors or lines or ["no output"])[-1]
 
     # -- supervision --------
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
         pause_s = self._first_pause_s
         while True:
             started_at = loop.time()
-            code = await self._ended()
-            if loop.time() - started_at >= STABLE_S:
+            code = await self._wait_for_exit()
+            if loop.time() - started_at >= STABLE_RUN_S_MIN:
                 pause_s = self._first_pause_s
             logger.error(
                 "etcd_member_exited",
                 extra=fields(
-                    name=self.plan.own.name,
+                    name=self.plan.own_address.name,
                     ended=exit_reason(code),
                     again_in_s=pause_s,
                     log=self.plan.log_path,
@@ -193,28 +196,28 @@ class EtcdMember:
                 ),
             )
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            pause_s = min(2 * pause_s, RESTART_PAUSE_S_MAX)
             try:
                 await self._child.start()
             except OSError as error:
                 logger.error(
                     "etcd_member_start_failed", extra=fields(reason=error)
-                )  # and again after the backoff
+                )  # retried after the next pause
                 continue
             self.restarts += 1
 
-    async def _ended(self) -> int:
-        """Wait until the process has ended, and trim its log meanwhile."""
+    async def _wait_for_exit(self) -> int:
+        """Wait until the process has ended; returns its exit code. Trims its log meanwhile."""
         waiting = asyncio.ensure_future(self._child.wait())
         try:
-            while not (await asyncio.wait([waiting], timeout=TRIM_S))[0]:
+            while not (await asyncio.wait([waiting], timeout=LOG_TRIM_INTERVAL_S))[0]:
                 self._child.trim_log()
             return waiting.result()
         finally:
             waiting.cancel()
 
 
-def _context(plan: MemberPlan) -> ssl.SSLContext | None:
+def _member_tls_context(plan: MemberPlan) -> ssl.SSLContext | None:
     if plan.tls is None:
         return None
     try:
@@ -241,20 +244,20 @@ def _check_free(host: str, port: int) -> None:
 
 
 async def unhealthy_reason_of(
-    url: str, tls: ssl.SSLContext | None = None, *, wait_s: float = ANSWER_S_MAX
+    url: str, tls: ssl.SSLContext | None = None, *, wait_s: float = HEALTH_CHECK_S_MAX
 ) -> str | None:
-    """Why the member at `url` is not healthy; None if it is."""
+    """Why the etcd member at `url` is not healthy; None if it is healthy."""
     target = urlsplit(url)
     try:
         async with asyncio.timeout(wait_s):
             reader, writer = await asyncio.open_connection(target.hostname, target.port, ssl=tls)
             try:
                 writer.write(f"GET /health HTTP/1.0\r\nHost: {target.netloc}\r\n\r\n".encode())
-                answer = await reader.read(ANSWER_BYTES_MAX)
+                answer = await reader.read(HEALTH_RESPONSE_BYTES_MAX)
             finally:
                 writer.close()
     except TimeoutError:
-        return f"no answer in {wait_s:.3g} s"
+        return f"no response within {wait_s:.3g} s"
     except ssl.SSLError as error:
         return f"TLS: {error.reason or error}"
     except OSError as error:
@@ -276,7 +279,7 @@ def _parse_health(answer: bytes) -> str | None:
 
 
 def tls_context(tls: TlsFiles) -> ssl.SSLContext:
-    """TLS context with the member's own certificate. Raises `OSError` for files that are missing or not PEM."""
+    """TLS context with the member's own certificate. Raises `OSError` if a file is missing or not PEM."""
     context = ssl.create_default_context(cafile=tls.ca_file)
     context.load_cert_chain(tls.cert_file, tls.key_file)
     return context

@@ -96,7 +96,7 @@ class DevCluster:
     async def _start_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
         if not await self._start_child(broker, child):
             print_status(_tail(broker, child))
-            if child.running:
+            if child.is_running:
                 raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_S_MAX:g} s")
             raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(await child.wait())}")
 
@@ -107,7 +107,7 @@ class DevCluster:
         await child.start()
         print_status(f"broker {broker.node_id} starting: pid {child.pid}, log {broker.log_path}")
         while READY.search(child.output()) is None:
-            if not child.running or loop.time() - begun > BROKER_S_MAX:
+            if not child.is_running or loop.time() - begun > BROKER_S_MAX:
                 return False
             await asyncio.sleep(POLL_S)
         print_status(
@@ -159,11 +159,11 @@ class DevCluster:
     def kill(self) -> None:
         """SIGKILL for every broker."""
         for child in self._brokers.values():
-            child.signal(signal.SIGKILL)
+            child.send_signal(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Stop all brokers, then etcd."""
-        running = [one for one in self._brokers.items() if one[1].running]
+        running = [one for one in self._brokers.items() if one[1].is_running]
         if running:
             print_status(f"stopping {_count_text(len(running), 'broker')}")
         await asyncio.gather(*(self._stop_broker(broker, child) for broker, child in running))
