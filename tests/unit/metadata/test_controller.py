@@ -13,7 +13,7 @@ from mansio.metadata.controller.controller_plan import PartitionChange
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
 from mansio.metadata.model import BROKER_ACTIVE, BROKER_DRAINING, BROKER_FENCED, NO_LEADER
-from mansio.metadata.transactions import commit
+from mansio.metadata.transactions import commit_changes
 from mansio.testing.metadata import InMemoryStoreClient
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.virtual_time import run_virtually
@@ -217,7 +217,7 @@ def test_late_write_of_a_replaced_controller_is_refused() -> None:
         now = seen.partition("t")
         late = decided._replace(before=now)  # even if the partition is just as the zombie saw it
         guard = zombie.controller._guard(term)
-        done = await commit(zombie.store_client, zombie.state.keys, [late], guard, zombie.random)
+        done = await commit_changes(zombie.store_client, zombie.state.keys, [late], guard, zombie.random)
         assert not done.succeeded
         assert seen.partition("t") == now
 
@@ -285,7 +285,7 @@ def test_decision_on_a_broker_that_came_back_meanwhile_is_refused() -> None:
         follower = partition.isr[-1]
         shrunk = partition._replace(isr=partition.isr[:-1])
         change = PartitionChange(seen.state.topics["t"].topic_id, 0, partition, shrunk, "died", {follower: 0})
-        done = await commit(seen.store_client, seen.state.keys, [change], None, seen.random)
+        done = await commit_changes(seen.store_client, seen.state.keys, [change], None, seen.random)
         assert not done.succeeded
 
     run(check)
@@ -688,7 +688,9 @@ def test_topic_made_again_under_its_name_meets_no_late_change_of_the_old_one() -
         await cluster.until(lambda: "t" in seen.state.topics and seen.state.topics["t"].topic_id != old_id)
         new = seen.partition("t")
         late = PartitionChange(old_id, 0, old, old._replace(isr=old.isr[:1]), "late", {})
-        assert not (await commit(seen.store_client, seen.state.keys, [late], None, seen.random)).succeeded
+        assert not (
+            await commit_changes(seen.store_client, seen.state.keys, [late], None, seen.random)
+        ).succeeded
         assert seen.partition("t") == new
         assert cluster.store.get(seen.state.keys.partition(old_id, 0)) is None
 

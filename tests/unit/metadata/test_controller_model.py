@@ -19,7 +19,7 @@ from mansio.errors import MansioError
 from mansio.metadata.controller.controller_plan import PartitionChange
 from mansio.metadata.metadata_store import decode
 from mansio.metadata.model import BROKER_ACTIVE, NO_LEADER, PartitionState
-from mansio.metadata.transactions import commit
+from mansio.metadata.transactions import commit_changes
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.tiers import examples
 from support.virtual_time import VirtualLoop, close
@@ -264,7 +264,9 @@ class ClusterMachine(RuleBasedStateMachine):
 
         async def work() -> None:
             try:
-                done = await commit(member.store_client, member.state.keys, [change], None, member.random)
+                done = await commit_changes(
+                    member.store_client, member.state.keys, [change], None, member.random
+                )
             except MansioError:
                 done = None
             key = member.state.keys.partition(topic.topic_id, 0)

@@ -28,7 +28,7 @@ from mansio.metadata.model import (
     Topic,
 )
 from mansio.metadata.topic_plan import UsableBroker, place_replicas
-from mansio.metadata.transactions import BATCH_CHANGES_MAX, batches
+from mansio.metadata.transactions import BATCH_CHANGES_MAX, split_into_transactions
 
 NODES = st.integers(1, 6)
 
@@ -163,7 +163,7 @@ def test_batches_stay_within_what_a_transaction_holds(
         PartitionChange(UUID(int=1), n, partition, partition, "", one)
         for n, one in enumerate(required_sessions)
     ]
-    made = list(batches(changes, 60, size))
+    made = list(split_into_transactions(changes, 60, size))
     assert [change for batch in made for change in batch] == changes
     for batch in made:
         brokers = {node_id for change in batch for node_id in change.required_sessions}
