@@ -58,7 +58,7 @@ def test_every_record_goes_to_one_of_two_members_and_none_comes_again(broker: ma
                     async for message in receiver:
                         await message.ack()
                         seen[name] += values([message])
-                        assert receiver.held <= 10
+                        assert receiver.held_count <= 10
 
                 workers = [
                     asyncio.ensure_future(work(one, "one")),
@@ -135,7 +135,7 @@ def test_what_is_rejected_is_in_the_dead_letter_topic_with_its_reason(broker: ma
             async with client.receive("poison", group=group) as receiver:
                 (message,) = await taken(receiver, 1)
                 await message.reject("no such flight")
-                await until(lambda: receiver.held == 0)
+                await until(lambda: receiver.held_count == 0)
             async with client.consume("dlq.poison", max_records=1) as letters:
                 (letter,) = await letters.poll()
             assert letter.value == b"a:bad"
@@ -202,7 +202,7 @@ def test_leases_that_are_settled_while_others_are_extended_disturb_neither(broke
                     await asyncio.sleep(0.012)
                     await message.ack()
                     assert message.delivery_count == 1
-                assert receiver.held == 0
+                assert receiver.held_count == 0
                 assert await receiver.poll(200) == []
 
     run_by_the_clock("busy", scenario)
@@ -220,7 +220,7 @@ def test_one_lost_lease_among_many_does_not_take_the_others_along(broker: mansio
                 with pytest.raises(LeaseLost):
                     await receiver.ack(messages)
                 assert [message.offset for message in messages if not message.is_acknowledged] == [7]
-                assert receiver.held == 0
+                assert receiver.held_count == 0
 
     run(scenario)
 
@@ -272,7 +272,7 @@ def test_a_session_that_ends_is_opened_again_and_what_it_leased_is_not_acknowled
                             await message.ack()
                             done.append(message)
                 assert sorted(values(done)) == ["a:1", "a:2", "a:3"]
-                assert receiver.held == 0
+                assert receiver.held_count == 0
 
     run(scenario)
 
@@ -303,7 +303,7 @@ def test_a_broker_without_our_own_requests_is_served_by_kafkas(
                 (again,) = await taken(receiver, 1)
                 assert again == first
                 await again.reject("unheard")
-                assert receiver.held == 0
+                assert receiver.held_count == 0
 
     run_by_the_clock("plain", scenario)
 
@@ -339,7 +339,7 @@ def test_leases_outlive_a_broker_that_is_killed_and_are_settled_when_it_is_back(
 def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ack_sender, "EXPIRY_S", 0.3)
+    monkeypatch.setattr(ack_sender, "ACK_EXPIRY_S_MIN", 0.3)
 
     async def scenario() -> None:
         with broker_in(tmp_path) as going:
@@ -353,7 +353,7 @@ def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
                     with pytest.raises(LeaseLost):
                         await first.ack()
                     await until(lambda: second.is_lost)
-                    assert receiver.held == 0
+                    assert receiver.held_count == 0
                     await receiver.close()
 
     run(scenario)

@@ -34,7 +34,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     def noted(waiting: list[PendingAck]) -> list[list[PendingAck]]:
         runs = merge_contiguous(waiting)
         if runs:
-            requests.append([(run[0].first, run[-1].last) for run in runs])
+            requests.append([(run[0].first_offset, run[-1].last_offset) for run in runs])
         return runs
 
     monkeypatch.setattr(ack_sender, "merge_contiguous", noted)
@@ -57,7 +57,7 @@ def test_many_are_acknowledged_by_one_range_in_one_request(
                 left = messages.pop(60)
                 await receiver.ack(messages)
                 assert said == [[(0, 59), (61, 99)]]
-                assert receiver.held == 1
+                assert receiver.held_count == 1
                 await left.ack()
             assert await start_of(client, group, "range") == 100
 
@@ -102,7 +102,7 @@ def test_of_many_that_were_handled_only_the_one_with_a_lost_lease_is_not_acknowl
                 await until(lambda: len(begun) == 20)
                 await release_behind_its_back(client, group, begun[7], receiver.member_id)
                 may_end.set()
-                await until(lambda: receiver.held == 0)
+                await until(lambda: receiver.held_count == 0)
                 assert [message.offset for message in begun if not message.is_acknowledged] == [7]
                 assert [message.offset for message in begun if message.is_lost] == [7]
             assert await start_of(client, group, "handled") == 7

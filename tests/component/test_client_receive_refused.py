@@ -120,12 +120,12 @@ def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
 
             async def handle(message: mansio.client.Leased) -> None:
                 begun.append(message.offset)
-                await until(lambda: receiver.held == 3)
+                await until(lambda: receiver.held_count == 3)
                 await message.retry(after=600)
 
             receiver = client.receive("kept", group=group)
             async with running(receiver, handle, mode="fifo"), asyncio.timeout(scaled(10)):
-                await until(lambda: bool(begun) and receiver.held == 0)
+                await until(lambda: bool(begun) and receiver.held_count == 0)
             assert begun == [0]
 
     run(scenario)

@@ -206,7 +206,7 @@ def test_a_record_that_went_to_another_member_is_not_passed_by_later_ones_of_its
                     await release_behind_its_back(client, group, taken_over[0], one.member_id, delay_ms=0)
                     await until(lambda: ("other", "a:1") in begun)
                     may_end["one"].set()
-                    await until(lambda: one.held == 0)
+                    await until(lambda: one.held_count == 0)
                     assert begun == [("one", "a:1"), ("one", "b:1"), ("other", "a:1")]
                     may_end["other"].set()
                     await until(lambda: ("other", "a:2") in begun)

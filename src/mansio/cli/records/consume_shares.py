@@ -142,7 +142,7 @@ class ShareConsumeCommand:
             acquired = found.leased + found.in_backoff + found.withheld + found.archiving
             if found.lag > acquired or any(each.member_id == receiver.member_id for each in found.holders):
                 return False
-        return receiver.held == 0
+        return receiver.held_count == 0
 
 
 async def _wait_forever() -> None:

@@ -1,1 +1,1 @@
-"""Receiver of share groups: leases and acknowledgements."""
+"""Receiver: receives records of share groups on leases and acknowledges them."""

@@ -1,18 +1,20 @@
-"""Acknowledgements of a share consumer: queue of pending acknowledgements and the requests that send them.
+"""Acknowledgement sender of a share consumer: queue of pending acknowledgements and the requests that send them.
 
-If the leader of a partition is a Mansio broker, they are sent with `AcknowledgeRecords`, at any time and with the
-delivery count, so that an acknowledgement never applies to a later delivery. Apache Kafka accepts them only in the
-share session, behind the fetch that waits in it; there `share_fetcher` sends them. A fetch that is sent anyway carries
-them with both kinds of brokers.
+If the leader of a partition is a Mansio broker, the sender uses the API `AcknowledgeRecords`. Such a request can be
+sent at any time, and contains the delivery count, so that the broker never applies an acknowledgement to a later
+delivery. Apache Kafka accepts acknowledgements only in the share session, where they wait behind a fetch that the
+broker holds; for its brokers `share_fetcher` sends them. With both brokers, a fetch that is sent anyway contains the
+pending acknowledgements of its session.
 
-The part of a request that concerns one partition succeeds or fails as a whole. A part that is refused is split in
-halves and sent again until the lost leases are isolated.
+A request has one part per partition, which the broker accepts or refuses as a whole. The sender splits a refused part
+in split_in_halves and sends these again, until it has found the records whose lease is lost.
 
 Invariants:
-* Every acknowledgement completes once: with the broker's result, or with `LeaseLost` when the lease is over as far as
-  the client knows (after `EXPIRY_S` at least). The queue is bounded by the records in flight.
-* A request is sent at once if none to that broker is in flight, otherwise after `GATHER_S` or when `GATHERED_MAX`
-  records wait. At most `IN_FLIGHT_MAX` requests to one broker are in flight.
+* Every acknowledgement completes once: with the broker's result, or with `LeaseLost` when there is no result until the
+  estimated end of the lease, but for `ACK_EXPIRY_S_MIN` at least.
+* The number of pending acknowledgements is bounded by the number of records in flight.
+* A request is sent at once if no request to that broker is in flight, otherwise after `GATHER_S_MAX` or when
+  `GATHERED_RECORDS_MAX` records wait. At most `REQUESTS_IN_FLIGHT_MAX` requests to one broker are in flight.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from mansio.client.share.leased import (
     GAP,
     HELD,
     LOST,
-    NOT_RENEWING,
+    NO_RENEWAL,
     REJECT,
     RELEASE,
     RENEW,
+    RENEWAL_QUEUED,
     RENEWAL_SENT,
-    RENEWAL_WAITS,
     AckFuture,
     DelayNotOffered,
     LeaseLost,
@@ -66,106 +68,114 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXPIRY_S: Final = 5.0
-GATHER_S: Final = 0.005
-GATHERED_MAX: Final = 500
-IN_FLIGHT_MAX: Final = 4
-"""Requests in flight to one broker."""
+ACK_EXPIRY_S_MIN: Final = 5.0
+"""Minimum time, in seconds, for which an acknowledgement waits for a result before it fails with `LeaseLost`."""
+GATHER_S_MAX: Final = 0.005
+"""Maximum time, in seconds, for which acknowledgements are collected for one request while another is in flight."""
+GATHERED_RECORDS_MAX: Final = 500
+"""Number of records with pending acknowledgements at which a request is sent while another is in flight."""
+REQUESTS_IN_FLIGHT_MAX: Final = 4
+"""Maximum number of AcknowledgeRecords requests in flight to one broker."""
 
 REQUEST_TIMEOUT_MS_MAX: Final = 10_000
-_WORDS: Final = {ACCEPT: "acknowledged", RELEASE: "released", REJECT: "rejected", GAP: "skipped"}
+_ACK_TYPE_TEXTS: Final = {ACCEPT: "acknowledged", RELEASE: "released", REJECT: "rejected", GAP: "skipped"}
 _CHANNEL_NUMBERS = itertools.count()
 
 
 class PendingAck:
-    """Acknowledgement of contiguous messages with one delivery count, or of a range without messages.
+    """Acknowledgement of messages with consecutive offsets and equal delivery counts, or of a range of offsets that has
+    no messages.
 
-    `requested` and `expires` are times of the event loop; `lost_count`: number of lost records at a time when none of
-    `messages` was lost.
+    `queued_time_s` (when the acknowledgement was queued) and `expiry_time_s` (when it fails without a result) are times
+    of the event loop. `lost_count`: `InFlightRecords.lost_count` at a time when none of `messages` was lost.
     """
 
     __slots__ = (
+        "ack_type",
         "delay_ms",
-        "expires",
-        "first",
-        "kind",
-        "last",
+        "expiry_time_s",
+        "first_offset",
+        "last_offset",
+        "listener",
         "lost_count",
         "messages",
-        "outcome",
+        "queued_time_s",
         "reason",
-        "requested",
     )
 
     def __init__(
         self,
-        kind: int,
-        first: int,
-        last: int,
-        requested: float,
-        expires: float,
+        ack_type: int,
+        first_offset: int,
+        last_offset: int,
+        queued_time_s: float,
+        expiry_time_s: float,
         *,
         messages: Sequence[Leased] = (),
-        outcome: AckListener | None = None,
+        listener: AckListener | None = None,
         delay_ms: int = -1,
         reason: str = "",
         lost_count: int = 0,
     ) -> None:
-        self.kind = kind
-        self.first = first
-        self.last = last
-        self.requested = requested
-        self.expires = expires
+        self.ack_type = ack_type
+        self.first_offset = first_offset
+        self.last_offset = last_offset
+        self.queued_time_s = queued_time_s
+        self.expiry_time_s = expiry_time_s
         self.messages = messages
-        self.outcome = outcome
+        self.listener = listener
         self.delay_ms = delay_ms
         self.reason = reason
         self.lost_count = lost_count
 
     @property
-    def fits_share_session(self) -> bool:
-        """Whether Kafka's ShareFetch and ShareAcknowledge can express it."""
-        return self.kind != RENEW and self.delay_ms < 0 and not self.reason
+    def fits_share_fetch(self) -> bool:
+        """Whether a ShareFetch that requests records can contain the acknowledgement: it is no renewal and has neither
+        a delay nor a reason."""
+        return self.ack_type != RENEW and self.delay_ms < 0 and not self.reason
 
     @property
     def message_to_renew(self) -> Leased | None:
-        """The message of a renewal; renewals have one message each."""
-        return self.messages[0] if self.kind == RENEW and self.messages else None
+        """The message whose lease is to be renewed; None if this is no renewal. A renewal has one message."""
+        return self.messages[0] if self.ack_type == RENEW and self.messages else None
 
     def copy_for(self, messages: Sequence[Leased]) -> PendingAck:
-        """The same acknowledgement for some of its messages, which must be contiguous."""
+        """Return the same acknowledgement for some of its messages, which must have consecutive offsets."""
         return PendingAck(
-            self.kind,
+            self.ack_type,
             messages[0].offset,
             messages[-1].offset,
-            self.requested,
-            self.expires,
+            self.queued_time_s,
+            self.expiry_time_s,
             messages=messages,
-            outcome=self.outcome,
+            listener=self.listener,
             delay_ms=self.delay_ms,
             reason=self.reason,
             lost_count=self.lost_count,
         )
 
-    def completed(self, error: MansioError | None) -> None:
-        """Report the outcome to its listener."""
-        if self.outcome is not None:
-            self.outcome.completed(self.messages, error)
+    def on_completed(self, error: MansioError | None) -> None:
+        """Report the result to the listener, if there is one."""
+        if self.listener is not None:
+            self.listener.on_completed(self.messages, error)
 
 
-class _Broker:
-    """Requests to one broker."""
+class _BrokerState:
+    """Number of AcknowledgeRecords requests in flight to one broker, and its backoff after failures."""
 
-    __slots__ = ("blocked_until", "failures", "in_flight")
+    __slots__ = ("blocked_until_s", "failures", "in_flight_count")
 
     def __init__(self) -> None:
-        self.in_flight = 0
+        self.in_flight_count = 0
         self.failures = 0
-        self.blocked_until = 0.0
+        self.blocked_until_s = 0.0
 
 
 class AckSender:
-    """Acknowledgements of one receiver. All methods run on the event loop."""
+    """Sends the acknowledgements of one receiver. All methods run on the event loop.
+
+    `schedule_dispatch` schedules a dispatch of the share fetcher, which calls `send_pending`.
+    """
 
     def __init__(
         self,
@@ -174,132 +184,144 @@ class AckSender:
         member_id: str,
         in_flight_records: InFlightRecords,
         tasks: Tasks,
-        wake: Callable[[], None],
+        schedule_dispatch: Callable[[], None],
     ) -> None:
         self._cluster = cluster
         self._in_flight_records = in_flight_records
-        self._wake = wake
+        self._schedule_dispatch = schedule_dispatch
         self._loop = asyncio.get_running_loop()
-        self._earliest_timer = EarliestTimer(self._loop, wake)
+        self._earliest_timer = EarliestTimer(self._loop, schedule_dispatch)
         self._pending: PendingAcks = {}
-        self._probes: dict[TopicPartition, deque[list[PendingAck]]] = {}
-        """Halves of refused parts, each sent alone."""
+        self._refused_halves: dict[TopicPartition, deque[list[PendingAck]]] = {}
+        """Halves of the refused parts of a partition; each half is sent in a request of its own."""
         self._in_flight: dict[int, PendingAcks] = {}
+        """Acknowledgements in flight of each request, by `id` of the `PendingAcks`."""
         self._backoffs: dict[TopicPartition, tuple[float, int]] = {}
-        """Per partition the time until which nothing is sent, and the number of failures in a row."""
-        self._renewing = 0
-        """Renewals in flight."""
-        self._is_due = False
+        """Partition -> (time of the event loop before which nothing is sent, number of consecutive failures)."""
+        self._renewals_in_flight = 0
+        """Number of renewals in flight."""
+        self._is_flush_scheduled = False
         self._is_closed = False
         self.leader_of: Callable[[TopicPartition, float], int | None] = lambda _partition, _now: None
-        """The leader of a partition at that time, if known."""
-        self.on_pending: Callable[[], None] = wake
-        """Called when there is something to send."""
+        """Function that returns the node id of a partition's leader; None if it is unknown or the partition has a
+        backoff at the given time of the event loop."""
+        self.on_pending: Callable[[], None] = schedule_dispatch
+        """Function that is called when acknowledgements can be sent."""
         self.idle = asyncio.Event()
-        """Set while nothing is pending or in flight."""
+        """Event that is set while no acknowledgement is pending or in flight."""
         self.idle.set()
         self._options = options
         self._member_id = member_id
         self._tasks = tasks
-        self._brokers: dict[int, _Broker] = {}
-        self.ids: dict[TopicPartition, bytes] = {}
-        """Topic ids of all partitions of which records were ever leased."""
+        self._brokers: dict[int, _BrokerState] = {}
+        self.topic_ids: dict[TopicPartition, bytes] = {}
+        """Partition -> topic id, for all partitions that were ever assigned."""
         self.supports_acknowledge_records: dict[int, bool] = {}
-        """Per broker, whether it offers AcknowledgeRecords, as far as known."""
+        """Node id -> whether the broker supports AcknowledgeRecords; absent if unknown."""
         self.can_renew_in_session: Callable[[int], bool] = lambda _: False
+        """Function that returns whether the broker with a node id renews leases in its share session."""
         self._channel = f"acknowledge {next(_CHANNEL_NUMBERS)}"
         in_flight_records.ack_target = self
         in_flight_records.renew = self.renew_in_background
 
     # -- acknowledging --------
 
-    async def acknowledge(self, message: Leased, kind: int, *, delay_ms: int = -1, reason: str = "") -> None:
-        """Acknowledge one message and wait for the result. Cancelling the wait does not cancel the request."""
-        self._check(message, kind, delay_ms)
+    async def acknowledge(
+        self, message: Leased, ack_type: int, *, delay_ms: int = -1, reason: str = ""
+    ) -> None:
+        """Acknowledge one message and wait for the result. If the wait is cancelled, the acknowledgement is sent
+        nevertheless. Raises `LeaseLost`, `InvalidRecordState` for a message that is already acknowledged,
+        `DelayNotOffered`, `UnsupportedVersion`."""
+        self._check_can_acknowledge(message, ack_type, delay_ms)
         known = self._loop.create_future()
-        if kind != RENEW:
+        if ack_type != RENEW:
             self._in_flight_records.start_acknowledging((message,))
         # A reason with file names may contain lone surrogates, which cannot be encoded.
         reason = reason.encode(errors="backslashreplace").decode()
-        self._enqueue((message,), kind, AckFuture(known, 1), delay_ms=delay_ms, reason=reason)
+        self._enqueue((message,), ack_type, AckFuture(known, 1), delay_ms=delay_ms, reason=reason)
         self._flush_when_idle()
         await known
 
-    async def acknowledge_all(self, messages: Sequence[Leased], kind: int) -> None:
-        """Acknowledge many messages; raises the first error once all results are known."""
+    async def acknowledge_all(self, messages: Sequence[Leased], ack_type: int) -> None:
+        """Acknowledge many messages and wait for all results; then raises the first error, if there is one."""
         if not messages:
             return
         known = self._loop.create_future()
-        outcome = AckFuture(known, len(messages))
+        listener = AckFuture(known, len(messages))
         held, others = self._in_flight_records.start_acknowledging(() if self._is_closed else messages)
         for run in contiguous_runs(held):
-            self._enqueue(run, kind, outcome)
+            self._enqueue(run, ack_type, listener)
         for message in messages if self._is_closed else others:
-            outcome.completed((message,), self._refusal(message))
+            listener.on_completed((message,), self._unacknowledgeable_error(message))
         self._flush_when_idle()
         await known
 
-    def acknowledge_handled(self, messages: Sequence[Leased], kind: int, outcome: AckListener) -> None:
-        """Send acknowledgements of messages that `in_flight_records` has marked, without waiting; `outcome`
-        receives the results."""
+    def send_acknowledgements(self, messages: Sequence[Leased], ack_type: int, listener: AckListener) -> None:
+        """Send acknowledgements of messages that are already in state `ACKNOWLEDGING`, without waiting. `listener`
+        receives the results, and an error for messages that were lost since."""
         for run in contiguous_runs([message for message in messages if message._state == ACKNOWLEDGING]):
-            self._enqueue(run, kind, outcome)
+            self._enqueue(run, ack_type, listener)
         for message in messages:
             if message._state == LOST:
-                outcome.completed((message,), self._refusal(message))
+                listener.on_completed((message,), self._unacknowledgeable_error(message))
         self._flush()
 
     def _flush_when_idle(self) -> None:
-        """Send at once if the application has no other message that it could acknowledge."""
-        if self._in_flight_records.delivered <= 0:
+        """Send pending acknowledgements at once if the application holds no other message; otherwise at the end of this
+        iteration of the event loop, together with those that the application adds until then."""
+        if self._in_flight_records.delivered_count <= 0:
             self._flush()
         else:
             self._flush_soon()
 
     def release(self, message: Leased) -> None:
-        """Release a message without waiting for the result."""
+        """Release a message without waiting for the result, if it is held."""
         if message._state == HELD and not self._is_closed:
             self._in_flight_records.start_acknowledging((message,))
             self._enqueue((message,), RELEASE, None)
             self._flush_soon()
 
     def renew_in_background(self, message: Leased) -> None:
-        """Renew a lease without waiting; the result goes to `in_flight_records`."""
+        """Renew a lease without waiting; the result is recorded in `InFlightRecords`."""
         if self._can_renew(message):
             self._enqueue((message,), RENEW, None)
             self._flush_soon()
         else:
-            self._in_flight_records.not_renewed(message)
+            self._in_flight_records.on_not_renewed(message)
 
-    def acknowledge_range(self, partition: TopicPartition, kind: int, first: int, last: int) -> None:
-        """Acknowledge offsets that have no message."""
+    def acknowledge_range(
+        self, partition: TopicPartition, ack_type: int, first_offset: int, last_offset: int
+    ) -> None:
+        """Acknowledge a range of acquired offsets that have no messages, without waiting."""
         now = self._loop.time()
-        self._put(partition, PendingAck(kind, first, last, now, now + EXPIRY_S))
+        self._append_pending(
+            partition, PendingAck(ack_type, first_offset, last_offset, now, now + ACK_EXPIRY_S_MIN)
+        )
         self._flush_soon()
 
     def seconds_left(self, message: Leased) -> float:
-        """Seconds until the lease ends, as far as known."""
+        """Return the estimated number of seconds until the lease of the message ends."""
         return self._in_flight_records.seconds_left(message)
 
-    def _check(self, message: Leased, kind: int, delay_ms: int) -> None:
+    def _check_can_acknowledge(self, message: Leased, ack_type: int, delay_ms: int) -> None:
         if message._state != HELD or self._is_closed:
-            raise self._refusal(message)
-        if delay_ms < 0 and kind != RENEW:
+            raise self._unacknowledgeable_error(message)
+        if delay_ms < 0 and ack_type != RENEW:
             return
         name = _name(message)
         if delay_ms >= 0 and not self._has_acknowledge_records(message):
             raise DelayNotOffered(f"{name}: this broker does not support retry delays; omit `after`")
-        if kind == RENEW and not self._can_renew(message):
+        if ack_type == RENEW and not self._can_renew(message):
             raise UnsupportedVersion(
                 f"{name}: this broker does not renew leases (it needs ShareAcknowledge 2)"
             )
 
-    def _refusal(self, message: Leased) -> MansioError:
-        """Why the message cannot be acknowledged."""
+    def _unacknowledgeable_error(self, message: Leased) -> MansioError:
+        """Return the error for a message that cannot be acknowledged."""
         if message._state == LOST or self._is_closed:
             return LeaseLost(f"{_name(message)} is not leased by this member any more")
         done = (
-            _WORDS.get(message._ack_type, "acknowledged")
+            _ACK_TYPE_TEXTS.get(message._ack_type, "acknowledged")
             if message._state == ACKNOWLEDGED
             else "being acknowledged"
         )
@@ -320,54 +342,57 @@ class AckSender:
     def _leader(self, message: Leased) -> int | None:
         return self.leader_of(TopicPartition(message.topic, message.partition), self._loop.time())
 
-    def dispatch(self, waiting: dict[int, list[TopicPartition]], now: float) -> None:
-        """Send what the sessions did not carry to the brokers that offer AcknowledgeRecords."""
+    def send_pending(self, waiting: dict[int, list[TopicPartition]], now: float) -> None:
+        """Send AcknowledgeRecords with the pending acknowledgements of the partitions `waiting` (node id of the leader
+        -> partitions) that share sessions have not sent. Brokers without that API get nothing."""
         for node, partitions in waiting.items():
-            broker = self._brokers.setdefault(node, _Broker())
+            broker = self._brokers.setdefault(node, _BrokerState())
             if not self.supports_acknowledge_records.get(node, True):
                 continue
-            if broker.blocked_until > now:
-                self._earliest_timer.set(broker.blocked_until)
+            if broker.blocked_until_s > now:
+                self._earliest_timer.set(broker.blocked_until_s)
                 continue
-            if broker.in_flight >= IN_FLIGHT_MAX:
+            if broker.in_flight_count >= REQUESTS_IN_FLIGHT_MAX:
                 continue
-            if broker.in_flight:
+            if broker.in_flight_count:
                 queued = [self._pending.get(partition, []) for partition in partitions]
-                oldest = min((each[0].requested for each in queued if each), default=now)
-                records = sum(pending.last - pending.first + 1 for each in queued for pending in each)
-                if records < GATHERED_MAX and oldest + GATHER_S > now:
-                    self._earliest_timer.set(oldest + GATHER_S)
+                oldest = min((each[0].queued_time_s for each in queued if each), default=now)
+                records = sum(
+                    pending.last_offset - pending.first_offset + 1 for each in queued for pending in each
+                )
+                if records < GATHERED_RECORDS_MAX and oldest + GATHER_S_MAX > now:
+                    self._earliest_timer.set(oldest + GATHER_S_MAX)
                     continue
-            taken = {partition: found for partition in partitions if (found := self._next(partition))}
-            if taken:
-                self._mark_in_flight(taken)
-                broker.in_flight += 1
+            acks = {partition: found for partition in partitions if (found := self._take_next(partition))}
+            if acks:
+                self._mark_in_flight(acks)
+                broker.in_flight_count += 1
                 connection = self._cluster.open_connection(node, self._channel)
                 if connection is None:
-                    self._tasks.spawn(self._connect_and_send(node, broker, taken))
+                    self._tasks.spawn(self._connect_and_send(node, broker, acks))
                 else:
-                    self._send(connection, node, broker, taken)
+                    self._send(connection, node, broker, acks)
         self._update_idle()
 
     # -- one request --------
 
-    async def _connect_and_send(self, node: int, broker: _Broker, taken: PendingAcks) -> None:
+    async def _connect_and_send(self, node: int, broker: _BrokerState, acks: PendingAcks) -> None:
         try:
             connection = await self._cluster.connection(node, self._channel)
         except MansioError as error:
-            self._ended(node, broker, taken, b"", error)
+            self._on_request_end(node, broker, acks, b"", error)
         else:
-            self._send(connection, node, broker, taken)
+            self._send(connection, node, broker, acks)
 
-    def _send(self, connection: Connection, node: int, broker: _Broker, taken: PendingAcks) -> None:
-        reply = self._tasks.reply(partial(self._ended, node, broker, taken))
+    def _send(self, connection: Connection, node: int, broker: _BrokerState, acks: PendingAcks) -> None:
+        reply = self._tasks.reply(partial(self._on_request_end, node, broker, acks))
         try:
             connection.version_for(ApiKey.ACKNOWLEDGE_RECORDS)
             number, client_id = connection.next_correlation_id(), connection.options.client_id
             topics: dict[bytes, list[tuple[int, list[AcknowledgeBatch]]]] = {}
-            for partition, pending in taken.items():
-                part = (partition.partition, _batches(pending))
-                topics.setdefault(self.ids[partition], []).append(part)
+            for partition, pending in acks.items():
+                part = (partition.partition, _acknowledge_batches(pending))
+                topics.setdefault(self.topic_ids[partition], []).append(part)
             framed = acknowledge_records.encode_request(
                 number, client_id, self._options.group, self._member_id, list(topics.items())
             )
@@ -378,10 +403,10 @@ class AckSender:
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and later acknowledgements are still sent
             reply.set_exception(client_failed(error))
 
-    def _ended(
-        self, node: int, broker: _Broker, taken: PendingAcks, frame: bytes, error: MansioError | None
+    def _on_request_end(
+        self, node: int, broker: _BrokerState, acks: PendingAcks, frame: bytes, error: MansioError | None
     ) -> None:
-        """A request was answered, or failed."""
+        """Handle the response frame of a request, or the error with which it ended."""
         try:
             if error is None:
                 try:
@@ -391,98 +416,101 @@ class AckSender:
                     error = refused
                 else:
                     broker.failures = 0
-                    self._take(taken, answer)
+                    self._apply_response(acks, answer)
             if error is not None:
-                self._failed(node, broker, taken, error)
+                self._on_request_error(node, broker, acks, error)
         finally:
-            broker.in_flight -= 1
+            broker.in_flight_count -= 1
             if self.has_pending:
-                self._wake()
+                self._schedule_dispatch()
 
-    def _take(self, taken: PendingAcks, answer: AcknowledgeRecordsResponse) -> None:
-        lock_s = answer.lock_ms / 1000
-        requested = {(self.ids[each], each.partition): each for each in taken}
+    def _apply_response(self, acks: PendingAcks, answer: AcknowledgeRecordsResponse) -> None:
+        lease_s = answer.lock_ms / 1000
+        requested = {(self.topic_ids[each], each.partition): each for each in acks}
         for topic_id, index, code, message in answer.results:
             if (partition := requested.get((topic_id, index))) is not None:
-                self.on_result(taken, partition, error_for(code, message) if code else None, lock_s)
-        if taken:
-            self.on_failure(taken, ConnectionLost("the response lacks a partition"))
+                self.on_result(acks, partition, error_for(code, message) if code else None, lease_s)
+        if acks:
+            self.on_failure(acks, ConnectionLost("the response lacks a partition"))
 
-    def _failed(self, node: int, broker: _Broker, taken: PendingAcks, error: MansioError) -> None:
+    def _on_request_error(
+        self, node: int, broker: _BrokerState, acks: PendingAcks, error: MansioError
+    ) -> None:
         if isinstance(error, UnsupportedVersion):
-            self.supports_acknowledge_records[node] = False  # then they go with the session
+            self.supports_acknowledge_records[node] = False  # `share_fetcher` sends them in the share session
             error = ConnectionLost(error.message)
         else:
             broker.failures += 1
             delay_s = self._options.backoff.delay_seconds(broker.failures)
-            broker.blocked_until = self._loop.time() + delay_s
-            self._cluster.mark_stale({partition.topic for partition in taken})
-        self.on_failure(taken, error)
+            broker.blocked_until_s = self._loop.time() + delay_s
+            self._cluster.mark_stale({partition.topic for partition in acks})
+        self.on_failure(acks, error)
 
     # -- queue of pending acknowledgements --------
 
     def _enqueue(
         self,
         run: Sequence[Leased],
-        kind: int,
-        outcome: AckListener | None,
+        ack_type: int,
+        listener: AckListener | None,
         *,
         delay_ms: int = -1,
         reason: str = "",
     ) -> None:
-        """Queue an acknowledgement of contiguous messages with one delivery count."""
+        """Queue an acknowledgement of messages with consecutive offsets and equal delivery counts."""
         now = self._loop.time()
         first = run[0]
         pending = PendingAck(
-            kind,
+            ack_type,
             first[2],
             run[-1][2],
             now,
-            max(first._lease.deadline, run[-1]._lease.deadline, now + EXPIRY_S),
+            max(first._lease.deadline_s, run[-1]._lease.deadline_s, now + ACK_EXPIRY_S_MIN),
             messages=run,
-            outcome=outcome,
+            listener=listener,
             delay_ms=delay_ms,
             reason=reason,
             lost_count=self._in_flight_records.lost_count,
         )
-        self._put(TopicPartition(first[0], first[1]), pending)
+        self._append_pending(TopicPartition(first[0], first[1]), pending)
 
-    def _put(self, partition: TopicPartition, pending: PendingAck) -> None:
+    def _append_pending(self, partition: TopicPartition, pending: PendingAck) -> None:
         if self._is_closed:
-            self._expire_ack(pending, None)
+            self._fail_with_lease_lost(pending, None)
             return
         self._pending.setdefault(partition, []).append(pending)
         self.idle.clear()
-        self._earliest_timer.set(pending.expires)
+        self._earliest_timer.set(pending.expiry_time_s)
 
     def _flush_soon(self) -> None:
-        """Send at the end of this iteration of the loop, with everything queued until then."""
-        if not self._is_due:
-            self._is_due = True
+        """Send pending acknowledgements at the end of this iteration of the event loop."""
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             self._loop.call_soon(self._flush_due)
 
     def _flush_due(self) -> None:
-        self._is_due = False
+        self._is_flush_scheduled = False
         self._flush()
 
     def _flush(self) -> None:
-        """Send what can be sent now."""
-        if (self._pending or self._probes) and not self._is_closed:
+        """Send pending acknowledgements now."""
+        if (self._pending or self._refused_halves) and not self._is_closed:
             self.on_pending()
 
     @property
     def has_pending(self) -> bool:
         """Whether acknowledgements wait to be sent."""
-        return bool(self._pending or self._probes)
+        return bool(self._pending or self._refused_halves)
 
     # -- choosing what to send --------
 
     def pending_by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
-        """Partitions with pending acknowledgements, by leader."""
+        """Return the partitions with pending acknowledgements that can be sent at time `now`, by node id of the leader.
+        Expired acknowledgements are completed before."""
         found: dict[int, list[TopicPartition]] = {}
-        for partition in dict.fromkeys([*self._probes, *self._pending]):
+        for partition in dict.fromkeys([*self._refused_halves, *self._pending]):
             self._expire(partition, now)
-            if partition not in self._pending and partition not in self._probes:
+            if partition not in self._pending and partition not in self._refused_halves:
                 continue
             if (until := self._backoffs.get(partition, (0.0, 0))[0]) > now:
                 self._earliest_timer.set(until)
@@ -491,54 +519,60 @@ class AckSender:
         return found
 
     def take_for_session(self, partitions: Sequence[TopicPartition], *, everything: bool) -> PendingAcks:
-        """Acknowledgements for a request of the share session. The caller reports the result."""
-        taken: PendingAcks = {}
+        """Remove and return pending acknowledgements, which the caller sends in a share session and whose result it
+        reports with `on_result` or `on_failure`. `everything`: whether to include those that do not fit a ShareFetch
+        with records, because the broker has no other request for them."""
+        acks: PendingAcks = {}
         for partition in partitions:
             if everything:
-                found = self._next(partition)
-            elif partition in self._probes:
+                found = self._take_next(partition)
+            elif partition in self._refused_halves:
                 continue
             else:
-                waiting = self._current(partition, self._pending.pop(partition, []))
-                found = [pending for pending in waiting if pending.fits_share_session]
-                if others := [pending for pending in waiting if not pending.fits_share_session]:
+                waiting = self._take_sendable(partition, self._pending.pop(partition, []))
+                found = [pending for pending in waiting if pending.fits_share_fetch]
+                if others := [pending for pending in waiting if not pending.fits_share_fetch]:
                     self._pending.setdefault(partition, []).extend(others)
             if found:
-                taken[partition] = found
-        self._mark_in_flight(taken)
-        return taken
+                acks[partition] = found
+        self._mark_in_flight(acks)
+        return acks
 
-    def _mark_in_flight(self, taken: PendingAcks) -> None:
-        if taken:
-            self._in_flight[id(taken)] = taken
-            for pending in itertools.chain.from_iterable(taken.values()):
+    def _mark_in_flight(self, acks: PendingAcks) -> None:
+        if acks:
+            self._in_flight[id(acks)] = acks
+            for pending in itertools.chain.from_iterable(acks.values()):
                 if (message := pending.message_to_renew) is not None:
-                    self._in_flight_records.set_renewal(message, RENEWAL_SENT)
-                    self._renewing += 1
+                    self._in_flight_records.set_renewal_state(message, RENEWAL_SENT)
+                    self._renewals_in_flight += 1
 
-    def _next(self, partition: TopicPartition) -> list[PendingAck]:
-        """Acknowledgements of a partition for the next request."""
-        probes = self._probes.get(partition)
-        while probes:
-            found = self._current(partition, probes.popleft())
-            if not probes:
-                del self._probes[partition]
+    def _take_next(self, partition: TopicPartition) -> list[PendingAck]:
+        """Remove and return the acknowledgements of a partition for the next request: one half of a refused part, or
+        all pending ones."""
+        refused_halves = self._refused_halves.get(partition)
+        while refused_halves:
+            found = self._take_sendable(partition, refused_halves.popleft())
+            if not refused_halves:
+                del self._refused_halves[partition]
             if found:
                 return found
-        return self._current(partition, self._pending.pop(partition, []))
+        return self._take_sendable(partition, self._pending.pop(partition, []))
 
-    def _current(self, partition: TopicPartition, waiting: list[PendingAck]) -> list[PendingAck]:
-        """Acknowledgements that still apply. That of a record whose lease is being renewed waits for the renewal: if it
-        was sent first, the renewal and all others in its request would be refused."""
+    def _take_sendable(self, partition: TopicPartition, waiting: list[PendingAck]) -> list[PendingAck]:
+        """Return the acknowledgements that can be sent now. Those of lost records are completed with an error. Those of
+        records with a renewal in flight are queued again until it ends: otherwise the broker could handle them before
+        the renewal, and would then refuse the renewal and all acknowledgements in its request."""
         found: list[PendingAck] = []
         later: list[PendingAck] = []
         for pending in waiting:
-            for each in self._not_lost(pending):
+            for each in self._without_lost(pending):
                 message = each.message_to_renew
                 if message is not None and message._state != HELD:
-                    self._in_flight_records.set_renewal(message, NOT_RENEWING)
-                    each.completed(None)
-                elif self._renewing and any(one._renewal == RENEWAL_SENT for one in each.messages):
+                    self._in_flight_records.set_renewal_state(message, NO_RENEWAL)
+                    each.on_completed(None)
+                elif self._renewals_in_flight and any(
+                    one._renewal_state == RENEWAL_SENT for one in each.messages
+                ):
                     later.append(each)
                 else:
                     found.append(each)
@@ -546,14 +580,15 @@ class AckSender:
             self._pending.setdefault(partition, []).extend(later)
         return found
 
-    def _not_lost(self, pending: PendingAck) -> list[PendingAck]:
-        """The acknowledgement without messages that were lost meanwhile."""
+    def _without_lost(self, pending: PendingAck) -> list[PendingAck]:
+        """Return the acknowledgement without the messages that were lost since it was queued, as one acknowledgement
+        per run of consecutive offsets. The acknowledgements of lost messages are completed with an error."""
         if pending.lost_count == self._in_flight_records.lost_count or not pending.messages:
             return [pending]
         parts: list[list[Leased]] = [[]]
         for message in pending.messages:
             if message._state == LOST:
-                self._expire_ack(pending.copy_for([message]), None)
+                self._fail_with_lease_lost(pending.copy_for([message]), None)
                 parts.append([])
             else:
                 parts[-1].append(message)
@@ -563,33 +598,35 @@ class AckSender:
         return [pending.copy_for(part) for part in parts if part]
 
     def _expire(self, partition: TopicPartition, now: float) -> None:
-        """Expire acknowledgements that waited too long, and set the timer for the next one."""
-        for queue in (self._pending.get(partition, []), *self._probes.get(partition, ())):
-            for pending in [pending for pending in queue if pending.expires <= now]:
+        """Complete the expired acknowledgements of a partition with an error, and set the timer to the next expiry."""
+        for queue in (self._pending.get(partition, []), *self._refused_halves.get(partition, ())):
+            for pending in [pending for pending in queue if pending.expiry_time_s <= now]:
                 queue.remove(pending)
-                self._expire_ack(pending, None)
+                self._fail_with_lease_lost(pending, None)
             if queue:
-                self._earliest_timer.set(min(pending.expires for pending in queue))
+                self._earliest_timer.set(min(pending.expiry_time_s for pending in queue))
         if not self._pending.get(partition, [None]):
             del self._pending[partition]
 
     # -- results --------
 
     def on_result(
-        self, taken: PendingAcks, partition: TopicPartition, error: MansioError | None, lock_s: float = 0.0
+        self, acks: PendingAcks, partition: TopicPartition, error: MansioError | None, lease_s: float = 0.0
     ) -> None:
-        """The result of one partition's part of a request."""
-        pending = taken.pop(partition, [])
+        """Handle the result of the part of a request that concerns one partition. `acks`: the acknowledgements of the
+        request without result, from which those of the partition are removed; `lease_s`: duration of renewed leases in
+        seconds, 0 if unknown. Retriable errors are retried."""
+        pending = acks.pop(partition, [])
         for each in pending:
             if (message := each.message_to_renew) is not None:
-                self._in_flight_records.set_renewal(message, RENEWAL_WAITS)
-                self._renewing -= 1
+                self._in_flight_records.set_renewal_state(message, RENEWAL_QUEUED)
+                self._renewals_in_flight -= 1
         if error is None:
             self._backoffs.pop(partition, None)
             for each in pending:
-                self._done(partition, each, lock_s)
-        elif isinstance(error, InvalidRecordState | InvalidRequest) and (parts := halves(pending)):
-            self._probes.setdefault(partition, deque()).extend(parts)
+                self._complete(partition, each, lease_s)
+        elif isinstance(error, InvalidRecordState | InvalidRequest) and (parts := split_in_halves(pending)):
+            self._refused_halves.setdefault(partition, deque()).extend(parts)
         elif error.retriable:
             self._cluster.mark_stale((partition.topic,))
             now = self._loop.time()
@@ -598,98 +635,99 @@ class AckSender:
                 self._backoffs[partition] = (now + self._cluster.backoff.delay_seconds(failures), failures)
             again = []
             for each in pending:
-                if each.expires <= now or self._is_closed:
-                    self._expire_ack(each, error)
+                if each.expiry_time_s <= now or self._is_closed:
+                    self._fail_with_lease_lost(each, error)
                 else:
                     again.append(each)
             if again:
                 self._pending.setdefault(partition, [])[:0] = again
-                self._earliest_timer.set(again[0].expires)
+                self._earliest_timer.set(again[0].expiry_time_s)
         else:
             for each in pending:
-                self._refused(each, error)
-        if not taken:
-            self._in_flight.pop(id(taken), None)
+                self._on_refused(each, error)
+        if not acks:
+            self._in_flight.pop(id(acks), None)
         self._update_idle()
 
-    def on_failure(self, taken: PendingAcks, error: MansioError) -> None:
-        """The whole request failed."""
-        for partition in list(taken):
-            self.on_result(taken, partition, error)
+    def on_failure(self, acks: PendingAcks, error: MansioError) -> None:
+        """Handle `error` as the result of all acknowledgements of a request that have no result."""
+        for partition in list(acks):
+            self.on_result(acks, partition, error)
 
-    def _done(self, partition: TopicPartition, pending: PendingAck, lock_s: float) -> None:
+    def _complete(self, partition: TopicPartition, pending: PendingAck, lease_s: float) -> None:
         if (message := pending.message_to_renew) is not None:
-            self._in_flight_records.renewed(message, lock_s)
+            self._in_flight_records.on_renewed(message, lease_s)
         elif pending.messages:
-            self._in_flight_records.acknowledged(partition, pending.messages, pending.kind)
-        pending.completed(None)
+            self._in_flight_records.on_acknowledged(partition, pending.messages, pending.ack_type)
+        pending.on_completed(None)
 
-    def _refused(self, pending: PendingAck, error: MansioError) -> None:
+    def _on_refused(self, pending: PendingAck, error: MansioError) -> None:
         if isinstance(error, InvalidRecordState):
-            self._expire_ack(pending, error)
+            self._fail_with_lease_lost(pending, error)
             return
         for message in pending.messages:
-            if pending.kind == RENEW:
-                self._in_flight_records.not_renewed(message)
-            elif pending.outcome is not None:
+            if pending.ack_type == RENEW:
+                self._in_flight_records.on_not_renewed(message)
+            elif pending.listener is not None:
                 self._in_flight_records.restore(message)
             else:  # it is not acknowledged again: let its lease end
                 self._in_flight_records.mark_lost(message)
-        if pending.outcome is not None:
-            pending.completed(error)
+        if pending.listener is not None:
+            pending.on_completed(error)
         else:
             logger.warning("lease not acknowledged: %s", error)
 
-    def _expire_ack(self, pending: PendingAck, error: MansioError | None) -> None:
-        """The lease is lost, or there was no result for as long as it may have lasted."""
+    def _fail_with_lease_lost(self, pending: PendingAck, error: MansioError | None) -> None:
+        """Complete an acknowledgement with `LeaseLost`, because the lease is lost or the acknowledgement got no result
+        until it expired, and mark its messages as lost. Undelivered records of a renewal are marked as lost."""
         if not pending.messages:
             return
         for message in pending.messages:
-            if pending.kind == RENEW:
-                self._in_flight_records.not_renewed(message)
+            if pending.ack_type == RENEW:
+                self._in_flight_records.on_not_renewed(message)
             else:
                 self._in_flight_records.mark_lost(message)
-        if pending.outcome is None:
+        if pending.listener is None:
             return
         first = pending.messages[0]
         name = f"{first.topic}-{first.partition}"
-        which = f"offset {pending.first} of {name} is"
-        if pending.first != pending.last:
-            which = f"offsets {pending.first} to {pending.last} of {name} are"
+        which = f"offset {pending.first_offset} of {name} is"
+        if pending.first_offset != pending.last_offset:
+            which = f"offsets {pending.first_offset} to {pending.last_offset} of {name} are"
         why = f": {error.message}" if error is not None else ""
         lost = LeaseLost(f"{which} not leased by this member any more{why}")
         lost.__cause__ = error
-        pending.completed(lost)
+        pending.on_completed(lost)
 
     def _update_idle(self) -> None:
-        if not self._pending and not self._probes and not self._in_flight:
+        if not self._pending and not self._refused_halves and not self._in_flight:
             self.idle.set()
 
     async def close(self) -> None:
-        """Send nothing more; complete all pending acknowledgements with an error."""
-        self._end()
+        """Stop sending; complete all acknowledgements that are pending or in flight with an error."""
+        self._fail_all()
         await self._cluster.close_channel(self._channel)
 
-    def _end(self) -> None:
-        """Expire everything that is pending or in flight."""
+    def _fail_all(self) -> None:
+        """Complete all acknowledgements that are pending or in flight with an error."""
         self._is_closed = True
         self._earliest_timer.cancel()
-        queues = [*self._pending.values(), *itertools.chain.from_iterable(self._probes.values())]
-        queues += [pending for taken in self._in_flight.values() for pending in taken.values()]
+        queues = [*self._pending.values(), *itertools.chain.from_iterable(self._refused_halves.values())]
+        queues += [pending for acks in self._in_flight.values() for pending in acks.values()]
         self._pending.clear()
-        self._probes.clear()
+        self._refused_halves.clear()
         self._in_flight.clear()
         for pending in itertools.chain.from_iterable(queues):
-            self._expire_ack(pending, ConnectionLost("the receiver is closed"))
+            self._fail_with_lease_lost(pending, ConnectionLost("the receiver is closed"))
         self.idle.set()
 
 
-def _batches(pending: list[PendingAck]) -> list[AcknowledgeBatch]:
+def _acknowledge_batches(pending: list[PendingAck]) -> list[AcknowledgeBatch]:
     return [
         AcknowledgeBatch(
-            run[0].first,
-            run[-1].last,
-            run[0].kind,
+            run[0].first_offset,
+            run[-1].last_offset,
+            run[0].ack_type,
             run[0].delay_ms,
             run[0].reason,
             run[0].messages[0].delivery_count if run[0].messages else -1,
@@ -702,8 +740,8 @@ def _name(message: Leased) -> str:
     return f"offset {message.offset} of {message.topic}-{message.partition}"
 
 
-def halves(pending: list[PendingAck]) -> list[list[PendingAck]]:
-    """Two halves, or nothing for a single record."""
+def split_in_halves(pending: list[PendingAck]) -> list[list[PendingAck]]:
+    """Split acknowledgements into two split_in_halves. Returns an empty list for a single record."""
     if len(pending) > 1:
         middle = len(pending) // 2
         return [pending[:middle], pending[middle:]]
@@ -715,24 +753,25 @@ def halves(pending: list[PendingAck]) -> list[list[PendingAck]]:
 
 
 def merge_contiguous(pending: list[PendingAck]) -> list[list[PendingAck]]:
-    """Runs of contiguous, equal acknowledgements, ascending; the second one of an offset is dropped."""
+    """Group acknowledgements into runs with consecutive offsets and equal type, delay, reason and delivery count, in
+    offset order. If two acknowledgements concern the same offset, the second one is dropped."""
     if len(pending) == 1:
         return [pending]
     runs: list[list[PendingAck]] = []
     end = -1
     alike: tuple[Any, ...] = ()
     for each in sorted(pending, key=_first):
-        if each.first <= end:
+        if each.first_offset <= end:
             continue
         count = each.messages[0].delivery_count if each.messages else -1
-        same = (each.kind, each.delay_ms, each.reason, count)
-        if runs and each.first == end + 1 and same == alike:
+        same = (each.ack_type, each.delay_ms, each.reason, count)
+        if runs and each.first_offset == end + 1 and same == alike:
             runs[-1].append(each)
         else:
             runs.append([each])
-        end, alike = each.last, same
+        end, alike = each.last_offset, same
     return runs
 
 
 def _first(pending: PendingAck) -> int:
-    return pending.first
+    return pending.first_offset

@@ -1,16 +1,20 @@
-"""Handler runner of a receiver: parallel, in partition order ("fifo") or in key order ("by_key").
+"""Handler runner of a receiver: calls the handler in parallel, in partition order ("fifo") or in key order ("by_key").
 
-In the ordered modes records wait in key queues, one per partition, or per key of a partition; records without a
-key, and all in mode "parallel", have no queue. Of each queue one record is handled at a time, lowest offset first.
-The requested number of workers take queues and unqueued records in turn. Handled records are acknowledged together
-in the next iteration of the loop; only their key queues wait for the result.
+In mode "fifo" records wait in one key queue per partition, in mode "by_key" in one key queue per key of a partition.
+Records without a key, and all records in mode "parallel", are in no key queue. One record of a key queue is handled at
+a time, lowest offset first. `concurrency` workers take key queues and unqueued records in the order of their arrival.
+The runner acknowledges handled records together in the next iteration of the event loop; workers do not wait for the
+result, but key queues do.
 
 Invariants:
-* The next record of a key queue starts when the broker has confirmed the acknowledgement of the one before.
+* The handler is called with the next record of a key queue only after the broker has confirmed the acknowledgement of
+  the previous record.
 * When the lease of a record is lost, the later records of its key queue are released: the lost record is delivered
   again, possibly to another member, and must be handled before them.
-* Records that were not started when the runner stops are left to be released.
-* The delivery order of a group that is in use is never changed here, because other members may hold records.
+* The runner does not acknowledge records that it had not started to handle when it stopped; closing the receiver
+  releases them.
+* `ensure_partition_order` does not change the delivery order of a group that is in use, because other members may hold
+  records.
 """
 
 from __future__ import annotations
@@ -41,29 +45,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Mode = Literal["parallel", "fifo", "by_key"]
+"""Order in which records are handled: any order, by partition, or by key."""
 
 MODES: Final = ("parallel", "fifo", "by_key")
 
 Handler = Callable[[Leased], Awaitable[object] | object]
+"""Function that `Receiver.run` calls with each record; if it returns an awaitable, the runner awaits that."""
 
-"""Called by `Receiver.run` with each record; an awaitable result is awaited."""
+DEFAULT_DRAIN_MS: Final = 30_000
+"""Default time, in milliseconds, for which running handlers may continue after `stop`."""
 
-DRAIN_MS: Final = 30_000
-
-TURN_S: Final = 0.002
-
-"""After this time in one iteration of the loop, workers yield, and their results are acknowledged."""
+WORKER_S_MAX: Final = 0.002
+"""Maximum time, in seconds, for which workers handle records in one iteration of the event loop. Then they yield, so
+that the handled records are acknowledged."""
 
 REASON_CHARACTERS_MAX: Final = 500
+"""Maximum length of the reason with which a record is rejected."""
 
-REFUSALS_MAX: Final = 20
-
-"""After so many refusals in a row for other reasons than lost leases, the runner stops: acknowledgements would never
-succeed, and records would be handled again and again."""
+CONSECUTIVE_REFUSALS_MAX: Final = 20
+"""Number of consecutive refused acknowledgements after which the runner stops, apart from refusals because of a lost
+lease. Otherwise the same records would be delivered and handled forever."""
 
 
 class _KeyQueue:
-    """Records that are handled one after the other."""
+    """Queue of records that are handled one after the other: those of a partition or of a key of a partition."""
 
     __slots__ = ("is_queued", "key", "waiting")
 
@@ -71,11 +76,12 @@ class _KeyQueue:
         self.key = key
         self.waiting: list[Leased] = []
         self.is_queued = False
-        """Whether it waits for a worker, has one, or waits for the acknowledgement of its last record."""
+        """Whether the key queue waits for a worker, a worker handles its record, or it waits for the acknowledgement of
+        that record."""
 
 
 class _HandledListener:
-    """Receives the results of handled records and resumes their key queues."""
+    """Receives the results of the acknowledgements of handled records and resumes the key queues of these records."""
 
     __slots__ = ("_key_queues", "_run")
 
@@ -83,11 +89,11 @@ class _HandledListener:
         self._run = run
         self._key_queues = key_queues
 
-    def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+    def on_completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
         if error is not None:
-            self._run.not_acknowledged(messages, error)
+            self._run.on_not_acknowledged(messages, error)
         else:
-            self._run.refusals = 0
+            self._run.refusal_count = 0
         if self._key_queues:
             for message in messages:
                 if (key_queue := self._key_queues.get(id(message))) is not None:
@@ -95,7 +101,7 @@ class _HandledListener:
 
 
 class HandlerRunner:
-    """One call of `Receiver.run`."""
+    """Calls the handler for one call of `Receiver.run`, which `run_until_stopped` implements."""
 
     def __init__(
         self,
@@ -119,31 +125,32 @@ class HandlerRunner:
         self._drain_s = drain_ms / 1000
         self._key_queues: dict[Any, _KeyQueue] = {}
         self._runnable: deque[_KeyQueue | Leased] = deque()
-        self._done: list[Leased] = []
-        """Handled records to be acknowledged in the next iteration of the loop."""
-        self._done_key_queues: dict[int, _KeyQueue] = {}
-        """Key queues by the `id` of a handled record."""
-        self._first_done = 0.0
+        self._handled: list[Leased] = []
+        """Handled records to be acknowledged in the next iteration of the event loop."""
+        self._handled_key_queues: dict[int, _KeyQueue] = {}
+        """Key queues of the handled records, by `id(record)`."""
+        self._first_handled_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self._work = asyncio.Event()
+        self._work_available = asyncio.Event()
         self._stopped = asyncio.Event()
         self.retry_policy = RetryPolicy()
-        self.refusals = 0
-        """Refused acknowledgements in a row."""
+        self.refusal_count = 0
+        """Number of consecutive refused acknowledgements, apart from refusals because of a lost lease."""
         self._last_refusal: MansioError | None = None
-        self._refused: MansioError | None = None
+        self._final_refusal: MansioError | None = None
 
     def stop(self) -> None:
-        """Start no more records."""
+        """Call the handler with no further record; running handlers continue."""
         self._stopped.set()
-        self._work.set()
+        self._work_available.set()
         self._in_flight_records.record_available.set()
 
-    async def until_stopped(self, check: Callable[[], None]) -> None:
-        """Run until `stop`, and until running handlers have ended. `check` raises fatal errors."""
-        self._in_flight_records.lost_listeners.append(self._lost)
+    async def run_until_stopped(self, check: Callable[[], None]) -> None:
+        """Handle records until `stop` is called, then wait at most `drain_ms` for running handlers. `check` is called
+        regularly; it raises errors that end the run. Raises the error of repeatedly refused acknowledgements."""
+        self._in_flight_records.lost_listeners.append(self._on_lost)
         workers = [asyncio.ensure_future(self._worker()) for _ in range(self._concurrency)]
-        feeding = asyncio.ensure_future(self._feed(check))
+        feeding = asyncio.ensure_future(self._queue_new_records(check))
         try:
             await asyncio.wait([feeding, *workers], return_when=asyncio.FIRST_COMPLETED)
             if self._stopped.is_set():
@@ -154,15 +161,15 @@ class HandlerRunner:
                 task.cancel()
             ended = await asyncio.gather(feeding, *workers, return_exceptions=True)
             self._acknowledge()
-            self._in_flight_records.lost_listeners.remove(self._lost)
-        for error in (*ended, self._refused):
+            self._in_flight_records.lost_listeners.remove(self._on_lost)
+        for error in (*ended, self._final_refusal):
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
                 raise error
 
     # -- key queues --------
 
-    async def _feed(self, check: Callable[[], None]) -> None:
-        """Put new records into their key queues."""
+    async def _queue_new_records(self, check: Callable[[], None]) -> None:
+        """Append new records to their key queues, or directly to the runnable records."""
         while not self._stopped.is_set():
             self._in_flight_records.record_available.clear()
             for message in self._in_flight_records.pop_undelivered():
@@ -173,9 +180,9 @@ class HandlerRunner:
                 if (key_queue := self._key_queues.get(key)) is None:
                     key_queue = self._key_queues[key] = _KeyQueue(key)
                 insort(key_queue.waiting, message, key=_OFFSET)
-                self._offer(key_queue)
+                self._make_runnable(key_queue)
             if self._runnable:
-                self._work.set()
+                self._work_available.set()
             check()
             await self._in_flight_records.record_available.wait()
 
@@ -186,23 +193,23 @@ class HandlerRunner:
             return message.topic, message.partition, message.key
         return None
 
-    def _offer(self, key_queue: _KeyQueue) -> None:
+    def _make_runnable(self, key_queue: _KeyQueue) -> None:
         if key_queue.is_queued:
             return
         if key_queue.waiting:
             key_queue.is_queued = True
             self._runnable.append(key_queue)
-            self._work.set()
+            self._work_available.set()
         else:
             self._key_queues.pop(key_queue.key, None)
 
     def resume(self, key_queue: _KeyQueue) -> None:
-        """The last record of the queue is done."""
+        """Make the next record of the queue runnable, because its previous record is acknowledged or lost."""
         key_queue.is_queued = False
-        self._offer(key_queue)
+        self._make_runnable(key_queue)
 
-    def _lost(self, message: Leased) -> None:
-        """The lease of a message is lost: release the later records of its key queue."""
+    def _on_lost(self, message: Leased) -> None:
+        """Release the later records of the key queue of a message whose lease is lost."""
         key_queue = self._key_queues.get(self._key_of(message))
         if key_queue is not None:
             self._release_after(key_queue, message.offset)
@@ -221,34 +228,35 @@ class HandlerRunner:
     async def _worker(self) -> None:
         while not self._stopped.is_set():
             if not self._runnable:
-                self._work.clear()
-                await self._work.wait()
+                self._work_available.clear()
+                await self._work_available.wait()
                 continue
             next_one = self._runnable.popleft()
             if not isinstance(next_one, _KeyQueue):
-                await self._work_on(next_one, None)
-            elif not next_one.waiting or not await self._work_on(next_one.waiting.pop(0), next_one):
+                await self._handle_in_turn(next_one, None)
+            elif not next_one.waiting or not await self._handle_in_turn(next_one.waiting.pop(0), next_one):
                 self.resume(next_one)
-            if self._done and self._loop.time() - self._first_done > TURN_S:
+            if self._handled and self._loop.time() - self._first_handled_s > WORKER_S_MAX:
                 await asyncio.sleep(0)  # a handler that never waits would block the loop
 
-    async def _work_on(self, message: Leased, key_queue: _KeyQueue | None) -> bool:
-        """Whether the key queue resumes once the record is acknowledged (True) or at once (False)."""
+    async def _handle_in_turn(self, message: Leased, key_queue: _KeyQueue | None) -> bool:
+        """Handle one record. Returns whether its key queue must wait for the acknowledgement of the record (True) or
+        resumes at once (False)."""
         in_flight_records = self._in_flight_records
         if not (
-            await in_flight_records.wait_deliverable(message)
+            await in_flight_records.deliver_when_verified(message)
             if message._is_suspect
             else in_flight_records.deliver(message)
         ):
             return False
         if await self._handle(message):
             in_flight_records.start_acknowledging((message,))
-            if not self._done:
+            if not self._handled:
                 self._loop.call_soon(self._acknowledge)
-                self._first_done = self._loop.time()
-            self._done.append(message)
+                self._first_handled_s = self._loop.time()
+            self._handled.append(message)
             if key_queue is not None:
-                self._done_key_queues[id(message)] = key_queue
+                self._handled_key_queues[id(message)] = key_queue
             return True
         if key_queue is not None:
             await in_flight_records.wait_acknowledged(message)
@@ -257,9 +265,9 @@ class HandlerRunner:
         return False
 
     async def _handle(self, message: Leased) -> bool:
-        """Call the handler until the record is acknowledged or lost, or the runner stops.
+        """Call the handler until it succeeds, the record is acknowledged or lost, or the runner stops.
 
-        Returns whether it succeeded and the record is to be acknowledged.
+        Returns whether the handler succeeded and the runner has to acknowledge the record.
         """
         failures = 0
         while message._state == HELD:
@@ -274,33 +282,34 @@ class HandlerRunner:
                 _log_failure(message, error, failures)
                 if self._mode == "parallel":
                     await self._acknowledge_one(message, RELEASE)
-                elif failures >= self.retry_policy.most:
-                    await self._acknowledge_one(message, REJECT, _reason(error, failures))
-                elif await self._is_stopped_within(self.retry_policy.delay_s(failures)):
+                elif failures >= self.retry_policy.attempts_max:
+                    await self._acknowledge_one(message, REJECT, _reject_reason(error, failures))
+                elif await self._wait_stopped(self.retry_policy.delay_s(failures)):
                     return False
             else:
                 return message._state == HELD
         return False
 
     def _acknowledge(self) -> None:
-        """Acknowledge the handled records."""
-        done, self._done = self._done, []
-        key_queues, self._done_key_queues = self._done_key_queues, {}
+        """Send the acknowledgements of the handled records."""
+        done, self._handled = self._handled, []
+        key_queues, self._handled_key_queues = self._handled_key_queues, {}
         if done:
             done.sort(key=_POSITION)
-            self._ack_sender.acknowledge_handled(done, ACCEPT, _HandledListener(self, key_queues))
+            self._ack_sender.send_acknowledgements(done, ACCEPT, _HandledListener(self, key_queues))
 
-    async def _acknowledge_one(self, message: Leased, kind: int, reason: str = "") -> None:
-        """Acknowledge a message and wait for the result."""
+    async def _acknowledge_one(self, message: Leased, ack_type: int, reason: str = "") -> None:
+        """Acknowledge a message and wait for the result; errors go to `on_not_acknowledged`."""
         try:
-            await self._ack_sender.acknowledge(message, kind, reason=reason)
+            await self._ack_sender.acknowledge(message, ack_type, reason=reason)
         except MansioError as error:
-            self.not_acknowledged((message,), error)
+            self.on_not_acknowledged((message,), error)
         else:
-            self.refusals = 0
+            self.refusal_count = 0
 
-    def not_acknowledged(self, messages: Sequence[Leased], error: MansioError) -> None:
-        """The acknowledgement was refused, or its outcome is unknown."""
+    def on_not_acknowledged(self, messages: Sequence[Leased], error: MansioError) -> None:
+        """Log that the acknowledgement of handled records was refused or has an unknown outcome, and mark the records
+        as lost. Stops the runner after `CONSECUTIVE_REFUSALS_MAX` consecutive refusals."""
         if isinstance(error, LeaseLost):
             logger.info("handled, but not acknowledged: %s", error)
             return
@@ -310,12 +319,12 @@ class HandlerRunner:
         if error is self._last_refusal:
             return  # one request may concern many messages
         self._last_refusal = error
-        self.refusals += 1
-        if self.refusals >= REFUSALS_MAX and self._refused is None:
-            self._refused = error
+        self.refusal_count += 1
+        if self.refusal_count >= CONSECUTIVE_REFUSALS_MAX and self._final_refusal is None:
+            self._final_refusal = error
             self.stop()
 
-    async def _is_stopped_within(self, seconds: float) -> bool:
+    async def _wait_stopped(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
@@ -342,81 +351,80 @@ def _log_failure(message: Leased, error: Exception, failures: int) -> None:
     )
 
 
-def _reason(error: Exception, failures: int) -> str:
+def _reject_reason(error: Exception, failures: int) -> str:
     return f"{type(error).__name__}: {error} (after {failures} tries)"[:REASON_CHARACTERS_MAX]
 
 
-ORDER: Final = "mansio.share.order"
-
-IN_ORDER: Final = "partition"
-
-TRIES: Final = "share.delivery.count.limit"
-
-BACKOFF: Final = "mansio.retry.backoff.ms"
-
-MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
-
-BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
-
-_GROUP_RESOURCE: Final = 32
-
-_SET: Final = 0
+SHARE_ORDER_CONFIG: Final = "mansio.share.order"
+"""Group setting for the order of delivery."""
+PARTITION_ORDER: Final = "partition"
+"""Value of `mansio.share.order` with which only one member at a time holds records of a partition."""
+DELIVERY_COUNT_LIMIT_CONFIG: Final = "share.delivery.count.limit"
+RETRY_BACKOFF_MS_CONFIG: Final = "mansio.retry.backoff.ms"
+RETRY_BACKOFF_MULTIPLIER_CONFIG: Final = "mansio.retry.backoff.multiplier"
+RETRY_BACKOFF_MAX_MS_CONFIG: Final = "mansio.retry.backoff.max.ms"
+_GROUP_RESOURCE_TYPE: Final = 32
+_ALTER_CONFIG_SET: Final = 0
+"""Operation SET of IncrementalAlterConfigs."""
 
 
 class RetryPolicy(NamedTuple):
-    """Attempts to handle a record in place, and the backoff between them in seconds."""
+    """Retries of a handler that fails, in the ordered modes: number of attempts, and backoff between them in
+    seconds."""
 
-    most: int = 5
+    attempts_max: int = 5
     backoff_s: float = 1.0
     multiplier: float = 2.0
     backoff_s_max: float = 60.0
 
     def delay_s(self, failures: int) -> float:
-        """Backoff after so many failures, from 1."""
+        """Return the backoff after the given number of failures (at least 1), in seconds."""
         return float(min(self.backoff_s * self.multiplier ** min(failures - 1, 30), self.backoff_s_max))
 
 
-async def ensure_order(cluster: Cluster, group: str) -> None:
-    """Ensure that records of a partition are held by one member at a time. Raises `InvalidConfig`,
-    `UnsupportedVersion`."""
-    found = await _settings(cluster, group)
-    if ORDER not in found:
+async def ensure_partition_order(cluster: Cluster, group: str) -> None:
+    """Ensure that only one member of the group at a time holds records of a partition: sets `mansio.share.order` of a
+    new group. Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion` if the broker
+    does not support it."""
+    found = await _group_settings(cluster, group)
+    if SHARE_ORDER_CONFIG not in found:
         raise UnsupportedVersion(
-            f"ordered handling needs the group setting {ORDER}, which this broker does not support"
+            f"ordered handling needs the group setting {SHARE_ORDER_CONFIG}, which this broker does not support"
         )
-    if found[ORDER] == IN_ORDER:
+    if found[SHARE_ORDER_CONFIG] == PARTITION_ORDER:
         return
-    if not await _is_new(cluster, group):
+    if not await _is_unused_group(cluster, group):
         raise InvalidConfig(
-            f"group {group} is in use with {ORDER}={found[ORDER]}: set it to {IN_ORDER} for ordered handling"
+            f"group {group} is in use with {SHARE_ORDER_CONFIG}={found[SHARE_ORDER_CONFIG]}: "
+            f"set it to {PARTITION_ORDER} for ordered handling"
         )
-    change = {"name": ORDER, "config_operation": _SET, "value": IN_ORDER}
-    resource = {"resource_type": _GROUP_RESOURCE, "resource_name": group, "configs": [change]}
+    change = {"name": SHARE_ORDER_CONFIG, "config_operation": _ALTER_CONFIG_SET, "value": PARTITION_ORDER}
+    resource = {"resource_type": _GROUP_RESOURCE_TYPE, "resource_name": group, "configs": [change]}
     fields = {"resources": [resource], "validate_only": False}
     await cluster.request_controller(ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check("responses"))
 
 
-async def retry_policy(cluster: Cluster, group: str) -> RetryPolicy:
-    """The effective retry settings of the group."""
-    found = await _settings(cluster, group)
+async def fetch_retry_policy(cluster: Cluster, group: str) -> RetryPolicy:
+    """Return the retry settings of a group, with defaults for those that the broker does not support."""
+    found = await _group_settings(cluster, group)
     default = RetryPolicy()
     return RetryPolicy(
-        int(found.get(TRIES, default.most)),
-        float(found.get(BACKOFF, default.backoff_s * 1000)) / 1000,
-        float(found.get(MULTIPLIER, default.multiplier)),
-        float(found.get(BACKOFF_MAX, default.backoff_s_max * 1000)) / 1000,
+        int(found.get(DELIVERY_COUNT_LIMIT_CONFIG, default.attempts_max)),
+        float(found.get(RETRY_BACKOFF_MS_CONFIG, default.backoff_s * 1000)) / 1000,
+        float(found.get(RETRY_BACKOFF_MULTIPLIER_CONFIG, default.multiplier)),
+        float(found.get(RETRY_BACKOFF_MAX_MS_CONFIG, default.backoff_s_max * 1000)) / 1000,
     )
 
 
-async def _settings(cluster: Cluster, group: str) -> dict[str, str]:
-    resource = {"resource_type": _GROUP_RESOURCE, "resource_name": group, "configuration_keys": None}
+async def _group_settings(cluster: Cluster, group: str) -> dict[str, str]:
+    resource = {"resource_type": _GROUP_RESOURCE_TYPE, "resource_name": group, "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
     answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=_check("results"))
     return {entry.name: entry.value for entry in answer.results[0].configs if entry.value is not None}
 
 
-async def _is_new(cluster: Cluster, group: str) -> bool:
-    """Whether the group has no member and has read nothing."""
+async def _is_unused_group(cluster: Cluster, group: str) -> bool:
+    """Whether the group has no members and no stored offsets."""
     admin = ShareAdmin(cluster)
     try:
         if (await admin.describe(group)).members:

@@ -1,16 +1,17 @@
-"""In-flight records of a share consumer: the state of each leased record in the client, and the end of its lease.
+"""In-flight records of a share consumer: the state of each leased record in the client, and the time of its lease.
 
     fetched ──► ready ──► delivered ──► acknowledged
                   │            │
                   └── lost ◄───┘   the lease ended, the record was leased again, or the broker refused
 
-This is the only owner of a record's state; requests to brokers are sent by `ack_sender` and `share_fetcher`. Leases end
-with the connection over which they were granted, unless the broker itself went down: such leases are *suspect* until
-the broker has renewed them, and suspect records are not delivered.
+Only this module changes a record's state; `ack_sender` and `share_fetcher` send the requests to brokers. The leases
+that a broker granted over a connection end with that connection, unless the broker itself went down. The client cannot
+know which of both happened: the leases are *suspect*, and their records are not delivered, until the broker has renewed
+them.
 
 Invariants:
-* A record is in here once. It counts as held until it is acknowledged or lost.
-* No record is delivered whose lease is over, as far as the client knows.
+* `InFlightRecords` holds a record once, until it is acknowledged or lost.
+* No record is delivered after the client's estimate of the end of its lease.
 * The number of records fetched ahead is bounded by what the fetcher may request.
 """
 
@@ -30,9 +31,9 @@ from mansio.client.share.leased import (
     GAP,
     HELD,
     LOST,
-    NOT_RENEWING,
+    NO_RENEWAL,
     RELEASE,
-    RENEWAL_WAITS,
+    RENEWAL_QUEUED,
     Lease,
     Leased,
 )
@@ -53,14 +54,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GATHER_PARTS: Final = 20
+_CHECKS_PER_LEASE_MAX: Final = 20
 
-"""Leases are checked in steps of this fraction of their duration, so that one request renews those due at about the
-same time."""
+"""Maximum number of checks during the shortest lease. Rare checks find several leases that are due at about the same
+time, so that one request renews them."""
 
 
 class InFlightRecords:
-    """Records of one receiver. All methods run on the event loop."""
+    """Leased records of one receiver. All methods run on the event loop.
+
+    `on_capacity` is called when fewer records are held, so that the receiver may fetch more.
+    """
 
     def __init__(self, options: ReceiveOptions, on_capacity: Callable[[], None]) -> None:
         self._options = options
@@ -70,39 +74,44 @@ class InFlightRecords:
         self._held: dict[TopicPartition, dict[int, Leased]] = {}
         self._nodes: dict[TopicPartition, int] = {}
         self._ready: deque[Leased] = deque()
-        self._suspects: dict[TopicPartition, int] = {}
-        """Partitions whose leases have to be verified -> the broker whose session ended."""
-        self._earliest_timer = EarliestTimer(self._loop, self._look)
+        self._suspect_partitions: dict[TopicPartition, int] = {}
+        """Partition with suspect leases -> node id of the broker whose share session ended."""
+        self._earliest_timer = EarliestTimer(self._loop, self._check_leases)
         self.ack_target: AckTarget
         self.renew: Callable[[Leased], None]
         self._is_stopped = False
         self.record_available = asyncio.Event()
-        """Set when records may be available or the receiver failed."""
+        """Event that is set when records may be available or the receiver failed."""
         self.state_changed = asyncio.Event()
-        """Set when the state of a record changed."""
+        """Event that is set when the state of a record changed."""
         self.lost_listeners: list[Callable[[Leased], None]] = []
-        self.held = 0
-        """Records that are neither acknowledged nor lost."""
-        self.acknowledging = 0
-        """Of these, records whose acknowledgement has no result yet."""
-        self.undelivered = 0
-        """Of these, records not delivered to the application yet."""
+        """Functions that are called with each record whose lease ended without acknowledgement."""
+        self.held_count = 0
+        """Number of records that are neither acknowledged nor lost."""
+        self.acknowledging_count = 0
+        """Number of held records whose acknowledgement has no result yet."""
+        self.undelivered_count = 0
+        """Number of held records that were not delivered to the application yet."""
         self.undelivered_bytes = 0.0
         self.lost_count = 0
-        """Number of records lost so far; unchanged means that none was lost meanwhile."""
+        """Number of records lost since the start. If it is unchanged since an earlier time, no record was lost in
+        between."""
 
     # -- fetched records --------
 
-    def take(
+    def add_acquired(
         self,
         partition: TopicPartition,
         node: int,
         records: memoryview,
         acquired: Sequence[tuple[int, int, int]],
-        lock_s: float,
+        lease_s: float,
     ) -> list[tuple[int, int, int]]:
-        """Put down what a broker leased. Gives and raises what `AcquiredRecordReader.read` does, and has taken
-        nothing if it raises."""
+        """Decode and add the records that broker `node` leased for `lease_s` seconds.
+
+        Returns the acquired ranges without records and raises errors as `AcquiredRecordReader.read` does. If it raises,
+        no record is added.
+        """
         found, holes = self._reader.read(partition, records, acquired)
         if not found:
             return holes
@@ -111,27 +120,29 @@ class InFlightRecords:
         offsets = [message[2] for message in found]
         if held:
             for offset in [offset for offset in offsets if offset in held]:
-                self.mark_lost(held[offset])  # its lease ended, otherwise it would not be delivered again
+                self.mark_lost(
+                    held[offset]
+                )  # the broker leases a record again only after its lease has ended
         now = self._loop.time()
-        each_bytes = len(records) / len(found)
+        record_bytes = len(records) / len(found)
         extend_until = now + self._options.extend_max_ms / 1000
-        lease = Lease(self.ack_target, now + lock_s, lock_s, extend_until, each_bytes)
+        lease = Lease(self.ack_target, now + lease_s, lease_s, extend_until, record_bytes)
         for message in found:
             message._lease = lease
         held.update(zip(offsets, found, strict=True))
         self._ready += found
-        self.held += len(found)
-        self.undelivered += len(found)
+        self.held_count += len(found)
+        self.undelivered_count += len(found)
         self.undelivered_bytes += len(records)
-        self._watch(lease)
+        self._set_timer(lease)
         self.record_available.set()
         return holes
 
     # -- delivery --------
 
     def pop(self, most: int | None = None) -> list[Leased]:
-        """The next messages for the application, at most `most`. Their leases are renewed from now on for up to
-        `extend_max_ms`."""
+        """Remove and return the next messages for the application, at most `most` (None: all that are ready). Their
+        leases are renewed for up to `extend_max_ms` from now on."""
         ready = self._ready
         if not ready:
             return []
@@ -147,71 +158,72 @@ class InFlightRecords:
                 ready.append(message)
                 continue
             lease = message._lease
-            if lease.deadline <= now:
+            if lease.deadline_s <= now:
                 self.mark_lost(message)
                 continue
-            message._extend_until = extend_until
-            freed_bytes += lease.each_bytes
+            message._extend_until_s = extend_until
+            freed_bytes += lease.record_bytes
             found.append(message)
             if len(found) == most:
                 break
         if found:
-            self.undelivered -= len(found)
+            self.undelivered_count -= len(found)
             self.undelivered_bytes -= freed_bytes
             self._on_capacity()
         return found
 
     def pop_undelivered(self) -> list[Leased]:
-        """All ready messages, for a caller that calls `deliver` for each."""
+        """Remove and return all ready messages. The caller calls `deliver` for each of them later."""
         taken, self._ready = list(self._ready), deque()
         return [message for message in taken if message._state == HELD]
 
     def deliver(self, message: Leased) -> bool:
-        """Mark the message as delivered. False if it is not available any more."""
+        """Mark the message as delivered to the application. Returns False if it is lost or acknowledged."""
         now = self._loop.time()
         if message._state != HELD:
             return False
-        if message._lease.deadline <= now:
+        if message._lease.deadline_s <= now:
             self.mark_lost(message)
             return False
-        is_first = message._extend_until is None
-        message._extend_until = now + self._options.extend_max_ms / 1000
+        is_first = message._extend_until_s is None
+        message._extend_until_s = now + self._options.extend_max_ms / 1000
         if is_first:
-            self._count_delivered(message)
+            self._subtract_undelivered(message)
             self._on_capacity()
         return True
 
-    async def wait_deliverable(self, message: Leased) -> bool:
-        """`deliver`, once a suspect lease is verified. False as well after `stop`."""
+    async def deliver_when_verified(self, message: Leased) -> bool:
+        """Wait until the lease of the message is not suspect, then mark the message as delivered. Returns False if the
+        message is lost or acknowledged, or after `stop`."""
         while message._is_suspect and message._state == HELD and not self._is_stopped:
-            await self._state_change()
+            await self._wait_state_change()
         return not self._is_stopped and self.deliver(message)
 
     def stop(self) -> None:
-        """Deliver nothing more."""
+        """Stop delivering messages, and wake all waiters."""
         self._is_stopped = True
         self.record_available.set()
         self.state_changed.set()
 
     async def wait_acknowledged(self, message: Leased) -> None:
-        """Wait for the result of an acknowledgement in flight."""
+        """Wait until the acknowledgement of the message, if one is in flight, has a result."""
         while message._state == ACKNOWLEDGING:
-            await self._state_change()
+            await self._wait_state_change()
 
-    async def _state_change(self) -> None:
+    async def _wait_state_change(self) -> None:
         self.state_changed.clear()
         await self.state_changed.wait()
 
     # -- acknowledgement and loss --------
 
     @property
-    def delivered(self) -> int:
-        """Records that the application has and did not acknowledge yet."""
-        return self.held - self.acknowledging - self.undelivered
+    def delivered_count(self) -> int:
+        """Number of records that were delivered to the application and that it has not acknowledged yet."""
+        return self.held_count - self.acknowledging_count - self.undelivered_count
 
     def start_acknowledging(self, messages: Sequence[Leased]) -> tuple[list[Leased], list[Leased]]:
-        """Mark the held messages as being acknowledged. Returns them and the others, which are lost or already
-        marked."""
+        """Mark the held messages among `messages` as being acknowledged. Returns (the messages marked now, the other
+        messages, which are lost or were acknowledged before)."""
         held: list[Leased] = []
         others: list[Leased] = []
         for message in messages:
@@ -220,125 +232,128 @@ class InFlightRecords:
                 held.append(message)
             else:
                 others.append(message)
-        self.acknowledging += len(held)
+        self.acknowledging_count += len(held)
         return held, others
 
-    def acknowledged(self, partition: TopicPartition, messages: Sequence[Leased], kind: int) -> None:
-        """The broker has stored the acknowledgement of these messages."""
+    def on_acknowledged(self, partition: TopicPartition, messages: Sequence[Leased], ack_type: int) -> None:
+        """Mark messages as acknowledged: the broker has stored their acknowledgement of type `ack_type`."""
         held = self._held.get(partition, {})
         for message in messages:
             offset = message[2]
             if message._state != ACKNOWLEDGING or message._is_suspect or held.get(offset) is not message:
-                message._ack_type = kind
-                self._leave(message, ACKNOWLEDGED)
+                message._ack_type = ack_type
+                self._remove(message, ACKNOWLEDGED)
                 continue
-            message._state, message._ack_type = ACKNOWLEDGED, kind
+            message._state, message._ack_type = ACKNOWLEDGED, ack_type
             del held[offset]
-            self.held -= 1
-            self.acknowledging -= 1
-            if message._extend_until is None:
-                self._count_delivered(message)
+            self.held_count -= 1
+            self.acknowledging_count -= 1
+            if message._extend_until_s is None:
+                self._subtract_undelivered(message)
         self.state_changed.set()
         self._on_capacity()
 
     def mark_lost(self, message: Leased) -> None:
-        """The lease is over."""
+        """Mark a message as lost, because its lease has ended, and call the lost listeners."""
         if message._state in (HELD, ACKNOWLEDGING):
             self.lost_count += 1
-            self._leave(message, LOST)
+            self._remove(message, LOST)
             for listener in self.lost_listeners:
                 listener(message)
 
     def restore(self, message: Leased) -> None:
-        """The acknowledgement was refused; the message is held as before."""
+        """Mark a message as held again, because the broker refused its acknowledgement."""
         if message._state == ACKNOWLEDGING:
             message._state = HELD
-            self.acknowledging -= 1
+            self.acknowledging_count -= 1
             self.state_changed.set()
 
-    def renewed(self, message: Leased, lock_s: float) -> None:
-        """The broker has renewed the lease now, for `lock_s` seconds (0: as long as before)."""
+    def on_renewed(self, message: Leased, lease_s: float) -> None:
+        """Record that the broker has renewed the lease of a message for `lease_s` seconds from now (0: for the same
+        duration as before)."""
         old = message._lease
-        lock_s = lock_s or old.lock_s
-        deadline = self._loop.time() + lock_s
-        message._lease = Lease(old.ack_target, deadline, lock_s, old.extend_until, old.each_bytes)
-        self._verified(message)
-        self._watch(message._lease)
+        lease_s = lease_s or old.lease_s
+        deadline = self._loop.time() + lease_s
+        message._lease = Lease(old.ack_target, deadline, lease_s, old.extend_until_s, old.record_bytes)
+        self._end_renewal(message)
+        self._set_timer(message._lease)
 
-    def not_renewed(self, message: Leased) -> None:
-        """The renewal was refused. A delivered message may still be acknowledged; others are lost."""
-        if message._extend_until is None:
+    def on_not_renewed(self, message: Leased) -> None:
+        """Record that the lease of a message is not renewed. The application may still acknowledge a delivered message;
+        an undelivered one is marked as lost."""
+        if message._extend_until_s is None:
             self.mark_lost(message)
-        message._extend_until = 0.0
-        self._verified(message)
+        message._extend_until_s = 0.0
+        self._end_renewal(message)
 
-    def set_renewal(self, message: Leased, renewal: int) -> None:
-        """State of a renewal: `NOT_RENEWING`, `RENEWAL_WAITS` or `RENEWAL_SENT`."""
-        message._renewal = renewal
+    def set_renewal_state(self, message: Leased, renewal: int) -> None:
+        """Set the renewal state of a message: `NO_RENEWAL`, `RENEWAL_QUEUED` or `RENEWAL_SENT`."""
+        message._renewal_state = renewal
 
-    def _verified(self, message: Leased) -> None:
-        message._renewal = NOT_RENEWING
+    def _end_renewal(self, message: Leased) -> None:
+        message._renewal_state = NO_RENEWAL
         if message._is_suspect:
             message._is_suspect = False
             self.state_changed.set()
             self.record_available.set()
 
-    def _leave(self, message: Leased, state: int) -> None:
+    def _remove(self, message: Leased, state: int) -> None:
         partition = message[0], message[1]
         held = self._held.get(partition)  # type: ignore[call-overload]  # a TopicPartition is such a tuple
         if message._state == ACKNOWLEDGING:
-            self.acknowledging -= 1
+            self.acknowledging_count -= 1
         message._state = state
         if held is not None and held.get(message[2]) is message:
             del held[message[2]]
-            self.held -= 1
-            if message._extend_until is None:
-                self._count_delivered(message)
+            self.held_count -= 1
+            if message._extend_until_s is None:
+                self._subtract_undelivered(message)
         if message._is_suspect:
-            self._verified(message)
+            self._end_renewal(message)
         self.state_changed.set()
         self._on_capacity()
 
-    def _count_delivered(self, message: Leased) -> None:
-        self.undelivered -= 1
-        self.undelivered_bytes -= message._lease.each_bytes
+    def _subtract_undelivered(self, message: Leased) -> None:
+        self.undelivered_count -= 1
+        self.undelivered_bytes -= message._lease.record_bytes
 
     # -- ended sessions --------
 
-    def session_ended(self, node: int) -> None:
-        """The leases granted by this broker may be gone."""
+    def on_session_ended(self, node: int) -> None:
+        """Mark the leases that broker `node` granted as suspect, because the share session with it has ended."""
         for partition, held in self._held.items():
             if self._nodes[partition] == node and held:
-                self._suspects[partition] = node
+                self._suspect_partitions[partition] = node
                 for message in held.values():
                     message._is_suspect = message._state == HELD
         self.state_changed.set()
 
     @property
-    def suspects(self) -> dict[TopicPartition, int]:
-        """Partitions whose leases have to be verified -> the broker whose session ended."""
-        return self._suspects
+    def suspect_partitions(self) -> dict[TopicPartition, int]:
+        """Partition with suspect leases -> node id of the broker whose share session ended."""
+        return self._suspect_partitions
 
-    def verify(self, partition: TopicPartition, *, can_renew: bool) -> None:
-        """Verify suspect leases by renewing them; without renewals, records that were not delivered are lost."""
-        del self._suspects[partition]
+    def renew_suspect_leases(self, partition: TopicPartition, *, can_renew: bool) -> None:
+        """Request the renewal of all suspect leases of a partition, to learn whether they still exist. If the broker
+        cannot renew leases, undelivered records are marked as lost."""
+        del self._suspect_partitions[partition]
         for message in list(self._held.get(partition, {}).values()):
             if not message._is_suspect:
                 continue
             if not can_renew:
-                self.not_renewed(message)
-            elif message._renewal == NOT_RENEWING and message._state == HELD:
-                message._renewal = RENEWAL_WAITS
+                self.on_not_renewed(message)
+            elif message._renewal_state == NO_RENEWAL and message._state == HELD:
+                message._renewal_state = RENEWAL_QUEUED
                 self.renew(message)
 
     # -- time --------
 
     def seconds_left(self, message: Leased) -> float:
-        """Seconds until the lease ends, as far as known."""
-        return message._lease.deadline - self._loop.time()
+        """Return the estimated number of seconds until the lease of the message ends."""
+        return message._lease.deadline_s - self._loop.time()
 
     def all_held(self) -> Iterator[Leased]:
-        """Records that are neither acknowledged nor lost."""
+        """Yield all records that are neither acknowledged nor lost."""
         for held in self._held.values():
             yield from list(held.values())
 
@@ -351,32 +366,34 @@ class InFlightRecords:
         self.record_available.set()
         self.state_changed.set()
 
-    def _watch(self, lease: Lease) -> None:
+    def _set_timer(self, lease: Lease) -> None:
         extends = self._options.auto_extend
-        self._earliest_timer.set(lease.deadline - lease.lock_s / 2 if extends else lease.deadline)
+        self._earliest_timer.set(lease.deadline_s - lease.lease_s / 2 if extends else lease.deadline_s)
 
-    def _look(self) -> None:
-        """Renew leases that are due, mark records with ended leases as lost."""
+    def _check_leases(self) -> None:
+        """Request the renewal of leases of which half has passed, and mark records whose lease has ended as lost."""
         now = self._loop.time()
         next_time, step, over = float("inf"), float("inf"), 0
         for message in self.all_held():
             if message._state != HELD:
                 continue
             lease = message._lease
-            due = lease.deadline
+            due = lease.deadline_s
             if due <= now:
                 over += 1
                 self.mark_lost(message)
                 continue
-            half = due - lease.lock_s / 2
-            extend_until = lease.extend_until if message._extend_until is None else message._extend_until
-            if self._options.auto_extend and message._renewal == NOT_RENEWING and half < extend_until:
+            half = due - lease.lease_s / 2
+            extend_until = (
+                lease.extend_until_s if message._extend_until_s is None else message._extend_until_s
+            )
+            if self._options.auto_extend and message._renewal_state == NO_RENEWAL and half < extend_until:
                 due = half
                 if due <= now and not message._is_suspect:
-                    message._renewal = RENEWAL_WAITS
+                    message._renewal_state = RENEWAL_QUEUED
                     self.renew(message)
-                    due = lease.deadline
-            next_time, step = min(next_time, due), min(step, lease.lock_s / _GATHER_PARTS)
+                    due = lease.deadline_s
+            next_time, step = min(next_time, due), min(step, lease.lease_s / _CHECKS_PER_LEASE_MAX)
         if over:
             logger.info("share group %s: %d leases ended", self._options.group, over)
         if next_time < float("inf"):
@@ -384,7 +401,7 @@ class InFlightRecords:
 
 
 def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
-    """Runs of messages with consecutive offsets and equal delivery counts."""
+    """Group messages into lists of messages of one partition with consecutive offsets and equal delivery counts."""
     runs: list[list[Leased]] = []
     run: list[Leased] = []
     topic, partition, expected, count = "", -1, -1, 0
@@ -404,36 +421,41 @@ def contiguous_runs(messages: Sequence[Leased]) -> list[list[Leased]]:
     return runs
 
 
-KEPT_BYTES_MAX: Final = 8 << 20
+UNREAD_BYTES_MAX: Final = 8 << 20
+"""Maximum total size, in bytes, of the batches whose decoded records `AcquiredRecordReader` keeps."""
 
 
 class _UnreadBatch(NamedTuple):
-    """Ascending decoded records of one batch that were not leased yet. The CRC identifies the batch."""
+    """Decoded records of one batch, in offset order, that the broker has not leased to this member yet. Base offset and
+    CRC identify the batch."""
 
     base_offset: int
     crc: int
-    size: int
-    rows: list[Leased]
+    size_bytes: int
+    records: list[Leased]
 
 
 class AcquiredRecordReader:
     """Decodes the records of share fetches.
 
-    A broker returns whole batches, of which only some records may be leased, and returns the same batch again for the
-    next ones. The decoded, not yet leased records are kept, so that a large batch is decoded once and not per fetch:
-    one batch per partition, and `KEPT_BYTES_MAX` of batches in all.
+    A broker returns whole batches. If it has leased only some records of a batch, it returns the same batch again with
+    the lease of the other records. The reader keeps decoded records that are not leased yet, so that it decodes a large
+    batch once and not once per fetch. It keeps one batch per partition and at most `UNREAD_BYTES_MAX` bytes in all.
     """
 
     def __init__(self, batch_bytes_max: int) -> None:
         self._batch_bytes_max = batch_bytes_max
         self._unread_batches: dict[TopicPartition, _UnreadBatch] = {}
-        self._kept_bytes = 0
+        self._unread_bytes = 0
 
     def read(
         self, partition: TopicPartition, records: memoryview, acquired: Acquired
     ) -> tuple[list[Leased], list[tuple[int, int, int]]]:
-        """The acquired records (first offset, last, delivery count), and the ranges without record, each with its
-        acknowledgement: `GAP` where the log has no record (after compaction), `RELEASE` where the bytes are missing.
+        """Decode the acquired records of a response.
+
+        `acquired`: ranges (first offset, last offset, delivery count). Returns the records, and the acquired ranges
+        without records as (first offset, last offset, type of acknowledgement): `GAP` where the log has no record
+        (after compaction), `RELEASE` where the response lacks the bytes of the record.
 
         Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` for records that cannot be decoded.
         """
@@ -450,20 +472,20 @@ class AcquiredRecordReader:
             rows = self._rows(partition, header, records[position : position + header.size], firsts[0])
             if rows:
                 begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
-                _pick(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
-            self._keep(partition, header, rows, last_acquired)
+                _append_acquired(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
+            self._keep_unread(partition, header, rows, last_acquired)
         if len(found) == sum(last - first + 1 for first, last, _ in acquired):
             return found, []
-        return found, _holes([message.offset for message in found], acquired, end)
+        return found, _ranges_without_records([message.offset for message in found], acquired, end)
 
     def _rows(
         self, partition: TopicPartition, header: BatchHeader, batch: memoryview, first: int
     ) -> list[Leased]:
-        """Ascending records of a batch from `first` on; earlier ones may be included."""
+        """Return the records of a batch from offset `first` on, in offset order. Earlier records may be included."""
         unread = self._unread_batches.get(partition)
         is_kept = unread is not None and (unread.base_offset, unread.crc) == (header.base_offset, header.crc)
-        if unread is not None and is_kept and unread.rows[0].offset <= first:
-            return unread.rows[bisect_left(unread.rows, first, key=_offset) :]
+        if unread is not None and is_kept and unread.records[0].offset <= first:
+            return unread.records[bisect_left(unread.records, first, key=_get_offset) :]
         if header.codec and header.record_count * RECORD_BYTES > self._batch_bytes_max:
             raise InvalidRecord(
                 f"{partition.topic}-{partition.partition} at offset {header.base_offset}: {header.record_count} records"
@@ -472,31 +494,31 @@ class AcquiredRecordReader:
         limit = max(header.size, self._batch_bytes_max)
         return read_record_tuples(batch, Leased, *partition, output_bytes_max=limit)
 
-    def _keep(
+    def _keep_unread(
         self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired: int
     ) -> None:
         old = self._unread_batches.pop(partition, None)
         if old is not None:
-            self._kept_bytes -= old.size
-        unread = rows[bisect_right(rows, last_acquired, key=_offset) :]
-        if not unread or header.size > KEPT_BYTES_MAX:
+            self._unread_bytes -= old.size_bytes
+        unread = rows[bisect_right(rows, last_acquired, key=_get_offset) :]
+        if not unread or header.size > UNREAD_BYTES_MAX:
             return
-        if self._kept_bytes + header.size > KEPT_BYTES_MAX:
+        if self._unread_bytes + header.size > UNREAD_BYTES_MAX:
             self._unread_batches.clear()
-            self._kept_bytes = 0
+            self._unread_bytes = 0
         self._unread_batches[partition] = _UnreadBatch(header.base_offset, header.crc, header.size, unread)
-        self._kept_bytes += header.size
+        self._unread_bytes += header.size
 
 
-_offset = itemgetter(2)
+_get_offset = itemgetter(2)
 
 
-def _pick(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
-    """Add the acquired rows, each with the delivery count of its range."""
+def _append_acquired(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
+    """Append the acquired records among `rows` to `found`, each with the delivery count of its range."""
     at = 0
     for first, last, count in acquired:
-        at = bisect_left(rows, first, at, key=_offset)
-        end = bisect_right(rows, last, at, key=_offset)
+        at = bisect_left(rows, first, at, key=_get_offset)
+        end = bisect_right(rows, last, at, key=_get_offset)
         picked = rows[at:end]
         if count != 1:
             for message in picked:
@@ -505,8 +527,11 @@ def _pick(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
         at = end
 
 
-def _holes(offsets: Sequence[int], acquired: Acquired, end: int) -> list[tuple[int, int, int]]:
-    """The acquired ranges without records. `end`: the last offset read."""
+def _ranges_without_records(
+    offsets: Sequence[int], acquired: Acquired, end: int
+) -> list[tuple[int, int, int]]:
+    """Return the acquired ranges without records, each with its type of acknowledgement. `end`: last offset of the
+    response."""
     holes: list[tuple[int, int, int]] = []
     at = 0
     for first, last, _ in acquired:

@@ -1,9 +1,14 @@
 """Leased messages, options of a receiver, and errors of leases.
 
-A `Leased` is a `Message` that is leased to this member. Invariants: it is acknowledged at most once; a message that
-the client knows to be lost is not acknowledged any more, and the broker refuses an acknowledgement of any other.
+A `Leased` is a `Message` that is leased to this member.
 
-Source: KIP-932 (share groups), KIP-1222 (renewal). Delays and reasons are Mansio's own (`wire.apis.mansio_apis`).
+Invariants:
+* A message is acknowledged at most once.
+* The client does not acknowledge a message whose lease it knows to have ended. If the lease has ended without the
+  client's knowledge, the broker refuses the acknowledgement.
+
+Source: KIP-932 (share groups), KIP-1222 (renewal). Retry delays and reasons are extensions by Mansio
+(`wire.apis.mansio_apis`).
 """
 
 from __future__ import annotations
@@ -24,23 +29,26 @@ if TYPE_CHECKING:
     from mansio.ports import Backoff
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
-"""Types of acknowledgement, as the protocol numbers them."""
+"""Types of acknowledgement, with the numbers of the protocol (KIP-932, KIP-1222)."""
 
 HELD, ACKNOWLEDGING, ACKNOWLEDGED, LOST = range(4)
-"""State of a lease as known to the client."""
+"""States of a leased record as known to the client: leased; acknowledgement without result yet; acknowledged; lease
+ended without acknowledgement."""
 
-NOT_RENEWING, RENEWAL_WAITS, RENEWAL_SENT = range(3)
+NO_RENEWAL, RENEWAL_QUEUED, RENEWAL_SENT = range(3)
+"""States of a lease's renewal: none requested; waiting to be sent; sent to the broker."""
 
 MILLISECONDS_PER_SECOND: Final = 1000
 
 
 class LeaseLost(InvalidRecordState):
-    """The record is not leased by this member any more: its lease or the connection of the lease ended. It is delivered
-    again, to any member. If a response was lost, the acknowledgement may have been stored nevertheless."""
+    """The record is not leased by this member any more, because its lease expired or the connection over which it was
+    leased ended. The broker delivers the record again, to any member. If only the response to an acknowledgement was
+    lost, the broker may have stored the acknowledgement."""
 
 
 class DelayNotOffered(UnsupportedVersion):
-    """The broker does not support retry delays (Apache Kafka does not): omit `after`."""
+    """The broker does not support retry delays, as Apache Kafka does not. Call `retry` without `after`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class ReceiveOptions:
     prefetch_bytes_max: int = 32 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
     close_ms_max: float = 5_000
-    """Maximum time that closing waits for brokers."""
+    """Maximum time for which closing the receiver waits for brokers, in milliseconds."""
     backoff: Backoff = DEFAULT_BACKOFF
 
     def __post_init__(self) -> None:
@@ -69,32 +77,35 @@ class ReceiveOptions:
 
 
 class AckTarget(Protocol):
-    """Acknowledges leased messages: `ack_sender.AckSender`."""
+    """Interface through which a message is acknowledged, implemented by `ack_sender.AckSender`."""
 
-    async def acknowledge(self, message: Leased, kind: int, *, delay_ms: int = -1, reason: str = "") -> None:
-        """Returns when it is stored. Raises `LeaseLost`, or the error of the broker."""
+    async def acknowledge(
+        self, message: Leased, ack_type: int, *, delay_ms: int = -1, reason: str = ""
+    ) -> None:
+        """Acknowledge a message and return when the broker has stored the acknowledgement. Raises `LeaseLost` or the
+        broker's error."""
 
     def seconds_left(self, message: Leased) -> float:
-        """Seconds until the lease ends, negative after that."""
+        """Return the number of seconds until the lease of the message ends, negative after its end."""
 
 
 class Lease:
-    """Shared data of records leased by one response, or renewed by one request.
+    """Lease of the records that one response granted, or of the record that one request renewed.
 
-    Times are those of the loop, in seconds. `extend_until`: time up to which the lease is renewed before delivery;
-    `each_bytes`: approximate size of one record.
+    `deadline_s` (end of the lease) and `extend_until_s` (time until which the lease is renewed before delivery) are
+    times of the event loop. `lease_s`: duration of the lease; `record_bytes`: average size of a record.
     """
 
-    __slots__ = ("ack_target", "deadline", "each_bytes", "extend_until", "lock_s")
+    __slots__ = ("ack_target", "deadline_s", "extend_until_s", "lease_s", "record_bytes")
 
     def __init__(
-        self, ack_target: AckTarget, deadline: float, lock_s: float, extend_until: float, each_bytes: float
+        self, ack_target: AckTarget, deadline: float, lease_s: float, extend_until: float, record_bytes: float
     ) -> None:
         self.ack_target = ack_target
-        self.deadline = deadline
-        self.lock_s = lock_s
-        self.extend_until = extend_until
-        self.each_bytes = each_bytes
+        self.deadline_s = deadline
+        self.lease_s = lease_s
+        self.extend_until_s = extend_until
+        self.record_bytes = record_bytes
 
 
 class Leased(Message):
@@ -103,20 +114,20 @@ class Leased(Message):
     Call `ack`, `retry` or `reject`. A record without acknowledgement is delivered again when its lease ends.
     """
 
-    # Mutable state is kept in the instance's dict: `wire.batch.record_reader` makes them as rows.
+    # A Leased is a tuple that `wire.batch.record_reader` creates; the mutable state is in its `__dict__`.
     delivery_count: int = 1
     """Delivery count of the record in this group, from 1."""
     _lease: Lease
     _state: int = HELD
     _ack_type: int = GAP
-    _extend_until: float | None = None
-    """Time up to which the lease is renewed; None before delivery to the application."""
+    _extend_until_s: float | None = None
+    """Time of the event loop until which the lease is renewed; None before delivery to the application."""
     _is_suspect: bool = False
-    _renewal: int = NOT_RENEWING
+    _renewal_state: int = NO_RENEWAL
 
     @property
     def lease_until(self) -> datetime:
-        """End of the lease if it is not renewed, by the local clock, in UTC."""
+        """Time at which the lease ends if it is not renewed, by the local clock, in UTC."""
         return datetime.now(UTC) + timedelta(seconds=self._lease.ack_target.seconds_left(self))
 
     @property
@@ -130,51 +141,55 @@ class Leased(Message):
         return self._state == LOST
 
     async def ack(self) -> None:
-        """Accept the record; returns when that is stored. Raises `LeaseLost`."""
+        """Accept the record: it is processed and is not delivered again. Returns when the broker has stored that.
+        Raises `LeaseLost`."""
         await self._lease.ack_target.acknowledge(self, ACCEPT)
 
     async def retry(self, after: float | None = None) -> None:
-        """Release the record for delivery to any member `after` so many seconds; None for the group's backoff
-        (`mansio.retry.backoff.ms`, growing with each attempt). At the group's `share.delivery.count.limit` it is
-        dead-lettered instead. Raises `LeaseLost`; `DelayNotOffered` if the broker does not support delays."""
+        """Release the record, so that it is delivered again, to any member, in `after` seconds; None for the group's
+        backoff (`mansio.retry.backoff.ms`, longer after each attempt). If its delivery count has reached the group's
+        `share.delivery.count.limit`, the record is dead-lettered instead. Raises `LeaseLost`; `DelayNotOffered` if the
+        broker does not support delays."""
         if after is not None and not 0 <= after < 1e9:
             raise InvalidRequest(f"`after` must be at least 0 and below 1e9 seconds, not {after}")
         delay_ms = -1 if after is None else round(after * MILLISECONDS_PER_SECOND)
         await self._lease.ack_target.acknowledge(self, RELEASE, delay_ms=delay_ms)
 
     async def reject(self, reason: str = "") -> None:
-        """Reject the record: it is copied to the group's dead-letter topic with `reason` in its headers (Apache Kafka
-        drops the reason) and not delivered again. Raises `LeaseLost`."""
+        """Reject the record, so that it is not delivered again. The broker copies it to the group's dead-letter topic
+        with `reason` in its headers (Apache Kafka ignores the reason). Raises `LeaseLost`."""
         await self._lease.ack_target.acknowledge(self, REJECT, reason=reason)
 
     async def extend(self) -> None:
-        """Renew the lease: it lasts the group's `share.record.lock.duration.ms` from now (KIP-1222). Raises
+        """Renew the lease, which then ends `share.record.lock.duration.ms` of the group from now (KIP-1222). Raises
         `LeaseLost`; `UnsupportedVersion` if the broker does not renew leases."""
         await self._lease.ack_target.acknowledge(self, RENEW)
 
 
 class AckListener(Protocol):
-    """Receives results of acknowledgements."""
+    """Object that receives the results of acknowledgements."""
 
-    def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
-        """The result of these messages; called on the event loop, must not raise."""
+    def on_completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        """Called on the event loop with the result of the acknowledgement of `messages`: an error, or None if the
+        broker has stored it. Must not raise."""
 
 
 class AckFuture:
-    """Result of several acknowledgements; the first error is raised."""
+    """Listener that completes `future` when the results of `message_count` messages are known; if an acknowledgement
+    failed, with the first error."""
 
-    __slots__ = ("_error", "_future", "_left")
+    __slots__ = ("_error", "_future", "_remaining")
 
-    def __init__(self, future: Any, count: int) -> None:
+    def __init__(self, future: Any, message_count: int) -> None:
         self._future = future
-        self._left = count
+        self._remaining = message_count
         self._error: MansioError | None = None
 
-    def completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
-        """The result of these messages."""
-        self._left -= len(messages)
+    def on_completed(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        """Record the result of `messages`."""
+        self._remaining -= len(messages)
         self._error = self._error or error
-        if self._left or self._future.done():
+        if self._remaining or self._future.done():
             return
         if self._error is None:
             self._future.set_result(None)

@@ -1,4 +1,4 @@
-"""Receiver: leased records, acknowledged one by one and shared among the members of a group (KIP-932).
+"""Receiver: member of a share group, which receives records on leases and acknowledges each of them (KIP-932).
 
     async with client.receive("orders", group="billing") as receiver:
         async for message in receiver:
@@ -10,12 +10,13 @@
 
 or, with workers, retries and ordering by the receiver: `await receiver.run(handle, mode="by_key", concurrency=8)`.
 
-Owns the life cycle of a receiver: joining, delivery, closing. `in_flight_records` keeps the leased records,
-`share_fetcher` fetches, `ack_sender` acknowledges, `share_member` takes part in the group.
+A `Receiver` joins the group, delivers messages and releases them when it is closed. `in_flight_records` keeps the
+leased records, `share_fetcher` fetches records, `ack_sender` sends acknowledgements, `share_member` sends heartbeats.
 
-Invariants: a message is delivered while its lease lasts, as far as the client knows, and once per delivery. Closing
-sends pending acknowledgements and releases other records at once, which does not count as an attempt. Nothing here
-waits for a broker without a time limit.
+Invariants:
+* A message is delivered to the application once per lease, and not after the client's estimate of the lease's end.
+* Closing sends pending acknowledgements and releases all other records at once, which does not count as an attempt.
+* Every wait for a broker has a time limit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ import logging
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.client.share.ack_sender import AckSender
-from mansio.client.share.handler_runner import DRAIN_MS, HandlerRunner, ensure_order, retry_policy
+from mansio.client.share.handler_runner import (
+    DEFAULT_DRAIN_MS,
+    HandlerRunner,
+    ensure_partition_order,
+    fetch_retry_policy,
+)
 from mansio.client.share.in_flight_records import InFlightRecords
 from mansio.client.share.leased import ACCEPT
 from mansio.client.share.share_fetcher import ShareFetcher
@@ -45,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Created by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `async with` or `close()`."""
+    """Receives leased messages; created by `Client.receive`. Iterate over it, or call `poll` or `run`; close it by
+    `async with` or `close()`."""
 
     def __init__(self, cluster: Cluster, topics: str | Iterable[str], options: ReceiveOptions) -> None:
         self._topics = [topics] if isinstance(topics, str) else list(topics)
@@ -56,9 +63,14 @@ class Receiver:
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop, self._on_internal_error)
         self._in_flight_records = InFlightRecords(options, self._on_capacity)
-        self._member = ShareMember(cluster, options.group, self._topics, self._assigned)
+        self._member = ShareMember(cluster, options.group, self._topics, self._on_assigned)
         self._ack_sender = AckSender(
-            cluster, options, self._member.member_id, self._in_flight_records, self._tasks, self._wake
+            cluster,
+            options,
+            self._member.member_id,
+            self._in_flight_records,
+            self._tasks,
+            self._schedule_dispatch,
         )
         self._fetcher = ShareFetcher(
             cluster,
@@ -67,7 +79,7 @@ class Receiver:
             self._in_flight_records,
             self._ack_sender,
             self._tasks,
-            self._failed,
+            self._on_error,
         )
         self._starting = asyncio.Lock()
         self._membership: asyncio.Task[None] | None = None
@@ -78,8 +90,8 @@ class Receiver:
         self._run: HandlerRunner | None = None
 
     async def __aenter__(self) -> Self:
-        """Raises `UnknownTopicOrPartition` for a topic that does not exist. The group is joined by the first `poll` or
-        `run`."""
+        """Check that the topics exist; raises `UnknownTopicOrPartition` otherwise. The first `poll` or `run` joins the
+        group."""
         for topic in self._topics:
             await self._cluster.topic(topic)
         return self
@@ -101,22 +113,22 @@ class Receiver:
         return found[0]
 
     async def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
-        """Available messages, at most `max_records` (None: all); waits for one record.
+        """Return available messages, at most `max_records` (None: all). If none is available, wait for the first one.
 
-        Returns an empty list after `timeout_ms` or when the receiver is stopped. Raises errors of the group and of
-        records that cannot be decoded (these are released), and `InvalidRequest` if `max_records` is below 1.
+        Returns an empty list after `timeout_ms` or when the receiver is stopped. Raises errors of the group, errors of
+        records that cannot be decoded (which are released), and `InvalidRequest` if `max_records` is below 1.
         """
         return await self._next(max_records, timeout_ms)
 
     async def batches(self, max_records: int | None = None) -> AsyncIterator[list[Leased]]:
-        """Lists of available messages, at most `max_records` (None: all) each, until `stop()`. With one `ack` per list
-        this is the most efficient form of receiving."""
+        """Yield lists of available messages, at most `max_records` (None: all) each, until `stop()`. To receive with
+        the fewest requests, acknowledge each list with one call of `ack`."""
         while found := await self._next(max_records, None):
             yield found
 
     async def ack(self, messages: Sequence[Leased]) -> None:
-        """Acknowledge many messages; returns when all results are known. Raises the first error, usually
-        `LeaseLost`; the other messages are acknowledged nevertheless (see `is_acknowledged`)."""
+        """Accept many messages and return when all results are known. If an acknowledgement failed, raises the first
+        error, usually `LeaseLost`; `is_acknowledged` of each message shows which ones succeeded."""
         await self._ack_sender.acknowledge_all(messages, ACCEPT)
 
     async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
@@ -137,12 +149,12 @@ class Receiver:
                     if found := self._in_flight_records.pop(most):
                         return found
                     self._raise_failure()
-                    await self._arrival()
+                    await self._wait_for_record()
         except TimeoutError:
             pass
         return []
 
-    async def _arrival(self) -> None:
+    async def _wait_for_record(self) -> None:
         self._in_flight_records.record_available.clear()
         await self._in_flight_records.record_available.wait()
 
@@ -171,9 +183,9 @@ class Receiver:
         return self._member.member_id
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Number of records leased by this member and not acknowledged yet."""
-        return self._in_flight_records.held
+        return self._in_flight_records.held_count
 
     # -- handler --------
 
@@ -183,28 +195,30 @@ class Receiver:
         *,
         mode: Mode = "parallel",
         concurrency: int = 10,
-        drain_ms: float = DRAIN_MS,
+        drain_ms: float = DEFAULT_DRAIN_MS,
     ) -> None:
-        """Call `handler(message)` for every record, `concurrency` at a time, until `stop()`; then close.
+        """Call `handler(message)` for every record, `concurrency` at a time, until `stop()`; then close the receiver.
 
-        An awaitable result of the handler is awaited. A message that the handler did not acknowledge itself is
-        acknowledged when it returns, together with others; only records that must follow it wait for that. If the
-        handler raises, the mode decides:
+        If the handler returns an awaitable, it is awaited. A message that the handler did not acknowledge itself is
+        accepted when the handler returns. Several messages are acknowledged together; only records that must be handled
+        in order after a message wait for its acknowledgement. If the handler raises, the mode decides:
         * "parallel": the record is released and delivered again after the group's backoff, to any member.
-        * "fifo": records of a partition are handled one at a time, in order; "by_key": records of one key in a
-          partition are (records without a key have no order). A failed record is handled again in place after the
-          group's backoff; after `share.delivery.count.limit` attempts it is rejected with the error as the reason. No
-          record of its partition, or key, overtakes it, in this member or another one. This needs the group setting
-          `mansio.share.order=partition`, with which only one member at a time holds records of a partition, and which
-          is set automatically for a new group. Raises `InvalidConfig` if the group is in use without it,
-          `UnsupportedVersion` if the broker does not support it. A handler that releases a record itself (`retry`)
-          releases the ones behind it, too.
+        * "fifo": records of a partition are handled one at a time, in order. "by_key": records of a partition with the
+          same key are handled one at a time, in order; records without a key have no order. In both modes the handler
+          is called again with a failed record after the group's backoff, without releasing the record. After
+          `share.delivery.count.limit` attempts the record is rejected with the error as the reason. No member handles
+          a later record of the partition, or key, before. These modes need the group setting
+          `mansio.share.order=partition`, with which only one member at a time holds records of a partition; `run` sets
+          it for a new group. Raises `InvalidConfig` if the group is in use without the setting, `UnsupportedVersion`
+          if the broker does not support it. If the handler releases a record itself (`retry`), later records of the
+          partition, or key, are released, too.
 
-        After `stop()` no handler is started. Running ones may continue for `drain_ms`; messages done by then are
-        acknowledged, the others are cancelled and released at once, which does not count as an attempt.
+        After `stop()` no handler is started. Running handlers may continue for `drain_ms`. Messages whose handler ends
+        in that time are acknowledged; the other handlers are cancelled and their records released at once, which does
+        not count as an attempt.
 
-        Raises errors of the group, and a non-transient error with which the broker repeatedly refuses
-        acknowledgements. Errors of the handler are logged.
+        Raises errors of the group. If the broker repeatedly refuses acknowledgements for another reason than a lost
+        lease, raises the last of these errors. Errors of the handler are logged.
         """
         if self._run is not None or self._membership is not None:
             raise InvalidRequest("the receiver is in use")
@@ -220,16 +234,16 @@ class Receiver:
             run.stop()
         try:
             if mode != "parallel":
-                await ensure_order(self._cluster, self._options.group)
-                run.retry_policy = await retry_policy(self._cluster, self._options.group)
+                await ensure_partition_order(self._cluster, self._options.group)
+                run.retry_policy = await fetch_retry_policy(self._cluster, self._options.group)
             await self.start()
-            await run.until_stopped(self._raise_if_fatal)
+            await run.run_until_stopped(self._raise_if_fatal)
         finally:
             await self.close()
 
     def stop(self) -> None:
-        """Deliver nothing more. `run` returns when running handlers have ended, an iteration returns at once. May
-        be called from a signal handler of the loop."""
+        """Stop delivering messages. `run` returns when running handlers have ended; `poll` and iterations return at
+        once. May be called from a signal handler of the event loop."""
         self._is_stopped = True
         self._fetcher.pause()
         self._in_flight_records.stop()
@@ -239,22 +253,22 @@ class Receiver:
     # -- starting and ending --------
 
     async def start(self) -> None:
-        """Join the group and start fetching. `poll`, `run` and iteration do so, too."""
+        """Join the group and start fetching. `poll`, `run` and iteration call this method when necessary."""
         async with self._starting:
             if self._membership is not None or self._is_stopped:
                 return
             for topic in self._topics:
                 await self._cluster.topic(topic)
-            self._membership = self._loop.create_task(self._be_member())
+            self._membership = self._loop.create_task(self._run_member())
 
     async def close(self) -> None:
-        """Send pending acknowledgements, release held records, leave the group. May be called twice."""
+        """Send pending acknowledgements, release all other leased records and leave the group. May be called twice."""
         if self._closing is None:
             self.stop()
-            self._closing = self._loop.create_task(self._end())
+            self._closing = self._loop.create_task(self._close_once())
         await asyncio.shield(self._closing)
 
-    async def _end(self) -> None:
+    async def _close_once(self) -> None:
         if self._membership is not None:
             self._membership.cancel()
             await asyncio.gather(self._membership, return_exceptions=True)
@@ -271,7 +285,7 @@ class Receiver:
             self._in_flight_records.close()
             await self._member.leave(timeout_ms=min(2_000, self._options.close_ms_max))
 
-    async def _be_member(self) -> None:
+    async def _run_member(self) -> None:
         try:
             await self._member.run()
         except MansioError as error:
@@ -279,19 +293,19 @@ class Receiver:
             self._failure = error
             self._in_flight_records.record_available.set()
 
-    def _assigned(self, partitions: dict[Any, bytes]) -> None:
+    def _on_assigned(self, partitions: dict[Any, bytes]) -> None:
         self._fetcher.assign(partitions)
 
-    def _failed(self, error: MansioError) -> None:
+    def _on_error(self, error: MansioError) -> None:
         if not self._is_fatal:
             self._failure = self._failure or error
         self._in_flight_records.record_available.set()
 
     def _on_internal_error(self, error: Exception) -> None:
-        self._fetcher.broke(error)
+        self._fetcher.on_unexpected_error(error)
 
-    def _wake(self) -> None:
-        self._fetcher.wake()
+    def _schedule_dispatch(self) -> None:
+        self._fetcher.schedule_dispatch()
 
     def _on_capacity(self) -> None:
         self._fetcher.on_capacity()

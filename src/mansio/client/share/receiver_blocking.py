@@ -1,7 +1,7 @@
 """Blocking proxies of `receiver.Receiver` and of its messages.
 
-Handlers passed to `run` are called in threads, one for each record being handled. Public names have the same meaning as
-in the asyncio classes. Messages and receivers may be shared between threads.
+Handlers passed to `run` are called on threads of a pool, one record per thread at a time. Public names have the same
+meaning as in the asyncio classes. Several threads may use the same message or receiver.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from mansio.client.share import leased, receiver
-from mansio.client.share.handler_runner import DRAIN_MS
+from mansio.client.share.handler_runner import DEFAULT_DRAIN_MS
 from mansio.client.types import Message
 from mansio.net.blocking import BlockingProxy, blocking, on_loop
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 
 class Leased(Message):
-    """A record that this member has for a while; see `mansio.client.share.leased.Leased`."""
+    """A record leased to this member; blocking variant of `mansio.client.share.leased.Leased`."""
 
     _thread: LoopThread
     _original: leased.Leased
 
     @classmethod
-    def of(cls, thread: LoopThread, original: leased.Leased) -> Self:
-        """The blocking proxy of a message."""
-        made = tuple.__new__(cls, original)
-        made._thread, made._original = thread, original
-        return made
+    def wrap(cls, thread: LoopThread, original: leased.Leased) -> Self:
+        """Return the blocking proxy of a message."""
+        proxy = tuple.__new__(cls, original)
+        proxy._thread, proxy._original = thread, original
+        return proxy
 
     ack = blocking(leased.Leased.ack)
     retry = blocking(leased.Leased.retry)
@@ -50,7 +50,7 @@ class Leased(Message):
 
     @property
     def lease_until(self) -> datetime:
-        """End of the lease if it is not renewed, by the local clock, in UTC."""
+        """Time at which the lease ends if it is not renewed, by the local clock, in UTC."""
         return self._original.lease_until
 
     @property
@@ -65,15 +65,16 @@ class Leased(Message):
 
 
 Handler = Callable[[Leased], object]
-"""What `Receiver.run` calls with each record, on a thread of its own."""
+"""Function that `Receiver.run` calls with each record, on a thread of a pool."""
 
 
 class Receiver(BlockingProxy[receiver.Receiver]):
-    """Created by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `with` or `close()`."""
+    """Receives leased messages; created by `Client.receive`. Iterate over it, or call `poll` or `run`; close it by
+    `with` or `close()`."""
 
     def __init__(self, thread: LoopThread, original: receiver.Receiver) -> None:
         super().__init__(thread, original)
-        self._ahead: list[Leased] = []
+        self._polled: list[Leased] = []
 
     start = blocking(receiver.Receiver.start)
     close = blocking(receiver.Receiver.close)
@@ -90,47 +91,53 @@ class Receiver(BlockingProxy[receiver.Receiver]):
         return self._original.member_id
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """Number of records leased by this member and not acknowledged yet."""
-        return self._original.held
+        return self._original.held_count
 
     def __iter__(self) -> Iterator[Leased]:
         return self
 
     def __next__(self) -> Leased:
         while True:
-            while self._ahead:
-                message = self._ahead.pop()
+            while self._polled:
+                message = self._polled.pop()
                 if not message.is_lost:
                     return message
-            self._ahead = self.poll()[::-1]
-            if not self._ahead:
+            self._polled = self.poll()[::-1]
+            if not self._polled:
                 raise StopIteration
 
     def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
-        """Available messages; see the asyncio class."""
+        """Return available messages; see `mansio.client.share.receiver.Receiver.poll`."""
         found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
-        return [Leased.of(self._thread, message) for message in found]
+        return [Leased.wrap(self._thread, message) for message in found]
 
     def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
-        """Lists of available messages until `stop()`; see the asyncio class."""
+        """Yield lists of available messages until `stop()`; see `mansio.client.share.receiver.Receiver.batches`."""
         while found := self.poll(max_records=max_records):
             yield found
 
     def ack(self, messages: Sequence[Leased]) -> None:
-        """Acknowledge many messages; see the asyncio class."""
+        """Accept many messages; see `mansio.client.share.receiver.Receiver.ack`."""
         self._thread.run(self._original.ack([message._original for message in messages]))
 
     def run(
-        self, handler: Handler, *, mode: Mode = "parallel", concurrency: int = 10, drain_ms: float = DRAIN_MS
+        self,
+        handler: Handler,
+        *,
+        mode: Mode = "parallel",
+        concurrency: int = 10,
+        drain_ms: float = DEFAULT_DRAIN_MS,
     ) -> None:
-        """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio class. A
-        handler that runs longer than `drain_ms` is not awaited; its record was released."""
+        """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see
+        `mansio.client.share.receiver.Receiver.run`. After `stop()` the call waits at most `drain_ms` for running
+        handlers; the records of handlers that run longer are released."""
         with_threads = ThreadPoolExecutor(concurrency, thread_name_prefix="mansio-handler")
 
         async def call(message: leased.Leased) -> None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(with_threads, handler, Leased.of(self._thread, message))
+            await loop.run_in_executor(with_threads, handler, Leased.wrap(self._thread, message))
 
         try:
             self._thread.run(self._original.run(call, mode=mode, concurrency=concurrency, drain_ms=drain_ms))

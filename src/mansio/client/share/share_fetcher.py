@@ -1,18 +1,18 @@
-"""Share fetches of a share consumer: which partitions and how many records to request, and the share sessions that
-do it.
+"""Share fetcher: decides which partitions and how many records a share consumer requests, and keeps the share sessions.
 
-Fetches request an exact number of records (KIP-1206), wait at the broker for them, and carry pending acknowledgements.
-With a broker that does not offer AcknowledgeRecords, ShareAcknowledge carries the others. There is one share session
-per broker (KIP-932). A session lives as long as its connection; the leases it granted end with it, so all of them are
-suspect then (see `in_flight_records`).
+A fetch requests a number of records that the broker must not exceed (KIP-1206), waits at the broker until records are
+available, and contains pending acknowledgements. To a broker without AcknowledgeRecords, ShareAcknowledge sends the
+acknowledgements that no fetch contains. There is one share session per broker (KIP-932). A session ends with its
+connection; the leases that it granted are suspect then (see `in_flight_records`).
 
 Invariants:
-* Requested and held records are at most `max_records`, apart from those being acknowledged.
-* A partition is requested from its leader only, as far as known.
-* Acknowledgements are sent in the iteration of the loop in which that becomes possible. The full dispatch runs only
-  where something can be requested.
-* One request per session is in flight. The state of a session changes when the response is there, not before. A
-  session error, a lost connection or a moved leader leads to a new or another session, and to nothing else.
+* The number of requested and held records is at most `max_records`, not counting those being acknowledged.
+* The fetcher requests a partition only from the broker that it knows as the leader.
+* Acknowledgements are sent in the iteration of the event loop in which that becomes possible. All partitions are
+  examined only when records can be requested.
+* At most one request per session is in flight. The state of a session changes when the response arrives, not before.
+* A session error, a lost connection or a change of the leader never fails the receiver: the fetcher opens a new session
+  or uses another one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ if TYPE_CHECKING:
 
 
 class ShareFetcher:
-    """Decides what one receiver fetches. All methods run on the event loop."""
+    """Decides what one receiver fetches. All methods run on the event loop.
+
+    `fail` is called with errors that the receiver reports to the application.
+    """
 
     def __init__(
         self,
@@ -77,47 +80,47 @@ class ShareFetcher:
         self._sessions = ShareSessions(
             cluster, options, member_id, in_flight_records, ack_sender, tasks, fail, self
         )
-        self._leader_cache = LeaderCache(cluster, tasks, self.wake, refreshes=False)
-        self._earliest_timer = EarliestTimer(self._loop, self.wake)
+        self._leader_cache = LeaderCache(cluster, tasks, self.schedule_dispatch, refreshes=False)
+        self._earliest_timer = EarliestTimer(self._loop, self.schedule_dispatch)
         self.assigned: TopicIds = {}
-        self._blocked: dict[TopicPartition, tuple[float, int]] = {}
-        """Per partition the time until which it is not requested, and the number of failures in a row."""
-        self._turn = 0
-        self._woken = False
-        self._is_idle = True
-        """Whether a session may be able to request records once there is capacity."""
+        self._backoffs: dict[TopicPartition, tuple[float, int]] = {}
+        """Partition -> (time of the event loop before which it is not requested, number of consecutive failures)."""
+        self._rotation = 0
+        self._is_dispatch_scheduled = False
+        self._has_idle_session = True
+        """Whether a session without a request in flight could request records if `_capacity` were above 0."""
         self._is_paused = False
         self._is_closed = False
         ack_sender.leader_of = self._leader_of
-        ack_sender.on_pending = self._enqueue
+        ack_sender.on_pending = self._send_acknowledgements
 
     def assign(self, partitions: TopicIds) -> None:
-        """Fetch these partitions only. Leases of other partitions stay."""
+        """Fetch only the given partitions from now on. Existing leases of other partitions remain."""
         self.assigned = dict(partitions)
-        self._ack_sender.ids.update(partitions)
-        self.wake()
+        self._ack_sender.topic_ids.update(partitions)
+        self.schedule_dispatch()
 
     def pause(self) -> None:
-        """Fetch nothing more; leased records can still be acknowledged."""
+        """Stop requesting records. Leased records can still be acknowledged."""
         self._is_paused = True
 
     def on_capacity(self) -> None:
-        """Request more records in the next iteration of the loop, if a session can."""
-        if self._is_idle and self._capacity > 0:
-            self.wake()
+        """Schedule a dispatch if records can be requested, because fewer records are held than before."""
+        if self._has_idle_session and self._capacity > 0:
+            self.schedule_dispatch()
 
-    def wake(self) -> None:
-        """Dispatch in the next iteration of the loop."""
-        if not self._woken and not self._is_closed:
-            self._woken = True
+    def schedule_dispatch(self) -> None:
+        """Schedule a dispatch, which sends all possible requests, for the next iteration of the event loop."""
+        if not self._is_dispatch_scheduled and not self._is_closed:
+            self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
-    def _enqueue(self) -> None:
-        """Send pending acknowledgements: with a fetch if one can be sent now, else separately."""
+    def _send_acknowledgements(self) -> None:
+        """Send pending acknowledgements: in a fetch if one can be sent now, otherwise with AcknowledgeRecords."""
         if self._is_closed:
             return
         if (
-            (self._is_idle and self._capacity > 0)
+            (self._has_idle_session and self._capacity > 0)
             or not all(self._ack_sender.supports_acknowledge_records.values())
             or self._sessions.has_closed_connection
         ):
@@ -125,12 +128,12 @@ class ShareFetcher:
             return
         try:
             now = self._loop.time()
-            self._ack_sender.dispatch(self._ack_sender.pending_by_leader(now), now)
+            self._ack_sender.send_pending(self._ack_sender.pending_by_leader(now), now)
         except Exception as error:  # noqa: BLE001  # it ends this dispatch only; the error goes to the receiver
-            self.broke(error)
+            self.on_unexpected_error(error)
 
-    def broke(self, error: Exception) -> None:
-        """Unexpected error: report it to the receiver and continue."""
+    def on_unexpected_error(self, error: Exception) -> None:
+        """Report an unexpected exception to the receiver, and dispatch again after a backoff."""
         self._leader_cache.forget()
         self._fail(client_failed(error))
         self._earliest_timer.set(self._loop.time() + self._options.backoff.longest_ms / 1000)
@@ -139,35 +142,35 @@ class ShareFetcher:
 
     @property
     def _capacity(self) -> int:
-        """Number of records that may be requested now."""
+        """Number of records that may be requested now; 0 or less if none."""
         in_flight_records, most = self._in_flight_records, self._options.max_records
         if self._is_paused or in_flight_records.undelivered_bytes >= self._options.prefetch_bytes_max:
             return 0
         capacity = (
             min(
-                most - (in_flight_records.held - in_flight_records.acknowledging),
-                2 * most - in_flight_records.held,
+                most - (in_flight_records.held_count - in_flight_records.acknowledging_count),
+                2 * most - in_flight_records.held_count,
             )
-            - self._sessions.reserved
+            - self._sessions.reserved_count
         )
         # Requests of single records would make brokers send the same large batch repeatedly.
-        return capacity if in_flight_records.undelivered == 0 or capacity * 2 >= most else 0
+        return capacity if in_flight_records.undelivered_count == 0 or capacity * 2 >= most else 0
 
     def _dispatch(self) -> None:
-        self._woken = False
+        self._is_dispatch_scheduled = False
         if self._is_closed:
             return
         try:
             now = self._loop.time()
             waiting = self._ack_sender.pending_by_leader(now)
-            leading = self._by_leader(now)
+            leading = self._partitions_by_leader(now)
             self._verify_suspects(now)
-            self._start(leading, waiting, now)
-            self._ack_sender.dispatch(waiting, now)
+            self._send_requests(leading, waiting, now)
+            self._ack_sender.send_pending(waiting, now)
         except Exception as error:  # noqa: BLE001  # it ends this dispatch only; the error goes to the receiver
-            self.broke(error)
+            self.on_unexpected_error(error)
 
-    def _by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
+    def _partitions_by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
         found: dict[int, list[TopicPartition]] = {}
         for partition in self.assigned:
             if (node := self._leader_of(partition, now)) is not None:
@@ -175,153 +178,174 @@ class ShareFetcher:
         return found
 
     def _leader_of(self, partition: TopicPartition, now: float) -> int | None:
-        """The leader to request from; None while unknown, or after it refused."""
-        blocked = self._blocked.get(partition)
+        """Return the node id of the leader; None while it is unknown or the partition has a backoff."""
+        blocked = self._backoffs.get(partition)
         if blocked is not None and blocked[0] > now:
             self._earliest_timer.set(blocked[0])
             return None
         node = self._leader_cache.find(*partition, now)
         if node is None:
-            self._leader_cache.look_up(*partition, partial(self.refused, partition))
+            self._leader_cache.look_up(*partition, partial(self.on_partition_refused, partition))
         return node
 
-    def _start(
+    def _send_requests(
         self, leading: dict[int, list[TopicPartition]], waiting: dict[int, list[TopicPartition]], now: float
     ) -> None:
-        """Send one request to each idle session that has something to request or acknowledge."""
-        self._is_idle = False
+        """Send one request in each session that has no request in flight and that can request records or acknowledge.
+
+        `leading`: node id -> assigned partitions that the broker leads; `waiting`: node id -> partitions with pending
+        acknowledgements.
+        """
+        self._has_idle_session = False
         free: list[tuple[int, ShareSession]] = []
         for node in dict.fromkeys([*leading, *waiting, *self._sessions.by_node]):
             session = self._sessions.with_broker(node)
-            if session.busy:
+            if session.has_request_in_flight:
                 continue
-            if session.blocked_until > now:
-                self._earliest_timer.set(session.blocked_until)
+            if session.blocked_until_s > now:
+                self._earliest_timer.set(session.blocked_until_s)
                 continue
             self._sessions.check_connection(node, session)
             free.append((node, session))
         requested = [node for node, _ in free if node in leading]
         if requested:
-            self._turn = (self._turn + 1) % len(free)
-            free = free[self._turn :] + free[: self._turn]
+            self._rotation = (self._rotation + 1) % len(free)
+            free = free[self._rotation :] + free[: self._rotation]
         left = len(requested)
-        suspect = set(self._in_flight_records.suspects.values())
+        suspect = set(self._in_flight_records.suspect_partitions.values())
         for node, session in free:
-            share = 0
+            records_max = 0
             if node in leading:
-                share = max(0, -(-self._capacity // left))
+                records_max = max(0, -(-self._capacity // left))
                 left -= 1
             partitions = leading.get(node, [])
             is_open = session.epoch > 0
-            native = self._ack_sender.supports_acknowledge_records.get(node, True)
-            taken: PendingAcks = {}
-            if is_open and node in waiting and (share or not native):
-                taken = self._ack_sender.take_for_session(waiting[node], everything=not native)
-            if has(taken, RENEW) or (taken and not share):
-                self._sessions.acknowledge(node, session, taken)
-            elif share or (not is_open and (node in suspect or (node in waiting and not native))):
-                self._sessions.fetch(node, session, partitions, share, taken)
+            has_acknowledge_records = self._ack_sender.supports_acknowledge_records.get(node, True)
+            acks: PendingAcks = {}
+            if is_open and node in waiting and (records_max or not has_acknowledge_records):
+                acks = self._ack_sender.take_for_session(
+                    waiting[node], everything=not has_acknowledge_records
+                )
+            if has_ack_type(acks, RENEW) or (acks and not records_max):
+                self._sessions.acknowledge(node, session, acks)
+            elif records_max or (
+                not is_open and (node in suspect or (node in waiting and not has_acknowledge_records))
+            ):
+                self._sessions.fetch(node, session, partitions, records_max, acks)
             elif node in leading:
-                self._is_idle = True
+                self._has_idle_session = True
 
     def _verify_suspects(self, now: float) -> None:
-        """Verify suspect leases as soon as their leader has a session that does not end them."""
-        for partition, ended in list(self._in_flight_records.suspects.items()):
+        """Renew suspect leases, to verify them, where the partition's leader has a new session or is another broker."""
+        for partition, ended in list(self._in_flight_records.suspect_partitions.items()):
             node = self._leader_of(partition, now)
             if node is None:
                 continue
             session = self._sessions.by_node.get(node)
             is_open = session is not None and session.epoch > 0
             if node != ended or is_open:
-                native = self._ack_sender.supports_acknowledge_records.get(node, True)
-                self._in_flight_records.verify(partition, can_renew=native)
+                has_acknowledge_records = self._ack_sender.supports_acknowledge_records.get(node, True)
+                self._in_flight_records.renew_suspect_leases(partition, can_renew=has_acknowledge_records)
 
-    # -- what became of it --------
+    # -- results of fetches --------
 
-    def fetched(self, *, is_answered: bool) -> None:
-        """A fetch ended: its session is idle and its records are not reserved any more."""
-        self._is_idle = True
+    def on_fetch_ended(self, *, is_answered: bool) -> None:
+        """Schedule a dispatch after a fetch, if there is something to send. `is_answered`: whether the fetch got a
+        response without a top-level error."""
+        self._has_idle_session = True
         if (
             not is_answered
             or self._capacity > 0
             or self._ack_sender.has_pending
-            or self._in_flight_records.suspects
+            or self._in_flight_records.suspect_partitions
         ):
-            self.wake()
+            self.schedule_dispatch()
 
-    def served(self, known: Container[TopicPartition], refused: Container[TopicPartition]) -> None:
-        """A session with partitions `known` was answered; those not `refused` are requested again without backoff."""
-        for partition in [each for each in self._blocked if each in known and each not in refused]:
-            del self._blocked[partition]
+    def on_fetch_answered(self, known: Container[TopicPartition], refused: Container[TopicPartition]) -> None:
+        """Clear the backoff of the partitions of a session that got a response, except of the `refused` partitions."""
+        for partition in [each for each in self._backoffs if each in known and each not in refused]:
+            del self._backoffs[partition]
 
-    def refused(self, partition: TopicPartition, error: MansioError) -> None:
-        """The broker refused a partition; request it later, or from another broker."""
+    def on_partition_refused(self, partition: TopicPartition, error: MansioError) -> None:
+        """Start a backoff for a partition that the broker refused, and refresh its leader. Non-retriable errors are
+        reported to the receiver."""
         if not error.retriable:
             self._fail(error)
         self._cluster.mark_stale((partition.topic,))
-        failures = self._blocked.get(partition, (0.0, 0))[1] + 1
+        failures = self._backoffs.get(partition, (0.0, 0))[1] + 1
         extend_until = self._loop.time() + self._options.backoff.delay_seconds(failures)
-        self._blocked[partition] = (extend_until, failures)
+        self._backoffs[partition] = (extend_until, failures)
 
     # -- the end --------
 
     async def end_sessions(self) -> None:
-        """End all sessions, so that brokers release the leases at once."""
+        """End all share sessions, so that brokers release the leases at once."""
         await self._sessions.end()
 
     async def close(self) -> None:
-        """Stop; requests in flight are dropped."""
+        """Stop sending requests and close the connections. Responses to requests in flight are ignored."""
         self._is_closed = True
         self._earliest_timer.cancel()
         await self._sessions.close()
 
 
 FINAL_EPOCH: Final = -1
+"""Share session epoch of a request that ends the session."""
 
 EPOCH_MAX: Final = 2**31 - 1
 
 
 class ShareSession:
-    """Share session with one broker. `epoch`: of the next request, 0 for a new session."""
+    """Share session with one broker. `epoch`: epoch of the next request; 0 if that opens a new session."""
 
-    __slots__ = ("blocked_until", "busy", "connection", "epoch", "failures", "known", "names")
+    __slots__ = (
+        "blocked_until_s",
+        "connection",
+        "epoch",
+        "failures",
+        "has_request_in_flight",
+        "partitions",
+        "topic_names",
+    )
 
     def __init__(self) -> None:
         self.epoch = 0
         self.connection: Connection | None = None
-        self.known: TopicIds = {}
-        """Partitions of the session at the broker, and the ids of their topics."""
-        self.names: dict[bytes, str] = {}
-        """Topic names by id."""
-        self.busy = False
+        self.partitions: TopicIds = {}
+        """Partitions that the broker has in the session -> topic id."""
+        self.topic_names: dict[bytes, str] = {}
+        """Topic id -> topic name, of the partitions of the session."""
+        self.has_request_in_flight = False
+        """Whether a request of the session is in flight."""
         self.failures = 0
-        self.blocked_until = 0.0
+        self.blocked_until_s = 0.0
 
-    def succeeded(self) -> None:
-        """A request was answered."""
+    def on_response(self) -> None:
+        """Advance the epoch after a response without error, and end the backoff."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
         self.failures = 0
 
-    def ended(self) -> None:
-        """The session ended; the next request opens a new one."""
+    def reset(self) -> None:
+        """Reset the state after the session has ended; the next request opens a new session."""
         self.epoch = 0
         self.connection = None
         self.set_partitions({})
 
     def set_partitions(self, partitions: TopicIds) -> None:
-        """Set the partitions of the session."""
-        if partitions is not self.known:
-            self.known = partitions
-            self.names = {key: each.topic for each, key in partitions.items()}
+        """Set the partitions that the broker has in the session."""
+        if partitions is not self.partitions:
+            self.partitions = partitions
+            self.topic_names = {key: each.topic for each, key in partitions.items()}
 
 
 class ShareRequests:
-    """Encodes the requests of one member. `ids`: topic ids of all partitions of which records were ever leased."""
+    """Sends the ShareFetch and ShareAcknowledge requests of one member. `ids`: partition -> topic id, for all
+    partitions that were ever assigned; `bytes_max`: maximum size of the records in a response."""
 
     def __init__(self, group: str, member_id: str, ids: TopicIds, *, bytes_max: int) -> None:
         self._group = group
         self._member_id = member_id
-        self._ids = ids
+        self._topic_ids = ids
         self._bytes_max = bytes_max
 
     def begin_fetch(
@@ -329,28 +353,30 @@ class ShareRequests:
         connection: Connection,
         session: ShareSession,
         wanted: TopicIds,
-        taken: PendingAcks,
+        acks: PendingAcks,
         *,
         records_max: int,
         wait_ms: int,
         reply: Reply,
     ) -> TopicIds:
-        """Send a fetch of `records_max` records with the acknowledgements `taken`; `reply` receives the response frame.
+        """Send a ShareFetch for at most `records_max` records of the partitions `wanted`, with the acknowledgements
+        `acks`; `reply` receives the response frame.
 
-        Returns the partitions of the session once it is answered, for `read_fetch`. With `records_max` 0 the session is
-        opened without waiting for records.
+        Returns the partitions that the session will have after the response, for `read_fetch`. With `records_max` 0 the
+        request only opens the session and does not wait for records. Raises `ConnectionLost` if there are
+        acknowledgements but the session has ended.
         """
-        if taken and not session.epoch:
+        if acks and not session.epoch:
             raise ConnectionLost("the share session ended")
-        known = session.known
-        added, gone, then = wanted, dict[TopicPartition, bytes](), wanted
+        known = session.partitions
+        added, gone, next_partitions = wanted, dict[TopicPartition, bytes](), wanted
         if wanted == known:
-            added, then = {}, known
+            added, next_partitions = {}, known
         elif known:
             added = {each: key for each, key in wanted.items() if known.get(each) != key}
             if records_max:
                 gone = {each: key for each, key in known.items() if wanted.get(each) != key}
-            then = {each: key for each, key in known.items() if each not in gone} | wanted
+            next_partitions = {each: key for each, key in known.items() if each not in gone} | wanted
         version = connection.version_for(ApiKey.SHARE_FETCH)
         correlation_id = connection.next_correlation_id()
         framed = share_fetch.encode_request(
@@ -360,42 +386,44 @@ class ShareRequests:
             self._group,
             self._member_id,
             session.epoch,
-            self._topics(added, taken),
+            self._topics(added, acks),
             max_wait_ms=wait_ms if records_max else 0,
             min_bytes=1 if records_max else 0,
             max_bytes=self._bytes_max if records_max else 0,
             max_records=records_max,
             batch_size=records_max,
             acquire_mode=share_fetch.RECORD_LIMIT,
-            forgotten_topics=_forgotten(gone) if session.epoch else (),
+            forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
         connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
-        return then
+        return next_partitions
 
     def read_fetch(
-        self, connection: Connection, session: ShareSession, then: TopicIds, frame: bytes
+        self, connection: Connection, session: ShareSession, next_partitions: TopicIds, frame: bytes
     ) -> share_fetch.ShareFetchResponse:
-        """Decode the response and update the session. Raises a top-level error."""
+        """Decode the response to `begin_fetch`, and set `next_partitions` as the partitions of the session. Raises the
+        top-level error."""
         response = share_fetch.decode_response(connection.version_for(ApiKey.SHARE_FETCH), frame)
         raise_for(response.error_code, response.error_message)
-        session.set_partitions(then)
+        session.set_partitions(next_partitions)
         return response
 
     async def acknowledge(
-        self, connection: Connection, session: ShareSession, taken: PendingAcks
+        self, connection: Connection, session: ShareSession, acks: PendingAcks
     ) -> share_acknowledge.ShareAcknowledgeResponse:
-        """Send acknowledgements without fetching."""
+        """Send the acknowledgements `acks` with ShareAcknowledge and return the response. Raises its top-level error,
+        and `ConnectionLost` if the session has ended."""
         if not session.epoch:
             raise ConnectionLost("the share session ended")
-        return await self._acknowledge(connection, session.epoch, taken)
+        return await self._acknowledge(connection, session.epoch, acks)
 
     async def end(self, connection: Connection) -> None:
-        """End the session; the broker releases the member's leases."""
+        """End the share session; the broker then releases the leases of the member."""
         await self._acknowledge(connection, FINAL_EPOCH, {})
 
     async def _acknowledge(
-        self, connection: Connection, epoch: int, taken: PendingAcks
+        self, connection: Connection, epoch: int, acks: PendingAcks
     ) -> share_acknowledge.ShareAcknowledgeResponse:
         version = connection.version_for(ApiKey.SHARE_ACKNOWLEDGE)
         correlation_id = connection.next_correlation_id()
@@ -406,34 +434,34 @@ class ShareRequests:
             self._group,
             self._member_id,
             epoch,
-            self._topics({}, taken),
-            is_renew_ack=has(taken, RENEW),
+            self._topics({}, acks),
+            is_renew_ack=has_ack_type(acks, RENEW),
         )
         frame = await connection.exchange((framed,), correlation_id)
         response = share_acknowledge.decode_response(version, frame)
         raise_for(response.error_code, response.error_message)
         return response
 
-    def _topics(self, added: TopicIds, taken: PendingAcks) -> list[tuple[bytes, list[AckPartition]]]:
-        """Added partitions and acknowledgements."""
+    def _topics(self, added: TopicIds, acks: PendingAcks) -> list[tuple[bytes, list[AckPartition]]]:
+        """Return the topics field of a request: partitions to add to the session and acknowledgements to send."""
         found: dict[bytes, list[AckPartition]] = {}
-        for partition in dict.fromkeys([*added, *taken]):
+        for partition in dict.fromkeys([*added, *acks]):
             batches = [
-                AckBatch(run[0].first, run[-1].last, bytes((run[0].kind,)))
-                for run in merge_contiguous(taken.get(partition, []))
+                AckBatch(run[0].first_offset, run[-1].last_offset, bytes((run[0].ack_type,)))
+                for run in merge_contiguous(acks.get(partition, []))
             ]
-            key = added.get(partition) or self._ids[partition]
+            key = added.get(partition) or self._topic_ids[partition]
             found.setdefault(key, []).append(AckPartition(partition.partition, batches))
         return list(found.items())
 
 
-def has(taken: PendingAcks, kind: int) -> bool:
-    """Whether there is an acknowledgement of this type."""
-    return any(pending.kind == kind for each in taken.values() for pending in each)
+def has_ack_type(acks: PendingAcks, ack_type: int) -> bool:
+    """Whether one of the acknowledgements is of type `ack_type`."""
+    return any(pending.ack_type == ack_type for each in acks.values() for pending in each)
 
 
 def can_renew(connection: Connection | None) -> bool:
-    """Whether the broker renews leases in a share session (KIP-1222)."""
+    """Whether the broker of a connection renews leases in a share session (KIP-1222); False without a connection."""
     try:
         return (
             connection is not None
@@ -443,7 +471,7 @@ def can_renew(connection: Connection | None) -> bool:
         return False
 
 
-def _forgotten(gone: TopicIds) -> list[tuple[bytes, list[int]]]:
+def _forgotten_topics(gone: TopicIds) -> list[tuple[bytes, list[int]]]:
     found: dict[bytes, list[int]] = {}
     for partition, topic_id in gone.items():
         found.setdefault(topic_id, []).append(partition.partition)
@@ -452,36 +480,37 @@ def _forgotten(gone: TopicIds) -> list[tuple[bytes, list[int]]]:
 
 logger = logging.getLogger(__name__)
 
-HOLDING_WAIT_MS: Final = 100
-
-"""Maximum wait of a fetch at a broker where acknowledgements queue behind it."""
+FETCH_WAIT_BEFORE_ACKS_MS_MAX: Final = 100
+"""Maximum time, in milliseconds, for which a broker without AcknowledgeRecords holds a fetch while records are held:
+acknowledgements have to wait for the end of the fetch."""
 
 _CHANNEL_NUMBERS = itertools.count()
 
 
 class _FetchRequest:
-    """A fetch of `share` records of these partitions. `then`: partitions of the session once it is answered."""
+    """ShareFetch in flight: a request for `records_max` records of `partitions` with the acknowledgements `acks`.
+    `next_partitions`: partitions of the session after the response."""
 
-    __slots__ = ("node", "partitions", "session", "share", "taken", "then")
+    __slots__ = ("acks", "next_partitions", "node", "partitions", "records_max", "session")
 
     def __init__(
         self,
         node: int,
         session: ShareSession,
         partitions: list[TopicPartition],
-        share: int,
-        taken: PendingAcks,
+        records_max: int,
+        acks: PendingAcks,
     ) -> None:
         self.node = node
         self.session = session
         self.partitions = partitions
-        self.share = share
-        self.taken = taken
-        self.then: TopicIds = {}
+        self.records_max = records_max
+        self.acks = acks
+        self.next_partitions: TopicIds = {}
 
 
 class ShareSessions:
-    """Share sessions of one receiver with its brokers. All methods run on the event loop."""
+    """Share sessions of one receiver, one per broker. All methods run on the event loop."""
 
     def __init__(
         self,
@@ -503,17 +532,17 @@ class ShareSessions:
         self._fetcher = fetcher
         self._loop = asyncio.get_running_loop()
         self._requests = ShareRequests(
-            options.group, member_id, ack_sender.ids, bytes_max=options.fetch_bytes_max
+            options.group, member_id, ack_sender.topic_ids, bytes_max=options.fetch_bytes_max
         )
         self._is_closed = False
         self._channel = f"share {next(_CHANNEL_NUMBERS)}"
         self.by_node: dict[int, ShareSession] = {}
-        self.reserved = 0
-        """Records requested by fetches in flight."""
+        self.reserved_count = 0
+        """Number of records that fetches in flight request."""
         ack_sender.can_renew_in_session = self._can_renew
 
     def with_broker(self, node: int) -> ShareSession:
-        """The session with this broker; a new one is opened by its first request."""
+        """Return the session with a broker. The first request of a session opens it at the broker."""
         session = self.by_node.get(node)
         if session is None:
             session = self.by_node[node] = ShareSession()
@@ -529,11 +558,11 @@ class ShareSessions:
     def check_connection(self, node: int, session: ShareSession) -> None:
         """End the session if its connection is closed."""
         if session.epoch and (session.connection is None or session.connection.closed):
-            self._ended(node, session)
+            self._on_session_ended(node, session)
 
-    def _ended(self, node: int, session: ShareSession) -> None:
-        session.ended()
-        self._in_flight_records.session_ended(node)
+    def _on_session_ended(self, node: int, session: ShareSession) -> None:
+        session.reset()
+        self._in_flight_records.on_session_ended(node)
 
     def _can_renew(self, node: int) -> bool:
         session = self.by_node.get(node)
@@ -541,13 +570,13 @@ class ShareSessions:
 
     async def _connect(self, node: int, session: ShareSession) -> Connection:
         connection = await self._cluster.connection(node, self._channel)
-        self._adopt(node, session, connection)
+        self._use_connection(node, session, connection)
         return connection
 
-    def _adopt(self, node: int, session: ShareSession, connection: Connection) -> None:
+    def _use_connection(self, node: int, session: ShareSession, connection: Connection) -> None:
         if session.connection is not connection:
             if session.epoch:
-                self._ended(node, session)
+                self._on_session_ended(node, session)
             session.connection = connection
             self._ack_sender.supports_acknowledge_records[node] = (
                 ApiKey.ACKNOWLEDGE_RECORDS in connection.versions
@@ -560,14 +589,14 @@ class ShareSessions:
         node: int,
         session: ShareSession,
         partitions: list[TopicPartition],
-        share: int,
-        taken: PendingAcks,
+        records_max: int,
+        acks: PendingAcks,
     ) -> None:
-        """Fetch `share` records of these partitions and send the acknowledgements `taken`. No task or future is
-        created if the broker is connected."""
-        session.busy = True
-        self.reserved += share
-        requested = _FetchRequest(node, session, partitions, share, taken)
+        """Send a ShareFetch for `records_max` records of `partitions` with the acknowledgements `acks`. If a connection
+        is open, this creates no task and no future."""
+        session.has_request_in_flight = True
+        self.reserved_count += records_max
+        requested = _FetchRequest(node, session, partitions, records_max, acks)
         connection = self._cluster.open_connection(node, self._channel)
         if connection is None:
             self._tasks.spawn(self._connect_and_fetch(requested))
@@ -578,26 +607,26 @@ class ShareSessions:
         try:
             connection = await self._cluster.connection(requested.node, self._channel)
         except MansioError as error:
-            self._fetched(requested, None, b"", error)
+            self._on_fetch_ended(requested, None, b"", error)
         else:
             self._send_fetch(connection, requested)
 
     def _send_fetch(self, connection: Connection, requested: _FetchRequest) -> None:
         node, session = requested.node, requested.session
-        reply = self._tasks.reply(partial(self._fetched, requested, connection))
+        reply = self._tasks.reply(partial(self._on_fetch_ended, requested, connection))
         assigned, wait_ms = self._fetcher.assigned, self._options.fetch_wait_ms_max
         try:
-            self._adopt(node, session, connection)
-            if self._in_flight_records.held and not self._ack_sender.supports_acknowledge_records.get(
+            self._use_connection(node, session, connection)
+            if self._in_flight_records.held_count and not self._ack_sender.supports_acknowledge_records.get(
                 node, True
             ):
-                wait_ms = min(HOLDING_WAIT_MS, wait_ms)
-            requested.then = self._requests.begin_fetch(
+                wait_ms = min(FETCH_WAIT_BEFORE_ACKS_MS_MAX, wait_ms)
+            requested.next_partitions = self._requests.begin_fetch(
                 connection,
                 session,
                 {each: assigned[each] for each in requested.partitions if each in assigned},
-                requested.taken,
-                records_max=requested.share,
+                requested.acks,
+                records_max=requested.records_max,
                 wait_ms=wait_ms,
                 reply=reply,
             )
@@ -606,71 +635,72 @@ class ShareSessions:
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and the session continues
             reply.set_exception(client_failed(error))
 
-    def _fetched(
+    def _on_fetch_ended(
         self, requested: _FetchRequest, connection: Connection | None, frame: bytes, error: MansioError | None
     ) -> None:
-        """A fetch was answered, or failed."""
-        node, session, taken = requested.node, requested.session, requested.taken
+        """Handle the response frame of a fetch, or the error with which it ended."""
+        node, session, acks = requested.node, requested.session, requested.acks
         response = None
         try:
             if error is None and connection is not None:
                 try:
-                    response = self._requests.read_fetch(connection, session, requested.then, frame)
+                    response = self._requests.read_fetch(
+                        connection, session, requested.next_partitions, frame
+                    )
                 except MansioError as refused:
                     error = refused
             if response is not None:
-                session.succeeded()
-                self._take(node, session, response, taken)
-                if taken:
-                    self._ack_sender.on_failure(taken, ConnectionLost("the response lacks a partition"))
+                session.on_response()
+                self._apply_response(node, session, response, acks)
+                if acks:
+                    self._ack_sender.on_failure(acks, ConnectionLost("the response lacks a partition"))
             elif error is not None:
-                self._failed(node, session, error)
-                self._ack_sender.on_failure(
-                    taken, error if error.retriable else ConnectionLost(error.message)
-                )
+                self._on_request_error(node, session, error)
+                self._ack_sender.on_failure(acks, error if error.retriable else ConnectionLost(error.message))
         finally:
-            session.busy = False
-            self.reserved -= requested.share
-            self._fetcher.fetched(is_answered=response is not None)
+            session.has_request_in_flight = False
+            self.reserved_count -= requested.records_max
+            self._fetcher.on_fetch_ended(is_answered=response is not None)
 
-    def acknowledge(self, node: int, session: ShareSession, taken: PendingAcks) -> None:
-        """Send the acknowledgements `taken` without fetching."""
-        session.busy = True
-        self._tasks.spawn(self._acknowledge(node, session, taken))
+    def acknowledge(self, node: int, session: ShareSession, acks: PendingAcks) -> None:
+        """Send the acknowledgements `acks` with ShareAcknowledge, in a task."""
+        session.has_request_in_flight = True
+        self._tasks.spawn(self._acknowledge(node, session, acks))
 
-    async def _acknowledge(self, node: int, session: ShareSession, taken: PendingAcks) -> None:
+    async def _acknowledge(self, node: int, session: ShareSession, acks: PendingAcks) -> None:
         try:
             connection = await self._connect(node, session)
-            response = await self._requests.acknowledge(connection, session, taken)
+            response = await self._requests.acknowledge(connection, session, acks)
         except MansioError as error:
-            self._failed(node, session, error)
-            self._ack_sender.on_failure(taken, error if error.retriable else ConnectionLost(error.message))
+            self._on_request_error(node, session, error)
+            self._ack_sender.on_failure(acks, error if error.retriable else ConnectionLost(error.message))
         else:
-            session.succeeded()
-            names = {self._ack_sender.ids[each]: each.topic for each in taken}
+            session.on_response()
+            names = {self._ack_sender.topic_ids[each]: each.topic for each in acks}
             for topic_id, results in response.topics:
                 for result in results:
                     partition = TopicPartition(names[topic_id], result.index)
                     code, why = result.error_code, result.error_message
                     refusal = error_for(code, why) if code else None
-                    self._ack_sender.on_result(taken, partition, refusal, response.lock_ms / 1000)
-            self._ack_sender.on_failure(taken, ConnectionLost("the response lacks a partition"))
+                    self._ack_sender.on_result(acks, partition, refusal, response.lock_ms / 1000)
+            self._ack_sender.on_failure(acks, ConnectionLost("the response lacks a partition"))
         finally:
-            session.busy = False
-            self._fetcher.wake()
+            session.has_request_in_flight = False
+            self._fetcher.schedule_dispatch()
 
     # -- answers --------
 
-    def _failed(self, node: int, session: ShareSession, error: MansioError) -> None:
-        """The request failed: back off and try again."""
+    def _on_request_error(self, node: int, session: ShareSession, error: MansioError) -> None:
+        """Handle the error of a request: start a backoff, and end the session if the broker has ended it. Non-retriable
+        errors are reported to the receiver."""
         if self._is_closed:
             return
         session.failures += 1
-        session.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(session.failures)
+        session.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(session.failures)
         if isinstance(error, ShareSessionNotFound | InvalidShareSessionEpoch | ConnectionLost):
             logger.info("share group %s: session with broker %d: %s", self._options.group, node, error)
             if session.epoch:
-                self._ended(node, session)
+                self._on_session_ended(node, session)
         elif isinstance(error, ShareSessionLimitReached):
             logger.warning("share group %s: broker %d: %s", self._options.group, node, error)
         elif not error.retriable:
@@ -678,50 +708,52 @@ class ShareSessions:
         self.check_connection(node, session)
         self._cluster.mark_stale({partition.topic for partition in self._fetcher.assigned})
 
-    def _take(
-        self, node: int, session: ShareSession, response: share_fetch.ShareFetchResponse, taken: PendingAcks
+    def _apply_response(
+        self, node: int, session: ShareSession, response: share_fetch.ShareFetchResponse, acks: PendingAcks
     ) -> None:
-        names = session.names
-        if taken:
-            names = names | {self._ack_sender.ids[each]: each.topic for each in taken}
-        lock_s = response.lock_ms / 1000
+        names = session.topic_names
+        if acks:
+            names = names | {self._ack_sender.topic_ids[each]: each.topic for each in acks}
+        lease_s = response.lock_ms / 1000
         refused: set[TopicPartition] = set()
         for topic_id, partitions in response.topics:
             for data in partitions:
                 partition = TopicPartition(names.get(topic_id, ""), data.index)
-                if partition in taken:
+                if partition in acks:
                     code, message = data.acknowledge_error_code, data.acknowledge_error_message
-                    self._ack_sender.on_result(taken, partition, error_for(code, message) if code else None)
+                    self._ack_sender.on_result(acks, partition, error_for(code, message) if code else None)
                 if not partition.topic:
                     continue
                 if data.error_code:
                     refused.add(partition)
-                    self._fetcher.refused(partition, error_for(data.error_code, data.error_message))
+                    self._fetcher.on_partition_refused(
+                        partition, error_for(data.error_code, data.error_message)
+                    )
                 elif data.acquired:
-                    self._add_records(partition, node, data, lock_s)
-        self._fetcher.served(session.known, refused)
+                    self._add_records(partition, node, data, lease_s)
+        self._fetcher.on_fetch_answered(session.partitions, refused)
 
     def _add_records(
-        self, partition: TopicPartition, node: int, data: share_fetch.SharePartitionData, lock_s: float
+        self, partition: TopicPartition, node: int, data: share_fetch.SharePartitionData, lease_s: float
     ) -> None:
         records = data.records[0] if data.records else memoryview(b"")
         try:
-            holes = self._in_flight_records.take(partition, node, records, data.acquired, lock_s)
+            holes = self._in_flight_records.add_acquired(partition, node, records, data.acquired, lease_s)
         except MansioError as error:  # other members may be able to decode it; otherwise it is dead-lettered
             holes = [(first, last, RELEASE) for first, last, _ in data.acquired]
             self._fail(error)
-        for first, last, kind in holes:
-            self._ack_sender.acknowledge_range(partition, kind, first, last)
+        for first, last, ack_type in holes:
+            self._ack_sender.acknowledge_range(partition, ack_type, first, last)
 
     # -- the end --------
 
     async def end(self) -> None:
-        """End all sessions, so that brokers release the leases at once."""
+        """End all share sessions, so that brokers release the leases at once."""
         nodes = [node for node, session in self.by_node.items() if session.epoch]
         await asyncio.gather(*(self._end_session(node) for node in nodes))
 
     async def _end_session(self, node: int) -> None:
-        # On another connection: a fetch may wait on that of the session.
+        # Sent on another connection, because the broker may hold a fetch on the connection of the session.
         try:
             connection = await self._cluster.connection(node)
             await self._requests.end(connection)
@@ -731,6 +763,6 @@ class ShareSessions:
             )
 
     async def close(self) -> None:
-        """Stop; requests in flight are dropped."""
+        """Close the connections of the sessions. Requests in flight fail."""
         self._is_closed = True
         await self._cluster.close_channel(self._channel)

@@ -1,8 +1,11 @@
 """Member of a share group (KIP-932): sends heartbeats and receives its assignment.
 
-Owns the member id, which it generates, and the member epoch. Invariants: `on_assigned` receives each assignment once,
-with ids and names of its topics. A fenced member joins again with its id and keeps its partitions until it gets another
-assignment: partitions are shared, so no other member waits for them.
+The member generates its own member id.
+
+Invariants:
+* `on_assigned` is called with the assigned partitions once the names of their topics are known.
+* A fenced member joins again with the same id and keeps its partitions until it gets another assignment. Members share
+  partitions, so no other member waits for them.
 """
 
 from __future__ import annotations
@@ -29,12 +32,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JOIN_EPOCH: Final = 0
+"""Member epoch of a heartbeat that joins the group."""
 LEAVE_EPOCH: Final = -1
+"""Member epoch of a heartbeat that leaves the group."""
 _CHANNEL_NUMBERS = itertools.count()
 
 
 class ShareMember:
-    """Runs as one task: `run()` until it is cancelled or fails permanently; then `leave()`."""
+    """Membership in one share group. The owner runs `run()` as a task until it is cancelled or fails, then calls
+    `leave()`.
+
+    `on_assigned` is called with the assigned partitions and the ids of their topics.
+    """
 
     def __init__(
         self,
@@ -50,19 +59,19 @@ class ShareMember:
         self._unresolved: list[Any] | None = None
         self.group = group
         self.member_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.epoch = JOIN_EPOCH
+        self.member_epoch = JOIN_EPOCH
 
     async def run(self) -> None:
-        """Take part in the group. Raises errors that a retry cannot resolve (`InvalidGroupId`, `GroupMaxSizeReached`,
-        `InconsistentGroupProtocol`, `UnsupportedVersion`, ...)."""
+        """Join the group and send heartbeats until cancelled. Raises errors that are not retriable (`InvalidGroupId`,
+        `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `UnsupportedVersion`, ...)."""
         failures = 0
         while True:
             try:
-                interval_ms = await self._beat()
+                interval_ms = await self._heartbeat()
                 failures = 0
             except (UnknownMember, FencedMemberEpoch) as error:
                 logger.info("member %s was fenced from share group %s: %s", self.member_id, self.group, error)
-                self.epoch = JOIN_EPOCH
+                self.member_epoch = JOIN_EPOCH
                 interval_ms = 0.0
                 failures += 1
             except MansioError as error:
@@ -76,31 +85,32 @@ class ShareMember:
             await asyncio.sleep(interval_ms / 1000)
 
     async def leave(self, *, timeout_ms: float) -> None:
-        """Leave the group."""
-        if self.epoch > JOIN_EPOCH:
-            self.epoch = LEAVE_EPOCH
+        """Leave the group and close the member's connection. Errors are logged."""
+        if self.member_epoch > JOIN_EPOCH:
+            self.member_epoch = LEAVE_EPOCH
             try:
-                await self._ask(None, retry_timeout_ms=timeout_ms)
+                await self._send_heartbeat(None, retry_timeout_ms=timeout_ms)
             except MansioError as error:
                 logger.info("leaving share group %s: %s", self.group, error)
         await self._cluster.close_channel(self._channel)
 
-    async def _beat(self) -> float:
-        """Send one heartbeat; returns the time until the next one in milliseconds."""
-        topics = self._topics if self.epoch == JOIN_EPOCH else None
-        answer = await self._ask(topics, retry_timeout_ms=self._cluster.retry_timeout_ms)
-        self.epoch = answer.member_epoch
+    async def _heartbeat(self) -> float:
+        """Send one heartbeat and apply the assignment in its response. Returns the time until the next heartbeat, in
+        milliseconds."""
+        topics = self._topics if self.member_epoch == JOIN_EPOCH else None
+        answer = await self._send_heartbeat(topics, retry_timeout_ms=self._cluster.retry_timeout_ms)
+        self.member_epoch = answer.member_epoch
         if answer.assignment is not None:
             self._unresolved = list(answer.assignment.topic_partitions)
         if self._unresolved is not None:
-            await self._resolve(self._unresolved)
+            await self._resolve_topics(self._unresolved)
         return float(answer.heartbeat_interval_ms)
 
-    async def _ask(self, topics: list[str] | None, *, retry_timeout_ms: float) -> Any:
+    async def _send_heartbeat(self, topics: list[str] | None, *, retry_timeout_ms: float) -> Any:
         fields = {
             "group_id": self.group,
             "member_id": self.member_id,
-            "member_epoch": self.epoch,
+            "member_epoch": self.member_epoch,
             "rack_id": None,
             "subscribed_topic_names": topics,
         }
@@ -113,12 +123,13 @@ class ShareMember:
             retry_timeout_ms=retry_timeout_ms,
         )
 
-    async def _resolve(self, on_result: list[Any]) -> None:
-        """Resolve the names of assigned topics. Unresolved ones are looked up again with every heartbeat."""
-        names = self._names()
+    async def _resolve_topics(self, on_result: list[Any]) -> None:
+        """Look up the names of the assigned topics and call `on_assigned` with the partitions whose topic is known.
+        The names of other topics are looked up again with every heartbeat."""
+        names = self._topic_names()
         if any(bytes(topic.topic_id) not in names for topic in on_result):
             await self._cluster.refresh(self._topics)
-            names = self._names()
+            names = self._topic_names()
         known = [topic for topic in on_result if bytes(topic.topic_id) in names]
         if len(known) == len(on_result):
             self._unresolved = None
@@ -130,6 +141,6 @@ class ShareMember:
             }
         )
 
-    def _names(self) -> dict[bytes, str]:
+    def _topic_names(self) -> dict[bytes, str]:
         views = [self._cluster.cached_topic(name) for name in self._topics]
         return {view.topic_id: view.name for view in views if view is not None}
