@@ -37,7 +37,7 @@ from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, selected_files
 from mansio.spark.jobs.archive import ArchiveJob, archive
 from mansio.spark.jobs.compact import compact
-from mansio.spark.jobs.topic_table import ARCHIVED_AS, read_topic_as_table
+from mansio.spark.jobs.topic_table import ARCHIVE_COLUMN_NAMES, read_topic_as_table
 from mansio_demo.flights import load_flights
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class Cases:
         self.spark.read.parquet(self.parquet).write.parquet(str(self.root / self._new("copied")))
 
     def _archive(self, topic: str, warehouse: str) -> None:
-        job = ArchiveJob(topic, warehouse, self.broker, self._new("bench"), is_once=True, records_max=1 << 40)
+        job = ArchiveJob(
+            topic, warehouse, self.broker, self._new("bench"), stops_when_caught_up=True, records_max=1 << 40
+        )
         archive(self.spark, job)
 
     def _half_of_the_topic(self) -> None:
@@ -143,7 +145,7 @@ class Cases:
         rows = self.spark.read.parquet(
             *(file.path for file in selected_files(self._half_table(), ALL_RECORDS))
         )
-        consume(rows.select(*(ARCHIVED_AS.get(name, name) for name in COLUMNS)))
+        consume(rows.select(*(ARCHIVE_COLUMN_NAMES.get(name, name) for name in COLUMNS)))
 
     def live_half(self) -> None:
         """The log of the union, from the end of the archive."""
@@ -294,7 +296,9 @@ def print_memory(broker: str, heap: str) -> None:
         options = {"kafka.bootstrap.servers": broker, "subscribe": TOPIC}
         work: dict[str, Callable[[], object]] = {
             "read": lambda: consume(spark.read.format("mansio").options(**options).load()),
-            "archive": lambda: archive(spark, ArchiveJob(TOPIC, warehouse, broker, "bench", is_once=True)),
+            "archive": lambda: archive(
+                spark, ArchiveJob(TOPIC, warehouse, broker, "bench", stops_when_caught_up=True)
+            ),
             "compact": lambda: compact(spark, open_table(None, warehouse, TOPIC), "latest"),
         }
         for name, run in work.items():

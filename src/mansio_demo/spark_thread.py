@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.archive import Progress
+    from mansio.spark.jobs.archive import BatchProgress
 
 TRIGGER_S = 1.0
 LOG_LINES_SHOWN = 15
@@ -88,7 +88,7 @@ class SparkThread:
 
         batches = 0
 
-        def report(progress: Progress) -> None:
+        def report(progress: BatchProgress) -> None:
             nonlocal batches
             batches += 1
             if archived(progress.records):

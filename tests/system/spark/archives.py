@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.archive import Progress
+    from mansio.spark.jobs.archive import BatchProgress
     from support.process import ServedBroker
 
 
@@ -27,7 +27,7 @@ def archive_once(
     topic: str,
     warehouse: Path,
     records_max: int = 1_000_000,
-    report: Callable[[Progress], None] | None = None,
+    report: Callable[[BatchProgress], None] | None = None,
 ) -> ArchiveResult:
     """What `mansio pipeline archive TOPIC --once` does, under the name `archive-TOPIC`."""
     job = ArchiveJob(
@@ -35,7 +35,7 @@ def archive_once(
         str(warehouse),
         broker.bootstrap_servers,
         f"archive-{topic}",
-        is_once=True,
+        stops_when_caught_up=True,
         records_max=records_max,
     )
     return archive(spark, job, report)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.jobs.archive import Progress
+    from mansio.spark.jobs.archive import BatchProgress
     from support.process import ServedBroker
 
 
@@ -49,7 +49,7 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.create_partitions(topic, 3)
     publish(broker_process.bootstrap_servers, topic, [(b"new", b"partition")], partition=2)
-    told: list[Progress] = []
+    told: list[BatchProgress] = []
     second = archive_once(spark, broker_process, topic, tmp_path, records_max=16, report=told.append)
     assert second.offsets == {0: 2, 1: 31, 2: 1}
     assert second.records == 31
@@ -76,7 +76,12 @@ def test_records_deleted_before_they_were_archived_are_an_error(
     with pytest.raises(DataLoss, match="records 5 to 7 of partition 0"):
         archive_once(spark, broker_process, topic, tmp_path)
     job = ArchiveJob(
-        topic, str(tmp_path), broker_process.bootstrap_servers, "p", is_once=True, accept_loss=True
+        topic,
+        str(tmp_path),
+        broker_process.bootstrap_servers,
+        "p",
+        stops_when_caught_up=True,
+        accept_loss=True,
     )
     assert archive(spark, job).records == 2
     assert open_table(None, str(tmp_path), topic).lost_ranges() == (LostRange(0, 5, 8),)

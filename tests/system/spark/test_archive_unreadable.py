@@ -40,7 +40,7 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
         )
     here.fill(5, first=20)
     here.damage(marker.encode(), b"\xff" + marker.encode()[1:], seal=True)
-    job = ArchiveJob(here.name, str(tmp_path), here.bootstrap_servers, here.name, is_once=True)
+    job = ArchiveJob(here.name, str(tmp_path), here.bootstrap_servers, here.name, stops_when_caught_up=True)
     with pytest.raises(UnreadableRecords, match=r"offsets 12 to 12 of partition 0 .* --on-unreadable skip"):
         archive(spark, job)
     done = archive(spark, replace(job, on_unreadable="dead-letter"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.jobs.run import PipelineJob, run
+from mansio.spark.jobs.run import PipelineJob, run_pipeline
 from support.paths import ROOT
 from system.spark.flights import flights, records, weather
 from system.spark.topics import contents, create, publish
@@ -49,10 +49,10 @@ def example(
             bootstrap_servers=broker_process.bootstrap_servers,
             checkpoint=str(tmp_path / "checkpoint"),
             topic=target,
-            is_once=True,
+            stops_when_caught_up=True,
             **more,
         )
-        run(spark, job)
+        run_pipeline(spark, job)
         found = contents(broker_process.bootstrap_servers, target)
         return [(message.key, json.loads(message.value or b"")) for message in found]
 

@@ -45,7 +45,7 @@ def test_heaviest_keys_of_a_zipf_topic_are_found_and_even_keys_are_no_alarm(
         publish(broker_process.bootstrap_servers, topic, [*((key, b"v" * 10) for key in keys), (None, b"v")])
         counted.append(
             count_topic(
-                spark, topic, broker_process.bootstrap_servers, PARTITIONS, is_by_bytes=role == "even"
+                spark, topic, broker_process.bootstrap_servers, PARTITIONS, measures_bytes=role == "even"
             )
         )
     expected = sorted(Counter(lopsided).items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,4 @@
-"""`mansio pipeline archive` and `run` are killed as real processes; the same commands go on by themselves.
+"""`mansio pipeline archive` and `run_pipeline` are killed as real processes; the same commands go on by themselves.
 
 A start is a JVM and costs ten seconds, so the short test starts all at once, and the last start of each is made in the
 session that the other tests have. Kills at every single step of a batch are in `test_archive_kills.py`, without a JVM.
@@ -15,7 +15,7 @@ import pytest
 
 import mansio
 from mansio.spark.iceberg.catalog import open_table
-from mansio.spark.jobs.run import PipelineJob, run
+from mansio.spark.jobs.run import PipelineJob, run_pipeline
 from mansio.wire.internal_records.hold_metadata import pipeline_group_id
 from support.pipeline_process import PipelineProcess
 from system.spark.archives import archive_once, assert_archived
@@ -137,9 +137,9 @@ class Copy(Job):
             checkpoint=str(self.place / "checkpoints" / "random"),
             inputs=(self.source,),
             topic=self.target,
-            is_once=True,
+            stops_when_caught_up=True,
         )
-        assert run(spark, job).lag == 0
+        assert run_pipeline(spark, job).lag == 0
         seen = Counter(
             int(message.value or b"") for message in contents(self.broker.bootstrap_servers, self.target)
         )

@@ -126,7 +126,7 @@ def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_mean
 ) -> None:
     target = topic_name("target")
     before = what(contents(bootstrap_servers, source))
-    monkeypatch.setattr(replaying, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(replaying, "ROWS_PER_ROUND", 16)
 
     rounds = itertools.count()
 
@@ -239,7 +239,7 @@ def test_a_target_that_would_not_keep_the_records_is_refused_before_anything_is_
     refused: tuple[type[Exception], str],
 ) -> None:
     # A record that has no time hides not how old the others are.
-    archive.add(table, {0: [row(0, 100, __timestamp=replaying.NO_TIME_US)]})
+    archive.add(table, {0: [row(0, 100, __timestamp=replaying.NO_TIMESTAMP_US)]})
     target = topic_name("target")
     with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.create_topic(target, partitions=partitions, config=config)

@@ -11,13 +11,13 @@ import pytest
 import mansio
 from mansio.errors import TopicRecreated
 from mansio.spark.jobs.run import (
+    BatchProgress,
     CheckpointBinding,
     CheckpointMismatch,
     PipelineFailed,
     PipelineJob,
-    Progress,
-    bind,
-    run,
+    bind_checkpoint,
+    run_pipeline,
 )
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
@@ -63,7 +63,7 @@ def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> 
         checkpoint=str(tmp_path / "checkpoint"),
         inputs=(source,),
         topic=topic_name("out"),
-        is_once=True,
+        stops_when_caught_up=True,
         records_max=60,
     )
 
@@ -81,15 +81,15 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     spark: SparkSession, job: PipelineJob
 ) -> None:
     fill(job, 0, 100)
-    said: list[Progress] = []
-    done = run(spark, job, said.append)
+    said: list[BatchProgress] = []
+    done = run_pipeline(spark, job, said.append)
     assert (done.records, done.lag) == (100, 0)
     assert [progress.batch for progress in said] == list(range(len(said)))
     assert len(said) > 1
     assert said[0].lag == 100 - said[0].records, "what was not read when the first batch was planned"
     fill(job, 100, 130)
-    assert run(spark, job).records == 30
-    assert run(spark, job).records == 0
+    assert run_pipeline(spark, job).records == 30
+    assert run_pipeline(spark, job).records == 0
     assert job.topic is not None
     found = contents(job.bootstrap_servers, job.topic)
     assert sorted(json.loads(one.value or b"")["said"] for one in found) == sorted(
@@ -111,14 +111,14 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
 ) -> None:
     fill(job, 0, 100)
     table = str(tmp_path / "table")
-    into_table = dataclasses.replace(job, topic=None, table=table, is_once=False, trigger_s=0.1)
-    said: list[Progress] = []
-    done = run(spark, into_table, said.append, lambda: bool(said) and said[-1].lag == 0)
+    into_table = dataclasses.replace(job, topic=None, table=table, stops_when_caught_up=False, trigger_s=0.1)
+    said: list[BatchProgress] = []
+    done = run_pipeline(spark, into_table, said.append, lambda: bool(said) and said[-1].lag == 0)
     assert done.records == 100
     last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, last.with_name(f".{last.name}.crc")):
         path.unlink(missing_ok=True)
-    run(spark, dataclasses.replace(into_table, is_once=True))
+    run_pipeline(spark, dataclasses.replace(into_table, stops_when_caught_up=True))
     rows = spark.read.parquet(table).collect()
     assert sorted(row.said for row in rows) == sorted(f"NO {n}!" for n in range(100))
 
@@ -134,10 +134,10 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
         (checkpoint / name).write_bytes(b"{")
     own = CheckpointBinding(job.name, {job.inputs[0]: "aa"}, job.target)
     for _ in range(2):
-        bind(spark, str(checkpoint), own)
+        bind_checkpoint(spark, str(checkpoint), own)
     assert json.loads((checkpoint / "mansio.json").read_text())["topics"] == own.topics
     with pytest.raises(CheckpointMismatch):
-        bind(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
+        bind_checkpoint(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
 
 
 @pytest.mark.full
@@ -145,19 +145,19 @@ def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_notice
     spark: SparkSession, job: PipelineJob, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
     fill(job, 0, 10)
-    run(spark, job)
+    run_pipeline(spark, job)
     other = create(broker_process.bootstrap_servers, topic_name("other"))
     with pytest.raises(
         CheckpointMismatch, match=f"is of {job.inputs[0]}, not of {other}: give another checkpoint"
     ):
-        run(spark, dataclasses.replace(job, inputs=(other,)))
+        run_pipeline(spark, dataclasses.replace(job, inputs=(other,)))
     with pytest.raises(CheckpointMismatch, match="is of writing topic"):
-        run(spark, dataclasses.replace(job, topic=other))
+        run_pipeline(spark, dataclasses.replace(job, topic=other))
     with mansio.blocking.connect(job.bootstrap_servers) as client:
         client.admin.delete_topic(job.inputs[0])
     create(job.bootstrap_servers, job.inputs[0], 2)
     with pytest.raises(TopicRecreated, match="was deleted and created again"):
-        run(spark, job)
+        run_pipeline(spark, job)
 
 
 @pytest.mark.full
@@ -168,9 +168,9 @@ def test_what_fails_in_the_users_function_is_one_line(
     file = tmp_path / "fail.py"
     file.write_text(FAIL)
     with pytest.raises(PipelineFailed, match="ZeroDivisionError: division by zero") as caught:
-        run(spark, dataclasses.replace(job, file=str(file)))
+        run_pipeline(spark, dataclasses.replace(job, file=str(file)))
     assert "\n" not in str(caught.value)
     file.write_text("def transform(frame):\n    return frame.select('no_such_column')\n")
     with pytest.raises(Exception, match="no_such_column") as refused:
-        run(spark, dataclasses.replace(job, file=str(file), checkpoint=str(tmp_path / "other")))
+        run_pipeline(spark, dataclasses.replace(job, file=str(file), checkpoint=str(tmp_path / "other")))
     assert "\n" not in str(refused.value)

@@ -14,7 +14,7 @@ from mansio.spark.jobs.archive import RESTARTS_MAX, ArchiveFailed, ArchiveJob, A
 from mansio.spark.source.data_loss import offset_deleted_error
 from mansio.wire.topic_partition import TopicPartition
 
-JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", is_once=True)
+JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", stops_when_caught_up=True)
 DONE = ArchiveResult("mansio.t", 1, 1, {0: 1})
 
 
@@ -27,7 +27,7 @@ class Runs:
     def __call__(self, *_given: Any) -> Runs:
         return self
 
-    def once(self) -> ArchiveResult:
+    def run_query(self) -> ArchiveResult:
         self.started += 1
         if self.started <= self.left:
             raise self.error
@@ -86,6 +86,6 @@ def test_error_of_the_query_is_one_line_of_our_own(text: str, kind: type[MansioE
     wrapped = (
         f"[STREAM_FAILED] Query [id = 1] terminated with exception: {text}\n=== Streaming Query ===\nId: a"
     )
-    error = archives._query_error(StreamingQueryException(wrapped))
+    error = archives._error_of_query(StreamingQueryException(wrapped))
     assert type(error) is kind
     assert error.message == line

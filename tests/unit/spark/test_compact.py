@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
-from mansio.spark.jobs.compact import OFFSETS_PROPERTY, exchange, open_target
+from mansio.spark.jobs.compact import COMPACTED_OFFSETS_PROPERTY, open_target_table, replace_files
 from mansio.spark.jobs.compact_files import write_files
 from support.archive_tables import Archive, row
 
@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> ArchiveTable:
 
 def opened(source: ArchiveTable) -> ArchiveTable:
     """A handle of its own, as another run would have."""
-    table = open_target(source, "latest")
+    table = open_target_table(source, "latest")
     return ArchiveTable(table, source.topic, table.location())
 
 
@@ -61,16 +61,16 @@ def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_
         table = opened(source)
         paths = written(table, *counts)
         assert len(paths) == sum(count > 0 for count in counts)
-        exchange(table, paths, {0: number})
+        replace_files(table, paths, {0: number})
         assert len(rows_in(source)) == sum(counts)
-        assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == f'{{"0":{number}}}'
+        assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == f'{{"0":{number}}}'
 
 
 def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable) -> None:
     slow, fast = opened(source), opened(source)
-    exchange(fast, written(fast, 4), {0: 4})
+    replace_files(fast, written(fast, 4), {0: 4})
     with pytest.raises(CommitConflict, match="run it again"):
-        exchange(slow, written(slow, 9), {0: 9})
+        replace_files(slow, written(slow, 9), {0: 9})
     assert len(rows_in(source)) == 4
 
 
@@ -78,7 +78,7 @@ def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable
 def test_exchange_of_unknown_outcome_is_looked_up(
     source: ArchiveTable, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
-    exchange(opened(source), written(opened(source), 4), {0: 4})
+    replace_files(opened(source), written(opened(source), 4), {0: 4})
     table = opened(source)
     catalog = table.iceberg.catalog
     original = catalog.commit_table
@@ -91,11 +91,13 @@ def test_exchange_of_unknown_outcome_is_looked_up(
 
     monkeypatch.setattr(catalog, "commit_table", unknown)
     with nullcontext() if landed else pytest.raises(CommitConflict, match="it is not there"):
-        exchange(table, written(table, 6), {0: 6})
+        replace_files(table, written(table, 6), {0: 6})
     assert len(rows_in(source)) == (6 if landed else 4)
-    assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == ('{"0":6}' if landed else '{"0":4}')
+    assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == (
+        '{"0":6}' if landed else '{"0":4}'
+    )
 
 
 def test_table_that_compaction_did_not_make_is_left_alone(source: ArchiveTable) -> None:
     with pytest.raises(NotAnArchiveTable, match="was not made by"):
-        open_target(source, source.topic)
+        open_target_table(source, source.topic)

@@ -15,10 +15,10 @@ from mansio.spark.jobs.hot_keys import (
     KeyLoad,
     PartitionLoad,
     assess_skew,
-    charts,
-    label_of,
-    svg,
-    text_lines,
+    hot_key_charts,
+    key_label,
+    render_svg,
+    render_text,
 )
 from mansio.wire.murmur2 import partition_for_key
 
@@ -88,8 +88,8 @@ def test_empty_topic_is_no_alarm() -> None:
 def test_picture_is_well_formed_whatever_the_keys_are() -> None:
     keys = [b"<&\"'>", b"\x00\xff" * 40, b"", "ä".encode() * 60, b"line\nbreak", b"\xed\xa0\x80"]
     found = counted([key for number, key in enumerate(keys, 1) for _ in range(number)], 2)
-    drawn = charts(found, assess_skew(found))
-    root = ElementTree.fromstring(svg(drawn))
+    drawn = hot_key_charts(found, assess_skew(found))
+    root = ElementTree.fromstring(render_svg(drawn))
     bars = [
         float(one.attrib["width"])
         for one in root.iter("{http://www.w3.org/2000/svg}rect")
@@ -97,13 +97,13 @@ def test_picture_is_well_formed_whatever_the_keys_are() -> None:
     ]
     assert len(bars) == len(keys) + 2
     assert bars[: len(keys)] == sorted(bars[: len(keys)], reverse=True)
-    assert all("\n" not in line for chart in drawn for line in text_lines(chart))
-    assert label_of(None) == "(no key)"
-    alike = [label_of(f"customers/europe/germany/{number:06}".encode()) for number in (1, 2)]
+    assert all("\n" not in line for chart in drawn for line in render_text(chart))
+    assert key_label(None) == "(no key)"
+    alike = [key_label(f"customers/europe/germany/{number:06}".encode()) for number in (1, 2)]
     assert alike == ["customers/eur…germany/000001", "customers/eur…germany/000002"]
 
 
 def test_bars_are_to_scale() -> None:
-    lines = text_lines(Chart("t", [Bar("a", 80), Bar("b", 40, is_highlighted=True), Bar("c", 0)]), width=8)
+    lines = render_text(Chart("t", [Bar("a", 80), Bar("b", 40, is_highlighted=True), Bar("c", 0)]), width=8)
     assert [line.count("█") for line in lines] == [0, 8, 4, 0]
     assert lines[2].startswith("! b")

@@ -8,7 +8,7 @@ import pytest
 
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import CatalogUnavailable, ConcurrentArchive, TableNotFound
-from mansio.spark.jobs.compact import exchange, open_target
+from mansio.spark.jobs.compact import open_target_table, replace_files
 from mansio.spark.jobs.maintain import maintain
 from support.iceberg import add, expected, held, plan
 from support.rest_catalog import RestCatalog
@@ -57,11 +57,11 @@ def test_maintenance_and_compaction_work_as_with_a_file(rest: RestCatalog, tmp_p
         add(table, plan(batch, {0: batch * 2}, {0: batch * 2 + 2}))
     assert maintain(table, snapshots_kept=1, grace_s=0, tag="kept").files == 1
     assert held(opened(rest, tmp_path)) == expected({0: 8})
-    target = open_target(table, "latest")
+    target = open_target_table(table, "latest")
     latest = ArchiveTable(target, "t", target.location())
     rest.fail_next = "after"
-    exchange(latest, [], {0: 8})
-    assert open_target(table, "latest").properties["mansio.compacted-offsets"] == '{"0":8}'
+    replace_files(latest, [], {0: 8})
+    assert open_target_table(table, "latest").properties["mansio.compacted-offsets"] == '{"0":8}'
 
 
 def test_catalog_that_is_gone_is_named_in_one_line(rest: RestCatalog, tmp_path: Path) -> None:

@@ -9,9 +9,15 @@ import pytest
 
 from mansio.errors import TopicRecreated
 from mansio.spark.jobs import progress_listener
-from mansio.spark.jobs.pipeline_file import PipelineFileError, builder, load
+from mansio.spark.jobs.pipeline_file import PipelineFileError, dataframe_builder, load_pipeline_file
 from mansio.spark.jobs.progress_listener import offsets_in
-from mansio.spark.jobs.run import CheckpointBinding, CheckpointMismatch, check, lag_of, reason
+from mansio.spark.jobs.run import (
+    CheckpointBinding,
+    CheckpointMismatch,
+    batch_lag,
+    check_binding,
+    failure_reason,
+)
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -35,7 +41,7 @@ def test_file_that_is_no_pipeline_is_refused_with_its_line(tmp_path: Path, text:
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(PipelineFileError, match=said) as caught:
-        load(str(file))
+        load_pipeline_file(str(file))
     assert str(file) in str(caught.value)
 
 
@@ -43,15 +49,15 @@ def test_transform_needs_topics_and_what_it_raises_names_the_line(tmp_path: Path
     file = tmp_path / "mine.py"
     file.write_text("def transform(frame):\n    # nothing\n    return frame.nothing\n")
     with pytest.raises(PipelineFileError, match="the topics have to be given"):
-        builder(str(file), ())
+        dataframe_builder(str(file), ())
     spark: Any = object()
     with pytest.raises(PipelineFileError, match=r"mine\.py, line 3: AttributeError: 'int' object"):
-        builder(str(file), ("a", "b"))(spark, lambda topic: len(topic))
+        dataframe_builder(str(file), ("a", "b"))(spark, lambda topic: len(topic))
     file.write_text("def transform(frame):\n    return 7\n")
     with pytest.raises(PipelineFileError, match="returned int, not a DataFrame"):
-        builder(str(file), ("a",))(spark, lambda topic: topic)
+        dataframe_builder(str(file), ("a",))(spark, lambda topic: topic)
     with pytest.raises(PipelineFileError, match="there is no file"):
-        load(str(tmp_path / "other.py"))
+        load_pipeline_file(str(tmp_path / "other.py"))
 
 
 @pytest.mark.parametrize(
@@ -68,10 +74,10 @@ def test_checkpoint_serves_the_pipeline_it_was_begun_for(
     wanted: CheckpointBinding, error: type[Exception] | None
 ) -> None:
     if error is None:
-        check(KNOWN, wanted, "dir")
+        check_binding(KNOWN, wanted, "dir")
     else:
         with pytest.raises(error, match="give another checkpoint, or remove this one to start again"):
-            check(KNOWN, wanted, "dir")
+            check_binding(KNOWN, wanted, "dir")
 
 
 @pytest.mark.parametrize(
@@ -104,12 +110,12 @@ def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
 
 def test_lag_is_what_was_there_and_not_read_over_all_sources() -> None:
     assert (
-        lag_of(
+        batch_lag(
             progress(('{"t": {"0": 5}}', '{"t": {"0": 9, "1": 4}}'), ('{"u": {"0": 1}}', '{"u": {"0": 1}}'))
         )
         == 8
     )
-    assert lag_of(progress(("3", "4"))) is None, "some other source"
+    assert batch_lag(progress(("3", "4"))) is None, "some other source"
 
 
 def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
@@ -126,8 +132,8 @@ def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
 
 def test_reason_is_our_own_line_else_the_innermost_error() -> None:
     trace = "Something was thrown\n  File x\nmansio.errors.DataLoss: records 3 to 5 are gone: do this\n\nJVM stack\n"
-    assert reason(trace) == "records 3 to 5 are gone: do this"
-    assert reason(
+    assert failure_reason(trace) == "records 3 to 5 are gone: do this"
+    assert failure_reason(
         "Traceback\n  File x\nZeroDivisionError: division by zero\n\nJVM stacktrace:\njava.X: y"
     ) == ("ZeroDivisionError: division by zero")
-    assert reason("[NO_COLUMN] a column\n is missing") == "[NO_COLUMN] a column is missing"
+    assert failure_reason("[NO_COLUMN] a column\n is missing") == "[NO_COLUMN] a column is missing"

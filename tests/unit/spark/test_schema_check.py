@@ -9,7 +9,13 @@ import pytest
 
 from mansio.errors import ConfigError
 from mansio.spark.arrow.schema import record_schema
-from mansio.spark.jobs.schema_check import COLUMNS, REASON_LENGTH_MAX, ValueCheck, check_schema, invalid_rows
+from mansio.spark.jobs.schema_check import (
+    REASON_LENGTH_MAX,
+    RECORD_COLUMNS,
+    ValueValidator,
+    check_schema,
+    select_invalid_rows,
+)
 
 SCHEMA = {
     "type": "object",
@@ -38,7 +44,7 @@ SCHEMA = {
     ],
 )
 def test_bad_value_is_named_by_place_and_rule(value: bytes, place: str, rule: str) -> None:
-    found = ValueCheck(SCHEMA)(value)
+    found = ValueValidator(SCHEMA)(value)
     assert found is not None
     assert found[:2] == (place, rule)
     assert found[2]
@@ -70,8 +76,8 @@ def test_one_record_that_nobody_expected_does_not_end_the_check(
     schema: object, value: bytes, place: str, reason: str
 ) -> None:
     rows = [{"value": value}, {"value": b"no json"}]
-    batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
-    (found,) = invalid_rows(json.dumps(schema), iter([batch]))
+    batch = pa.RecordBatch.from_pylist(rows, record_schema(RECORD_COLUMNS))
+    (found,) = select_invalid_rows(json.dumps(schema), iter([batch]))
     assert found.column("place")[0].as_py().startswith(place)
     assert reason in found.column("reason")[0].as_py()
     assert found.num_rows == 2
@@ -80,7 +86,7 @@ def test_one_record_that_nobody_expected_does_not_end_the_check(
 
 @pytest.mark.parametrize("value", [None, b'{"carrier": "UA"}', '{"carrier": "ÄÖ", "more": [1]}'.encode()])
 def test_good_value_and_none_at_all_are_left_alone(value: bytes | None) -> None:
-    assert ValueCheck(SCHEMA)(value) is None
+    assert ValueValidator(SCHEMA)(value) is None
 
 
 @pytest.mark.parametrize(
@@ -102,8 +108,8 @@ def test_only_bad_rows_go_on_and_as_they_were() -> None:
         | {"timestamp": offset, "headers": [{"key": "h", "value": None}] if offset % 2 else None}
         for offset, value in enumerate(values)
     ]
-    batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
-    (found,) = invalid_rows(json.dumps(SCHEMA), iter([batch, batch.slice(0, 2)]))
-    assert found.select(COLUMNS).to_pylist() == batch.take([2, 3]).to_pylist()
+    batch = pa.RecordBatch.from_pylist(rows, record_schema(RECORD_COLUMNS))
+    (found,) = select_invalid_rows(json.dumps(SCHEMA), iter([batch, batch.slice(0, 2)]))
+    assert found.select(RECORD_COLUMNS).to_pylist() == batch.take([2, 3]).to_pylist()
     assert found.column("place").to_pylist() == ["$.carrier", "$"]
     assert found.column("rule").to_pylist() == ["required", "json"]

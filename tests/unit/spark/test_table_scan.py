@@ -146,7 +146,9 @@ def test_a_moment_is_found_by_id_by_tag_and_by_time(table: ArchiveTable, archive
     assert new is not None
 
     def count(version: TableVersion) -> int:
-        return len(rows_of(scan(table, version.of(Selection()), snapshot_id=version.snapshot_id)))
+        return len(
+            rows_of(scan(table, version.limit_selection(Selection()), snapshot_id=version.snapshot_id))
+        )
 
     assert count(find_version(table, str(old.snapshot_id), int)) == 60
     assert count(find_version(table, "month-end", int)) == 60

@@ -20,7 +20,7 @@ from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.archive import ArchiveResult, Progress
+    from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
 
 
 class Unreadable(StrEnum):
@@ -89,7 +89,7 @@ def archive(
         bootstrap_servers=bootstrap_servers,
         name=name or f"archive-{topic}",
         catalog=catalog,
-        is_once=once,
+        stops_when_caught_up=once,
         trigger_s=trigger,
         records_max=records_max,
         accept_loss=accept_loss,
@@ -117,7 +117,7 @@ def _show(done: ArchiveResult, output: Output) -> None:
         print(f"{done.table}: {done.records:,} records in {done.batches} batches; archived up to {ends}")
 
 
-def _print_progress(progress: Progress) -> None:
+def _print_progress(progress: BatchProgress) -> None:
     """Print one line per batch."""
     rate = progress.records / progress.seconds if progress.seconds else 0
     behind = "" if progress.lag is None else f", {progress.lag:,} behind"

@@ -51,13 +51,13 @@ def hot_keys(
     partition_count = run(partitions())
 
     spark = start_session(master, f"mansio hot-keys {topic}")
-    from mansio.spark.jobs.hot_keys import assess_skew, charts, count_topic, svg
+    from mansio.spark.jobs.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
 
-    found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, is_by_bytes=by_bytes)
+    found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, measures_bytes=by_bytes)
     assessment = assess_skew(found)
     if plot is not None:
         with open(plot, "w", encoding="utf-8") as file:
-            file.write(svg(charts(found, assessment, top)))
+            file.write(render_svg(hot_key_charts(found, assessment, top)))
     if output is Output.JSON:
         show_json(_as_json(topic, found, assessment))
     else:
@@ -72,7 +72,7 @@ def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str
     return {
         "topic": topic,
         "records": found.records,
-        "bytes": found.bytes if found.is_by_bytes else None,
+        "bytes": found.bytes if found.measures_bytes else None,
         "keys": found.keys,
         "skew": round(found.skew, 4),
         "is_skewed": assessment.is_skewed,
@@ -83,10 +83,10 @@ def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str
 
 
 def _show(found: HotKeys, assessment: SkewAssessment, top: int) -> None:
-    from mansio.spark.jobs.hot_keys import charts, text_lines
+    from mansio.spark.jobs.hot_keys import hot_key_charts, render_text
 
-    for chart in charts(found, assessment, top):
-        print("\n".join(text_lines(chart)))
+    for chart in hot_key_charts(found, assessment, top):
+        print("\n".join(render_text(chart)))
         print()
     rows = [
         ("records", f"{found.records:,}"),

@@ -50,7 +50,7 @@ def lag(
                 "committed": row.committed,
                 "end": row.end,
                 "lag": row.lag,
-                "holds": row.holds,
+                "holds": row.has_retention_hold,
             }
             for row in rows
         ],

@@ -26,7 +26,7 @@ from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.run import PipelineResult, Progress
+    from mansio.spark.jobs.run import BatchProgress, PipelineResult
 
 
 class Start(StrEnum):
@@ -120,9 +120,9 @@ def run(
     options = dict(key_values(option or (), "--option"))
     called = name or Path(file).stem
 
-    from mansio.spark.jobs.pipeline_file import load
+    from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
-    load(file)  # report errors of the file before Spark starts
+    load_pipeline_file(file)  # report errors of the file before Spark starts
     stop_signals = StopSignals()
     with stop_signals.handling():
         spark = start_session(master, f"mansio pipeline {called}", **settings)
@@ -138,7 +138,7 @@ def run(
             inputs=tuple(topic or ()),
             topic=to,
             table=None if to_table is None else absolute_location(to_table),
-            is_once=once,
+            stops_when_caught_up=once,
             trigger_s=trigger,
             starting_offsets=start.value,
             records_max=records_max,
@@ -146,7 +146,7 @@ def run(
             options=options,
         )
         if not stop_signals():
-            _show(job.run(spark, wanted, _print_progress, stop_signals), output)
+            _show(job.run_pipeline(spark, wanted, _print_progress, stop_signals), output)
 
 
 def absolute_location(directory: str) -> str:
@@ -171,7 +171,7 @@ def _show(done: PipelineResult, output: Output) -> None:
         )
 
 
-def _print_progress(progress: Progress) -> None:
+def _print_progress(progress: BatchProgress) -> None:
     """Print one line per batch."""
     rate = progress.records / progress.seconds if progress.seconds else 0
     print(

@@ -48,7 +48,7 @@ class SnapshotConsumeCommand:
             usage_error("required with --from-snapshot", "--warehouse")
         table = open_archive(self.topic, self.warehouse, self.catalog)
         version = version_option(table, self.snapshot, "--from-snapshot")
-        selection = version.of(selection_option(list(self.partitions), self.from_ms, self.to_ms))
+        selection = version.limit_selection(selection_option(list(self.partitions), self.from_ms, self.to_ms))
         if not self.include_deleted:
             selection = run(_without_deleted(bootstrap_servers, table, selection))
         remaining = self.limit
@@ -71,10 +71,10 @@ async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selectio
     async with connect(bootstrap_servers) as client:
         view = await client.admin.describe_topic(table.topic)
         if not is_archive_of(table, view.topic_id):
-            return selection.above({})
+            return selection.starting_at({})
         partitions = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
         listed = await client.admin.list_offsets(partitions, "earliest")
-    return selection.above({one.partition: entry.offset for one, entry in listed.items()})
+    return selection.starting_at({one.partition: entry.offset for one, entry in listed.items()})
 
 
 def _messages(

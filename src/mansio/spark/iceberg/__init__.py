@@ -1,4 +1,4 @@
-"""Iceberg table of an archive, through pyiceberg and pyarrow. Independent of Spark and of brokers.
+"""Iceberg table of an archive, accessed with pyiceberg and pyarrow. Needs neither Spark nor a broker.
 
 >>> from mansio.spark.iceberg.catalog import open_table
 >>> table = open_table(None, "/data/warehouse", "flights")

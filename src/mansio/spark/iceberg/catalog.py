@@ -1,15 +1,16 @@
-"""Catalog access and the handle of an archive table.
+"""Archive tables in an Iceberg catalog: opening, creating, committing, and listing data files.
 
-The catalog is an address: None means a SQLite file in the warehouse, which is sufficient for one machine;
-`http(s)://...` is an Iceberg REST catalog; other SQLAlchemy addresses work as in pyiceberg. Credentials come from
+A catalog is given by its address. None: a SQLite file in the warehouse, which is sufficient for one machine.
+`http(s)://...`: an Iceberg REST catalog. Other SQLAlchemy addresses work as in pyiceberg. Credentials come from
 pyiceberg's configuration (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
 
 Invariants:
-* A table is rejected unless it has the properties of `create_table`, belongs to the topic, and has the library's blind
-  retry disabled.
-* No wait for the catalog is longer than `CATALOG_LOCK_TIMEOUT_S` times the tries.
-* `live_files` returns every file that may hold a matching row. Files are excluded by their bounds in the manifests; no
-  data file is opened.
+* `open_table` rejects a table that Mansio did not create, that belongs to another topic, or on which pyiceberg would
+  repeat a commit by itself.
+* A commit waits for the lock of a SQLite catalog for at most `CATALOG_LOCK_ATTEMPTS_MAX` times
+  `CATALOG_LOCK_TIMEOUT_S`.
+* `live_files` returns every file that may hold a matching row. It excludes files by their bounds in the manifests, and
+  opens no data file.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ _PARTITION_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), ta
 
 
 class ArchiveTable:
-    """The archive of one topic. Not thread-safe."""
+    """The archive table of one topic. `iceberg` is pyiceberg's table. Not thread-safe."""
 
     def __init__(self, table: Table, topic: str, catalog_location: str) -> None:
         self.iceberg = table
@@ -117,7 +118,7 @@ class ArchiveTable:
 
     @property
     def data_location(self) -> str:
-        """The address under which tasks write data files."""
+        """The address of the directory to which tasks write data files."""
         return f"{self.iceberg.location().rstrip('/')}/data"
 
     def sibling(self, table: Table) -> ArchiveTable:
@@ -130,25 +131,25 @@ class ArchiveTable:
             self.iceberg.refresh()
 
     def last_commit(self) -> Commit | None:
-        """The committed offsets as of the last `refresh` or `commit`; None before the first batch."""
+        """The last commit of the archive, as of the last `refresh` or `commit`; None before the first batch."""
         return table_format.read_commit(self.iceberg.properties)
 
     def added_records(self, query: str) -> dict[int, int]:
-        """Number of records that each batch of a query added, by batch number, as of the last `refresh` or `commit`:
-        for at least the last ten batches, unless maintenance keeps fewer snapshots.
+        """Number of records that each batch of a query has added, by batch id, as of the last `refresh` or `commit`.
+        Has at least the last ten batches, unless maintenance retains fewer snapshots.
         """
         return added_records(self.iceberg.metadata, query)
 
     def offset_history(self) -> tuple[HistoryEntry, ...]:
-        """Offsets by time, oldest first, as of the last `refresh` or `commit`."""
+        """The history of the table's offsets, oldest entry first, as of the last `refresh` or `commit`."""
         return parse_history(self.iceberg.properties.get(table_format.HISTORY_PROPERTY, "[]"))
 
     def lost_ranges(self) -> tuple[LostRange, ...]:
-        """Ranges that were deleted before they were archived, or were unreadable and accepted as lost, oldest first."""
+        """The ranges that are accepted as lost, oldest first: deleted before they were archived, or unreadable."""
         return table_format.read_lost_ranges(self.iceberg.properties)
 
     def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
-        """Accept as lost what the log deleted before it was archived; see `commit.skip_to_log_start`."""
+        """List as lost the records that the log deleted before they were archived. See `commit.skip_to_log_start`."""
         with self.catalog_errors():
             return skip_to_log_start(self.iceberg, log_starts)
 
@@ -182,7 +183,7 @@ class ArchiveTable:
         times: tuple[int, int] | None = None,
         snapshot_id: int | None = None,
     ) -> list[LiveFile]:
-        """The data files of the current (or a retained) snapshot that may hold matching rows; see the function
+        """The data files of the current or another snapshot that may hold matching rows. See the function
         `live_files`.
         """
         with self.catalog_errors():
@@ -190,7 +191,7 @@ class ArchiveTable:
 
     @contextmanager
     def catalog_errors(self) -> Iterator[None]:
-        """Context manager: converts errors of the catalog."""
+        """Context manager that converts errors of the catalog. See the function `catalog_errors`."""
         with catalog_errors(self._catalog_location):
             yield
 
@@ -202,15 +203,15 @@ def open_table(
     create: bool = False,
     topic_id: str = "",
 ) -> ArchiveTable:
-    """The archive table of a topic.
+    """Open the archive table of a topic.
 
     `uri`: the catalog, None for the SQLite file in the warehouse. `warehouse`: a directory or an address that pyiceberg
-    can write to. `topic_id`: reject a table that holds the archive of a topic with another id.
+    can write to. `create`: create a missing table. `topic_id`: required id of the archived topic; empty: any.
 
     Raises:
-        TableNotFound: It does not exist, and `create` is false.
-        NotAnArchiveTable: It is not this topic's archive, or the warehouse is a copy of another one.
-        ConfigError: The warehouse cannot be an address.
+        TableNotFound: The table does not exist, and `create` is false.
+        NotAnArchiveTable: The table is not this topic's archive, or the warehouse is a copy of another one.
+        ConfigError: The path of the warehouse cannot be written as an address.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     location = warehouse_location(warehouse)
@@ -235,10 +236,10 @@ def open_table(
 
 
 def check_archive_table(table: Table, topic: str, topic_id: str = "") -> None:
-    """Reject a table that is not the archive of this topic, or to which a commit could be applied twice.
+    """Check that a table is the archive of this topic, and that pyiceberg does not repeat commits to it by itself.
 
     Raises:
-        NotAnArchiveTable: With the reason.
+        NotAnArchiveTable: The table fails a check; the message has the reason.
     """
     name = ".".join(table.name())
     properties = table.properties
@@ -270,8 +271,8 @@ def check_archive_table(table: Table, topic: str, topic_id: str = "") -> None:
 
 
 def _check_location(table: Table, location: str) -> None:
-    """Reject the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
-    files that the original has archived since. Another path to the same directory (a link) is allowed.
+    """Reject the table of a copied warehouse: its catalog refers to files of the original warehouse, and maintenance
+    would delete files there that were archived after the copy. Another path to the same directory (a link) is allowed.
     """
     warehouse, table_path = (os.path.realpath(urlsplit(one).path) for one in (location, table.location()))
     if os.path.commonpath((warehouse, table_path)) != warehouse:
@@ -285,8 +286,8 @@ def warehouse_location(warehouse: str) -> str:
     """The warehouse as an address: a plain path becomes absolute with `file://`.
 
     Raises:
-        ConfigError: The path has a character with a meaning in addresses: readers and writers would interpret it
-        differently, and two warehouses could become one.
+        ConfigError: The path contains a character of `RESERVED_URI_CHARACTERS`, which readers and writers would
+        interpret differently.
     """
     if "://" in warehouse:
         return warehouse.rstrip("/")
@@ -298,9 +299,9 @@ def warehouse_location(warehouse: str) -> str:
 
 
 @contextmanager
-def catalog_errors(table_path: str) -> Iterator[None]:
-    """Context manager: converts errors of the catalog and its driver. A persistent lock is reported with its file and
-    the remedy.
+def catalog_errors(address: str) -> Iterator[None]:
+    """Context manager that converts errors of the catalog: a lock that another program holds to `CatalogLocked`, other
+    errors to `CatalogUnavailable`. `address`: the catalog, for the message.
     """
     from requests.exceptions import RequestException
     from sqlalchemy.exc import OperationalError, SQLAlchemyError
@@ -310,21 +311,19 @@ def catalog_errors(table_path: str) -> Iterator[None]:
     except OperationalError as error:
         if "locked" in str(error.orig):
             raise CatalogLocked(
-                f"the catalog {_display_address(table_path)} is locked by another program: "
+                f"the catalog {_display_address(address)} is locked by another program: "
                 f"wait for it or stop it, then try again"
             ) from error
         raise CatalogUnavailable(
-            f"the catalog {_display_address(table_path)} does not work: {error.orig}"
+            f"the catalog {_display_address(address)} does not work: {error.orig}"
         ) from error
     except (SQLAlchemyError, RESTError, RequestException) as error:
         line = str(error).partition("\n")[0]
-        raise CatalogUnavailable(
-            f"the catalog {_display_address(table_path)} does not work: {line}"
-        ) from error
+        raise CatalogUnavailable(f"the catalog {_display_address(address)} does not work: {line}") from error
 
 
 def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | None:
-    """None: the SQLite file does not exist, and `create` is false."""
+    """Open the catalog; None if its SQLite file does not exist and `create` is false."""
     if address.startswith("sqlite:"):
         path = urlsplit(address).path[1:]
         if not create and not os.path.exists(path):
@@ -336,7 +335,7 @@ def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | Non
 
 
 def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
-    """Create the table; if another archive creates it concurrently, load that one."""
+    """Create the table. If another program creates it at the same time, its table is loaded."""
     properties = {
         **table_format.TABLE_PROPERTIES,
         table_format.FORMAT_PROPERTY: table_format.FORMAT_VERSION,
@@ -363,9 +362,9 @@ def _sqlite_address(location: str) -> str:
     return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE_NAME}?timeout={CATALOG_LOCK_TIMEOUT_S}"
 
 
-def _display_address(table_path: str) -> str:
-    """A catalog's address for messages: the path of a SQLite file; never a password."""
-    parts = urlsplit(table_path)
+def _display_address(address: str) -> str:
+    """A catalog's address for messages: the path of a SQLite file, or the address without user and password."""
+    parts = urlsplit(address)
     if parts.scheme.startswith("sqlite"):
         return parts.path[1:]
     return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"
@@ -374,7 +373,7 @@ def _display_address(table_path: str) -> str:
 # -- data files --------
 
 
-# Their constructors are typed for keywords only, and documented for these.
+# pyiceberg documents positional arguments for these constructors, but types only keyword arguments.
 _equal: Any = EqualTo
 _at_least: Any = GreaterThanOrEqual
 _below: Any = LessThan
@@ -388,7 +387,7 @@ def live_files(
     snapshot_id: int | None = None,
 ) -> list[LiveFile]:
     """The data files that may hold rows of a partition, of offsets in [first, second), and of times (microseconds since
-    the epoch, UTC) in [first, second). Sorted by partition and first offset.
+    the epoch, UTC) in [first, second). A filter that is None selects all. Sorted by partition and first offset.
 
     Raises:
         ValueError: The snapshot has been expired.

@@ -1,18 +1,19 @@
 """Exactly-once commit of batches to the archive table.
 
-Order of one batch: the tasks write Parquet files that nothing refers to; one commit of the table adds them and sets the
-offsets, the query and the batch as properties *in the same transaction*; then Spark's checkpoint records the batch as
-complete. After a crash before the commit, the files are orphans, which are removed later, and the batch is planned
-again. After a crash behind it, the repeated batch finds the offsets in the properties and adds nothing.
+Steps of one batch: (1) The tasks write Parquet files, to which the table does not refer yet. (2) One commit adds the
+files to the table and, *in the same transaction*, sets the table's properties: offsets, query id and batch id.
+(3) Spark's checkpoint records the batch as complete. After a crash before step 2 the files are orphans, which are
+removed later, and Spark repeats the batch. After a crash between steps 2 and 3 Spark repeats the batch too, but the
+commit finds its offsets in the properties and adds nothing.
 
 Invariants:
 * A batch is added only to the table state against which it was checked. Every commit creates a snapshot, also for a
   batch without records, and requires that the branch still points to the previous snapshot. After a concurrent commit
   the properties are read and checked again.
-* The library's own retry would repeat the append without this check; it is disabled by a table property, without which
-  no table is written.
+* pyiceberg's own retry is disabled by a table property, because it would repeat the append without this check. A table
+  without this property is rejected.
 
-Private names of pyiceberg (`_updates`, `_apply`) are used in this package only, and tested with 0.12.
+Private names of pyiceberg (`_updates`, `_apply`) are used in this package only, and tested with version 0.12.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class CommitDecision(Enum):
     """Result of comparing a batch with the table's properties."""
 
     ACCEPT = "accept"
-    ALREADY_COMMITTED = "already in"
+    ALREADY_COMMITTED = "already-committed"
     GAP = "gap"
-    CONFLICT = "foreign"
+    """The batch starts above the table's offsets."""
+    CONFLICT = "conflict"
+    """Another query has committed offsets of the batch."""
 
 
 class CachedMetadataTransaction(Transaction):
-    """A transaction that computes the changed metadata once per change.
+    """A pyiceberg transaction that computes the changed metadata only once after each change.
 
-    The library's transaction computes it at every access, about twenty times per commit, and copies all snapshots each
-    time.
+    pyiceberg's own transaction computes them at every access, about twenty times per commit, and copies all snapshots
+    each time.
     """
 
     _cached_metadata: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
@@ -99,10 +102,10 @@ class CachedMetadataTransaction(Transaction):
 
 
 def decide_commit(last: Commit | None, plan: BatchPlan) -> CommitDecision:
-    """Whether a batch may be added to a table with the commit `last`. Pure.
+    """Decide whether a batch may be added to a table whose last commit is `last`.
 
-    Offsets decide, because they are what the table holds. Query and batch id only distinguish a repeated batch of our
-    own from another writer's. A partition that is new to the table may start anywhere.
+    The decision compares offsets. Query id and batch id only distinguish a repeated batch of the same query from a
+    batch of another writer. A partition that the table does not have yet may start at any offset.
     """
     if last is None:
         return CommitDecision.ACCEPT
@@ -137,13 +140,14 @@ def commit_files(
     snapshots_max: int = SNAPSHOTS_MAX,
     now_ms: int | None = None,
 ) -> CommitOutcome:
-    """Add a batch's files and offsets to the table, once. `lost`: unreadable ranges of the batch, to be listed.
+    """Add the files and offsets of a batch to the table unless the table already has the batch. `lost`: ranges of the
+    batch that the table lists as lost.
 
     Raises:
         InvalidDataFiles: The files do not match the plan; nothing was committed.
         ArchiveGap: The table ends below the plan's start.
         ConcurrentArchive: Another query has committed to the table.
-        CommitConflict: Other commits were first in every attempt.
+        CommitConflict: In every attempt another commit changed the table first.
     """
     check_data_files(plan, parts)
     is_fresh = False
@@ -180,12 +184,13 @@ def commit_files(
 def skip_to_log_start(
     table: Table, log_starts: Mapping[int, int], *, retries: int = COMMIT_RETRIES_MAX
 ) -> tuple[LostRange, ...]:
-    """Advance the table to the log start offsets. Missing ranges below them are listed as lost, and returned.
+    """Advance the table's offsets to the log start offsets; the ranges below that are not archived are listed as lost.
+    Returns these ranges.
 
-    A partition that is new to the table was created after its first commit, so all of it should have been archived.
+    A partition that the table does not have was added after the first commit, so its lost range begins at offset 0.
 
     Raises:
-        CommitConflict: Other commits were first in every attempt.
+        CommitConflict: In every attempt another commit changed the table first.
     """
     for attempt in range(1, retries + 2):
         table.refresh()
@@ -217,7 +222,7 @@ def skip_to_log_start(
 
 
 def next_commit(last: Commit | None, plan: BatchPlan) -> Commit:
-    """The commit after an accepted batch."""
+    """The table's commit after an accepted batch."""
     known = {} if last is None else last.offsets
     first = {} if last is None else last.first_offsets
     return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
@@ -255,7 +260,7 @@ def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
 def _outcome_without_commit(
     decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
 ) -> CommitOutcome:
-    """The outcome for a batch that is not added."""
+    """The outcome of a batch that is not added: returned if the table already has the batch, otherwise raised."""
     assert last is not None
     if decision is CommitDecision.ALREADY_COMMITTED:
         return CommitOutcome(added=False, commit=last, attempts=attempt)
@@ -282,7 +287,7 @@ def _commit_append(
     now_ms: int,
     extra_properties: Mapping[str, str] | None = None,
 ) -> int:
-    """One transaction: expire old snapshots, add the files, set the properties. Returns the new snapshot's id."""
+    """Expire old snapshots, add the files and set the properties, in one transaction. Returns the new snapshot's id."""
     properties = {**commit_properties(commit), **(extra_properties or {})}
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
@@ -306,7 +311,7 @@ def _commit_append(
 
 
 def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
-    """Number of records added by each batch of a query, from the retained snapshots."""
+    """Number of records that each batch of a query has added, by batch id, from the retained snapshots."""
     added: dict[int, int] = defaultdict(int)
     for snapshot in metadata.snapshots:
         summary = snapshot.summary
@@ -317,10 +322,10 @@ def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
 
 
 def to_data_file(table: Table, part: WrittenDataFile) -> DataFile:
-    """A file as a manifest entry; its footer is compared with the task's report.
+    """The manifest entry of a file. Rows and size of the file are compared with those that the task reported.
 
     Raises:
-        InvalidDataFiles: They differ: the file is not the one that was written.
+        InvalidDataFiles: They differ, so the file is not the one that the task wrote.
     """
     data_file = parquet_file_to_data_file(table.io, table.metadata, part.path)
     if data_file.record_count != part.rows or data_file.file_size_in_bytes != part.bytes:
@@ -332,7 +337,9 @@ def to_data_file(table: Table, part: WrittenDataFile) -> DataFile:
 
 
 def expirable_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
-    """Snapshots to expire once there are `snapshots_max`: all but the newest and those with a tag or branch."""
+    """Ids of the snapshots to expire: none below `snapshots_max` snapshots, else all except the newest
+    `SNAPSHOTS_RETAINED` and those with a tag or branch.
+    """
     if len(metadata.snapshots) < snapshots_max:
         return []
     named = {reference.snapshot_id for reference in metadata.refs.values()}

@@ -1,13 +1,14 @@
-"""Table of dead letters: unreadable records of an archive, one row per record or batch.
+"""Dead-letter table: the unreadable records of an archive, one row per record or per damaged batch.
 
-The two tables cannot change in one transaction, so this one is committed first. After a crash before the archive's
-commit the batch is repeated, possibly with other boundaries. New rows are therefore identified by offsets, not by the
-batch. The table's properties hold the end offset of its rows by partition, set in the same transaction as the rows;
-repeated rows below it are not added, and a row that extends beyond it is shortened to start there.
+The dead-letter table and the archive cannot change in one transaction, so the dead-letter table is committed first.
+After a crash before the archive's commit Spark repeats the batch, possibly with other boundaries. Therefore repeated
+rows are recognized by their offsets: the table's properties hold the end offset of its rows in each partition, set in
+the same transaction as the rows. Rows below this offset are not added again; a row that contains it is shortened to
+begin there.
 
 Invariants:
 * Each offset that was accepted as lost while dead letters were enabled is in the range of exactly one row.
-* Rows that are not yet below the archive's offsets will be, because the log does not change.
+* Rows above the archive's offsets belong to a batch that will be repeated: its records are still unreadable then.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ _ICEBERG_SCHEMA: Final = Schema(
 
 
 def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | None:
-    """The table of an archive's dead letters, in the same catalog; None if there is none and `create` is false.
+    """Open the dead-letter table of an archive, in the same catalog; None if there is none and `create` is false.
 
     Raises:
-        NotAnArchiveTable: It belongs to another topic, or to an earlier one of the same name.
+        NotAnArchiveTable: The table belongs to another topic, or to an earlier topic of the same name.
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     catalog, identifier = archive.iceberg.catalog, (NAMESPACE, archive.topic)
@@ -108,11 +109,12 @@ def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | 
 
 
 def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> int:
-    """Add the new dead letters of a batch, once, before the batch is committed. Returns the number of files added.
+    """Add the dead letters of a batch that the table does not have yet. Call it before the batch itself is committed.
+    Returns the number of files added.
 
     Raises:
-        CommitConflict: Other commits were first in every attempt.
-        CatalogLocked, CatalogUnavailable: The catalog cannot be used now; the batch will be repeated.
+        CommitConflict: In every attempt another commit changed the table first.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now; Spark will repeat the batch.
     """
     with table.catalog_errors():
         for attempt in range(1, COMMIT_RETRIES_MAX + 2):
@@ -134,9 +136,7 @@ def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[Wr
 
 
 def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, int]) -> None:
-    """One transaction: the files and their end offsets. It creates a snapshot, so that a concurrent commit is
-    detected.
-    """
+    """Add the files and set the end offsets in one transaction. The new snapshot makes a concurrent commit fail."""
     files = [to_data_file(table, part) for part in parts]
     with CachedMetadataTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata)
@@ -149,7 +149,9 @@ def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, i
 
 
 def _above_offset(table: ArchiveTable, part: WrittenDataFile, known: int) -> list[WrittenDataFile]:
-    """The part of a task's file with offsets from `known` on: the file, a shorter copy, or nothing."""
+    """The rows of a task's file with offsets from `known` on: the file itself, a new file with a part of its rows, or
+    nothing.
+    """
     if part.first_offset >= known:
         return [part]
     location = table.data_location

@@ -1,4 +1,4 @@
-"""Errors of archive tables, each one line with the remedy."""
+"""Errors of archive tables. Each message is one line and contains the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CatalogLocked(ArchiveError):
 
 
 class CatalogUnavailable(ArchiveError):
-    """The catalog does not answer."""
+    """The catalog does not respond, or responds with an error."""
 
     retriable = True
 
@@ -26,7 +26,7 @@ class TableNotFound(ArchiveError):
 
 
 class NotAnArchiveTable(ArchiveError):
-    """The table was not created by `mansio pipeline archive`, or not for this topic."""
+    """The table was not created by `mansio pipeline archive`, or belongs to another topic."""
 
 
 class ConcurrentArchive(ArchiveError):
@@ -34,7 +34,7 @@ class ConcurrentArchive(ArchiveError):
 
 
 class ArchiveGap(ArchiveError):
-    """The batch starts above the table's end: the records between would be missing permanently."""
+    """The batch starts above the table's offsets, so the records between would be missing permanently."""
 
 
 class InvalidDataFiles(ArchiveError):
@@ -42,6 +42,6 @@ class InvalidDataFiles(ArchiveError):
 
 
 class CommitConflict(ArchiveError):
-    """Other commits to the table were first in every attempt."""
+    """In every attempt another commit changed the table first."""
 
     retriable = True

@@ -1,11 +1,11 @@
-"""Durable file access for tables on local disks: files are flushed before a commit refers to them.
+"""File access of pyiceberg for tables on local disks, which flushes files (fsync) before a commit refers to them.
 
-pyiceberg does not flush written files. After a power loss the catalog, which SQLite keeps durable, would refer to
-metadata that was never written, and the table would be unreadable.
+pyiceberg does not flush the files that it writes. SQLite flushes the catalog. After a power loss the catalog could
+therefore refer to a metadata file that was never written, and the table would be unreadable.
 
 Invariants:
-* A closed metadata file, manifest or manifest list is on the disk, and so is its directory entry.
-* Other addresses (`s3://`) are passed through.
+* When a metadata file, manifest or manifest list is closed, the file and its directory entry are on the disk.
+* Files at other addresses (`s3://`) are written by pyiceberg unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class FsyncOnCloseFile(io.FileIO):
-    """A file that is flushed when it is closed. Raises OSError if that fails."""
+    """A file that is flushed when it is closed. `close` raises OSError if the flush fails."""
 
     def close(self) -> None:
         """Flush the file and its directory entry, then close."""
@@ -38,16 +38,16 @@ class FsyncOnCloseFile(io.FileIO):
 
 class _DurableFile(PyArrowFile):
     def create(self, overwrite: bool = False) -> OutputStream:
-        """pyiceberg's file, flushed when it is closed."""
+        """Create the file; it is flushed when it is closed."""
         os.makedirs(os.path.dirname(self._path), exist_ok=True)
         return io.BufferedWriter(FsyncOnCloseFile(self._path, "wb" if overwrite else "xb"), self._buffer_size)
 
 
 class DurableFileIO(PyArrowFileIO):
-    """pyiceberg's file access, durable for `file://`."""
+    """pyiceberg's file access, with flushed files for `file://` addresses."""
 
     def new_output(self, location: str) -> PyArrowFile:
-        """A new file."""
+        """A file to be written at this address."""
         file = super().new_output(location)
         if self.parse_location(location, self.properties)[0] != "file":
             return file

@@ -1,9 +1,9 @@
 """Expiry of snapshots and removal of orphan files (Iceberg's remove_orphan_files).
 
-A file is deleted when it has been unreferenced for the whole grace time. The time at which it was first seen
-unreferenced is stored beside the table's metadata, because nothing else records it: a file that was replaced a minute
-ago may be years old, and a reader that planned two minutes ago still needs it. The first cleanup therefore only records
-files, and a later one deletes them.
+A file is deleted when it has been unreferenced for the whole grace time. The age of the file does not show this: a file
+that was replaced a minute ago may be years old, and a running reader may still need it. Therefore the time at which a
+cleanup first found the file unreferenced is stored beside the table's metadata. The first cleanup only records this
+time, and a later one deletes the file.
 
 Invariants:
 * Files referenced by a retained snapshot, tag or branch, and files that a running batch wrote within the grace time,
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
 
 DELETABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
-"""Directories of a table and suffixes of the files that may be deleted there."""
+"""(directory of a table, suffixes of the files that may be deleted in it)."""
 UNREFERENCED_SINCE_FILE: Final = "metadata/mansio-unreferenced.json"
 COMMIT_ATTEMPTS_MAX: Final = 8
-"""Attempts of a change to a table with concurrent commits."""
+"""Maximum number of attempts to change a table while other programs commit to it."""
 COMMIT_RETRY_BACKOFF_S: Final = 0.2
 MAINTENANCE_SUMMARY: Final = {"mansio.operation": "maintain"}
-"""In the summary of every snapshot that maintenance creates."""
+"""Properties in the summary of every snapshot that maintenance creates."""
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupReport:
-    """Result of a cleanup. Waiting files are unreferenced, but the grace time has not expired."""
+    """Result of a cleanup. `files_waiting` counts unreferenced files whose grace time has not expired."""
 
     snapshots_expired: int
     files_deleted: int
@@ -59,7 +59,8 @@ class CleanupReport:
 def remove_orphan_files(
     table: ArchiveTable, *, snapshots_kept: int, grace_s: float, now_ms: int | None = None
 ) -> CleanupReport:
-    """Keep the newest `keep` snapshots and those with a tag or branch; then delete orphan files.
+    """Expire all snapshots except the newest `snapshots_kept` and those with a tag or branch, then delete orphan files.
+    `grace_s`: time for which a file must have been unreferenced, in seconds.
 
     Raises:
         CommitConflict: Concurrent commits prevented the expiry of snapshots.
@@ -72,10 +73,11 @@ def remove_orphan_files(
 
 
 def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
-    """Remove all but the newest `keep` snapshots from the metadata; returns how many. Deletes no file.
+    """Remove all snapshots from the metadata except the newest `snapshots_kept` and those with a tag or branch. Returns
+    the number of removed snapshots. Deletes no file.
 
-    Removing alone does not move the branch, so concurrent maintenance or an archive that expires the same snapshots
-    would not be detected. Therefore the change includes a snapshot of its own, which changes no row.
+    The change also adds a snapshot without any change of rows. It moves the branch, so that a concurrent commit that
+    expires the same snapshots is detected.
     """
 
     def attempt() -> int:
@@ -99,10 +101,10 @@ def expire_snapshots(table: ArchiveTable, snapshots_kept: int) -> int:
 
 
 def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
-    """Apply a change to `table`, again on the newest state after each concurrent commit.
+    """Refresh the table and call `attempt`, again after each concurrent commit. Returns the result of `attempt`.
 
     Raises:
-        CommitConflict: Every attempt met a concurrent commit.
+        CommitConflict: In every attempt another commit changed the table first.
     """
     for failures in range(COMMIT_ATTEMPTS_MAX):
         time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * failures))
@@ -174,7 +176,7 @@ def _path_of(location: str) -> str:
 
 
 def _list_files(filesystem: FileSystem, root: str) -> dict[str, int]:
-    """Sizes of the files of the known kinds under the table's directory, by path. Other files are ignored."""
+    """Sizes of the files in `DELETABLE_FILES`, by path. Other files are ignored."""
     from pyarrow.fs import FileSelector, FileType
 
     entries = filesystem.get_file_info(FileSelector(root, recursive=True))
@@ -190,9 +192,9 @@ def _list_files(filesystem: FileSystem, root: str) -> dict[str, int]:
 
 
 def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: Mapping[str, int]) -> None:
-    """Refuse to delete if the table names its files by another path than the listing (a link, another mount):
-    referenced files would look like orphans. File names are unique, so a name that is referenced there and unreferenced
-    here shows it.
+    """Raise `ArchiveError` if the table refers to its files by another path than the listing (a link, another mount).
+    Referenced files would then look like orphans. File names are unique, so this is the case if an unreferenced file
+    has the name of a referenced file that the listing lacks.
     """
     by_name = {posixpath.basename(path): path for path in needed if path not in found}
     for path in unreferenced:
@@ -204,7 +206,9 @@ def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: M
 
 
 def _read_unreferenced_since(filesystem: FileSystem, path: str) -> dict[str, int]:
-    """When files were first seen unreferenced (ms). An unreadable file counts as empty: deletion is delayed."""
+    """Time (ms) at which each file was first found unreferenced. If these times cannot be read, none are returned,
+    which only delays deletions.
+    """
     try:
         with filesystem.open_input_stream(path) as stream:
             first_seen = json.loads(stream.read())

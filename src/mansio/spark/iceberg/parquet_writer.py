@@ -1,12 +1,12 @@
-"""Writer of a task's rows as Parquet files of one partition each.
+"""Writer of a task's rows as Parquet files. A file holds rows of one partition.
 
-No file is referenced before the batch is committed, and every file name is used once: a task that runs twice writes
-twice, and unused files are removed later as orphans. A task never accesses the catalog.
+The table refers to a file only after its batch is committed. Every file name is used once, so a task that runs twice
+writes other files the second time; unused files are removed later as orphans. A task never accesses the catalog.
 
 Invariants:
 * The rows of a file are in offset order, each offset once.
-* A file reported by `close` is complete and, on a local file system, flushed to the disk.
-* Memory is bounded by one Arrow batch, the rows that wait for a row group, and the open files.
+* A file returned by `close` is complete and, on a local file system, flushed to the disk.
+* Memory is bounded by one Arrow batch, the rows that are buffered for a row group, and the open files.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from mansio.spark.iceberg.table_format import (
 )
 
 TARGET_FILE_BYTES = 256 << 20
-"""A file of this size is closed, and another one started."""
+"""Size at which a file is closed and another one is started."""
 OPEN_FILES_MAX = 64
 ROW_GROUP_BYTES = 16 << 20
-"""Rows are collected up to this size per file, or `BUFFERED_BYTES_MAX` for all files. Arrow batches have a few thousand
-rows; row groups of that size take 50 percent longer to write and to read.
+"""Size of a row group in memory: rows are buffered up to this size per file, and `BUFFERED_BYTES_MAX` for all files.
+Arrow batches have a few thousand rows; row groups of that size take 50 percent longer to write and to read.
 """
 BUFFERED_BYTES_MAX = 32 << 20
 
@@ -54,7 +54,7 @@ SOURCE_COLUMN_NAMES = {
     LANE_COLUMN: "lane",
     LAST_OFFSET_COLUMN: "last_offset",
 }
-"""The source's names of columns that have another name here."""
+"""Names in the source of the table columns that have another name in the table."""
 
 PARQUET_WRITER_OPTIONS: dict[str, Any] = {
     "compression": "zstd",
@@ -77,7 +77,7 @@ class _OpenFile:
     buffered_bytes: int = 0
 
     def write_buffered(self) -> int:
-        """Write the waiting rows as one row group; returns their size in bytes."""
+        """Write the buffered rows as one row group; returns their size in bytes."""
         size = self.buffered_bytes
         if self.buffered:
             rows = pa.Table.from_batches(self.buffered)
@@ -87,7 +87,7 @@ class _OpenFile:
 
 
 class PartitionFileWriter:
-    """The files of one task. Call `write` for each batch, then `close`, or `abort`."""
+    """Writes the files of one task. Call `write` for each Arrow batch, then `close`, or `abort` if the task fails."""
 
     def __init__(
         self, location: str, name: str, file_bytes: int = TARGET_FILE_BYTES, schema: pa.Schema = TABLE_SCHEMA
@@ -105,11 +105,10 @@ class PartitionFileWriter:
         self._done: list[WrittenDataFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows in the source's columns.
+        """Write rows with the columns of the source.
 
         Raises:
-            InvalidDataFiles: The rows of a partition are not in offset order, so they are not the source's unchanged
-            rows.
+            InvalidDataFiles: The rows of a partition are not in offset order, or lack a partition or offset.
         """
         rows = to_table_rows(batch, self._schema)
         if not rows.num_rows:
@@ -125,7 +124,7 @@ class PartitionFileWriter:
             self._write(partition, rows.filter(pc.equal(partitions, partition)))
 
     def close(self) -> list[WrittenDataFile]:
-        """Finish all files; returns their descriptions for the commit."""
+        """Close all files; returns a description of each for the commit."""
         for partition in list(self._open):
             self._close_file(partition)
         return self._done
@@ -161,7 +160,9 @@ class PartitionFileWriter:
             self._close_file(partition)
 
     def _buffer_rows(self, part: _OpenFile, rows: pa.RecordBatch) -> None:
-        """Collect rows of a file until they make a row group, or until the limit for all files."""
+        """Buffer rows of a file. They are written when they make up a row group, or when the buffers of all files are
+        full.
+        """
         size = rows.nbytes
         part.buffered.append(rows)
         part.buffered_bytes += size
@@ -207,7 +208,7 @@ class PartitionFileWriter:
 
 
 def to_table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
-    """Rows in the source's columns as rows of the table; columns that were not read are null."""
+    """Convert rows with the columns of the source to rows of the table. A missing column becomes null."""
     columns = []
     for wanted in schema:
         name = SOURCE_COLUMN_NAMES.get(wanted.name, wanted.name)
@@ -243,9 +244,9 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
 
 
 def fsync_directory_entry(path: str) -> None:
-    """Flush the directory entry of a file.
+    """Flush the directory entry of a file. Raises OSError.
 
-    Apart from the catalog's file access, because tasks that write files do not need pyiceberg. Errors are raised.
+    This function is not in `fsync_io`, because tasks that write files do not import pyiceberg.
     """
     descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
     try:

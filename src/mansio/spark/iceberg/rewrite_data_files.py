@@ -1,8 +1,8 @@
 """Compaction of small data files and of manifests (Iceberg's rewrite_data_files), concurrent with the archive.
 
-A streaming archive creates a file per partition and batch. The cost of reads and commits depends on the number of
-files, not on their size. Owns the choice of files (`choose_groups`, pure) and their replacement in one commit. Rows are
-streamed: memory does not depend on the file sizes.
+A streaming archive creates a file per partition and batch, and the cost of reads and commits grows with the number of
+files. `choose_groups` selects the files to merge; they are replaced by the merged files in one commit. Rows are copied
+in row groups, so memory does not depend on the sizes of files.
 
 Invariants:
 * The table has the same rows in the same order before and after each commit.
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 TARGET_FILE_BYTES: Final = 256 << 20
 ROW_GROUP_BYTES: Final = 32 << 20
-"""In memory. Small enough that a short time range of a large file can be read without the rest."""
+"""Size of a row group in memory. It is small, so that a reader of a short time range reads little of a large file."""
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 3
 UNMERGED_MANIFESTS_MAX: Final = 2
-"""Up to this number of manifests, merging has no benefit."""
+"""Number of manifests up to which they are not merged, because merging has no benefit."""
 MERGE_COUNT_PROPERTY: Final = "commit.manifest.min-count-to-merge"
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """Result of a rewrite. Bytes are file sizes, before and after."""
+    """Result of a rewrite. `bytes_before` and `bytes_after` are the sizes of the replaced and of the new files."""
 
     files_replaced: int = 0
     files_written: int = 0
@@ -57,7 +57,7 @@ class RewriteReport:
     bytes_before: int = 0
     bytes_after: int = 0
     files_conflicting: int = 0
-    """Small files that another program had replaced in the meantime."""
+    """Number of chosen files that were not replaced, because another program had replaced one of their group."""
     manifests_before: int = 0
     manifests_after: int = 0
 
@@ -73,8 +73,8 @@ class _MergedFile:
 def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[LiveFile]]:
     """Groups of neighbouring files of one partition, each to be merged into one file of at most `target_bytes`.
 
-    A file is never rewritten together with less than its own size, unless the result reaches the target: a record is
-    rewritten about log2(target / first size) times, however often this runs.
+    A file is merged only with files that together have at least its size, unless the result is larger than half of the
+    target. So a record is rewritten about log2(target / size of its first file) times, however often this runs.
     """
     groups: list[list[LiveFile]] = []
     ordered = sorted(files, key=lambda file: (file.partition, file.first_offset))
@@ -89,7 +89,7 @@ def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[Liv
 
 
 def _neighbouring_files(files: Iterable[LiveFile], target_bytes: int) -> Iterator[list[LiveFile]]:
-    """Neighbouring files that fit into a target together; files that are large enough are omitted."""
+    """Runs of neighbouring files with a total of at most `target_bytes`. Files above half of it are omitted."""
     run: list[LiveFile] = []
     for file in files:
         is_large = 2 * file.bytes > target_bytes
@@ -107,11 +107,11 @@ def _size(files: Sequence[LiveFile]) -> int:
 
 
 def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_FILE_BYTES) -> RewriteReport:
-    """Rewrite small files, committing whenever `target_bytes` have been read, and merge the manifests.
+    """Merge small data files, with a commit whenever `target_bytes` have been merged, then merge the manifests.
 
     Raises:
-        CommitConflict: Other commits were first in every attempt.
-        ArchiveError: A file is damaged, or its rows differ from the table's metadata.
+        CommitConflict: In every attempt another commit changed the table first.
+        ArchiveError: A file is damaged, or the number of its rows differs from the table's metadata.
         OSError: The warehouse cannot be read or written.
     """
     table.refresh()
@@ -159,7 +159,7 @@ def _rows_of(table: ArchiveTable, group: Sequence[LiveFile]) -> Iterator[pa.Reco
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches concatenated to row groups."""
+    """Concatenate batches to row groups."""
     waiting: list[pa.RecordBatch] = []
     size = rows = 0
     for batch in batches:
@@ -175,7 +175,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def _replace_files(
     table: ArchiveTable, pending: Sequence[_MergedFile], report: RewriteReport
 ) -> RewriteReport:
-    """Replace the old files by the new ones in one commit."""
+    """Replace the old files by the merged ones in one commit, except groups of which a file was replaced already."""
     kept: list[_MergedFile] = []
 
     def attempt() -> int:
@@ -218,10 +218,10 @@ def _commit(table: ArchiveTable, replaced: Sequence[_MergedFile], live: dict[str
 
 
 def merge_manifests(table: ArchiveTable) -> None:
-    """Merge the manifests into one, if there are many. Rows and files of the table do not change.
+    """Merge the manifests if there are more than `UNMERGED_MANIFESTS_MAX`. Rows and data files do not change.
 
     Raises:
-        CommitConflict: Other commits were first in every attempt.
+        CommitConflict: In every attempt another commit changed the table first.
     """
 
     def attempt() -> int:

@@ -1,11 +1,11 @@
-"""Format of the archive's table: columns, properties, and the values exchanged between planning, tasks and commit.
+"""Format of an archive table: columns, properties, and the values that planning, tasks and commit exchange.
 
-One Iceberg table per topic. The committed offsets are in the *table's properties*, written in the same transaction as
-the batch's files: the summary of a snapshot would be lost with maintenance.
+There is one Iceberg table per topic. The committed offsets are stored in the *table's properties*, in the same
+transaction as the files of the batch. They are not stored in snapshots alone, because maintenance expires snapshots.
 
-Invariants of a table that only `commit` has written:
-* It holds every record of a partition with offsets in [`Commit.first_offsets`, `Commit.offsets`), each exactly once,
-  except for the listed ranges that were accepted as lost.
+Invariants:
+* A table that only the module `commit` has written holds every record of a partition with offsets in
+  [`Commit.first_offsets`, `Commit.offsets`), each exactly once, except for the ranges that are listed as lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST_OFFSETS_PROPERTY = "mansio.first-offsets"
 HISTORY_PROPERTY = "mansio.progress"
 LOST_RANGES_PROPERTY = "mansio.lost"
 LOST_RANGES_MAX = 1_000
-"""Maximum number of lost ranges listed; the newest are kept."""
+"""Maximum number of lost ranges that a table lists; the oldest are dropped."""
 
 COMMIT_RETRIES_PROPERTY = "commit.retry.num-retries"
 
@@ -54,7 +54,7 @@ TABLE_SCHEMA = pa.schema(
         pa.field(LANE_COLUMN, pa.string()),
     ]
 )
-"""Columns of every archive table, as in its Parquet files. All are nullable, as in the source."""
+"""Columns of every archive table and of its Parquet files. All are nullable, as in the source."""
 
 DEAD_LETTER_SCHEMA = pa.schema(
     [
@@ -67,13 +67,12 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns of a table of dead letters: unreadable offsets (both inclusive) and the reason. If `kind` is `batch`, `value`
-is
-the whole record batch as stored by the broker; if it is `record`, key and value are the record's.
+"""Columns of a dead-letter table: first and last unreadable offset (inclusive) and the reason. If `kind` is `batch`,
+`value` is the whole record batch as the broker stores it; if it is `record`, key and value are those of the record.
 """
 
 TABLE_PROPERTIES = {
-    # The library's own retry repeats an append without checking whether it was applied.
+    # pyiceberg's own retry repeats an append without checking whether the append was applied.
     COMMIT_RETRIES_PROPERTY: "0",
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.min-count-to-merge": "20",
@@ -90,9 +89,9 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The records to archive in one batch: [`start`, `end`) of each partition.
+    """The records to archive in one batch: offsets [`start`, `end`) of each partition.
 
-    `query` and `batch` identify it: a repeated batch has the same ids and the same offsets.
+    `query` is Spark's query id, `batch` its batch id. A repeated batch has the same ids and the same offsets.
     """
 
     query: str
@@ -115,8 +114,8 @@ class WrittenDataFile:
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A data file of a snapshot. Offsets and times (microseconds, UTC) are inclusive. The times are None if no record
-    has a timestamp, or without bounds.
+    """A data file of a snapshot, with its first and last offset and timestamp (microseconds, UTC), all inclusive. The
+    timestamps are None if no record has one, or if the metadata has no bounds.
     """
 
     path: str
@@ -131,19 +130,21 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Committed state: the last batch, and by partition the first offset that is not archived yet."""
+    """State of a table after a commit: query id and batch id of the last batch, and for each partition the first offset
+    that is not archived yet.
+    """
 
     query: str
     batch: int
     offsets: dict[int, int]
     first_offsets: dict[int, int] = field(default_factory=dict)
-    """First archived offset of each partition."""
+    """The first archived offset of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets [`start`, `end`) that the log deleted before they were archived, or with unreadable records, and that
-    were accepted as lost.
+    """Offsets [`start`, `end`) that are accepted as lost: the log deleted them before they were archived, or their
+    records are unreadable.
     """
 
     partition: int
@@ -156,22 +157,22 @@ class CommitOutcome:
     """Result of a commit."""
 
     added: bool
-    """False: the table already had the batch, and its files are orphans."""
+    """Whether the batch was added; if not, the table already had the batch, and the new files are orphans."""
     commit: Commit
-    """The committed state after the call."""
+    """The last commit of the table after the call."""
     snapshot_id: int | None = None
     attempts: int = 1
 
 
 def format_offsets(offsets: Mapping[int, int]) -> str:
-    """Offsets by partition as JSON, sorted: equal offsets are equal texts."""
+    """Offsets by partition as JSON, sorted, so that equal offsets give equal texts."""
     return json.dumps(
         {str(partition): offsets[partition] for partition in sorted(offsets)}, separators=(",", ":")
     )
 
 
 def parse_offsets(text: str) -> dict[int, int]:
-    """The inverse of `format_offsets`.
+    """Parse the result of `format_offsets`.
 
     Raises:
         ValueError: The text is not an object of integers.
@@ -186,7 +187,7 @@ def parse_offsets(text: str) -> dict[int, int]:
 
 
 def read_commit(properties: Mapping[str, str]) -> Commit | None:
-    """The committed state in the properties of a table; None before the first batch.
+    """Read the last commit from the properties of a table; None before the first batch.
 
     Raises:
         ValueError: The properties are not as written by `commit_properties`.
@@ -202,7 +203,7 @@ def read_commit(properties: Mapping[str, str]) -> Commit | None:
 
 
 def commit_properties(commit: Commit) -> dict[str, str]:
-    """The properties of a committed state."""
+    """The table properties that store a commit; `read_commit` reads them."""
     return {
         QUERY_PROPERTY: commit.query,
         BATCH_PROPERTY: str(commit.batch),
@@ -212,7 +213,7 @@ def commit_properties(commit: Commit) -> dict[str, str]:
 
 
 def read_lost_ranges(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
-    """The ranges accepted as lost, oldest first.
+    """Read the ranges that are accepted as lost from the properties of a table, oldest first.
 
     Raises:
         ValueError: The property is not as written by `format_lost_ranges`.
@@ -223,7 +224,7 @@ def read_lost_ranges(properties: Mapping[str, str]) -> tuple[LostRange, ...]:
 
 
 def format_lost_ranges(lost: Iterable[LostRange]) -> str:
-    """The property of lost ranges: `[[partition, start, end], ...]`."""
+    """The value of the property of lost ranges: `[[partition, start, end], ...]`."""
     return json.dumps(
         [[one.partition, one.start, one.end] for one in lost][-LOST_RANGES_MAX:], separators=(",", ":")
     )
@@ -236,17 +237,17 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 HISTORY_ENTRIES_MAX = 400
 HISTORY_OFFSETS_MAX = 20_000
-"""Maximum number of offsets in all entries; the oldest entries are dropped."""
+"""Maximum number of offsets in all entries of a history; the oldest entries are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """At `at_ms` (milliseconds since the epoch, UTC) the table held everything below `offsets`.
 
-    Snapshots expire after a few dozen commits, because the cost of a commit grows with their number. A table only gains
-    records, so its offsets at a time describe its content. The history holds the offsets at the first commit and at
-    every full hour after a change; of past days only the last entry, which is the state at midnight (UTC). Entries are
-    in time order, offsets never decrease, and the number of entries is bounded.
+    Snapshots expire after a few dozen commits, because the cost of a commit grows with their number. An archive only
+    gains records, so its offsets at a time describe its content at that time. The history holds the offsets at the
+    first commit and at every full hour after a change; for a past day only its last entry, the state at midnight (UTC).
+    Entries are in time order, offsets never decrease, and the number of entries is bounded.
     """
 
     at_ms: int
@@ -256,9 +257,9 @@ class HistoryEntry:
 def add_history_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
-    """The history after a commit at `at_ms`. `before`: the previous commit, whose state was valid since; None: there is
-    none. The first commit of an hour adds the state at the beginning of the hour; after the clock was set back nothing
-    is added.
+    """The history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the first
+    commit. The first commit after a full hour adds the offsets of the previous commit, which were valid at that hour.
+    If the clock was set back, nothing is added.
     """
     full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
     if full_hour_ms > at_ms or (history and full_hour_ms <= history[-1].at_ms):
@@ -281,7 +282,7 @@ def _day(entry: HistoryEntry) -> int:
 
 
 def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
-    """The last entry at or before a time; None if the history starts later."""
+    """The last entry at or before `at_ms`; None if the history begins later."""
     found = None
     for entry in history:
         if entry.at_ms > at_ms:
@@ -291,12 +292,12 @@ def history_entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntr
 
 
 def format_history(history: Sequence[HistoryEntry]) -> str:
-    """The property of the history: `[[ms, {partition: offset}], ...]`."""
+    """The value of the property of the history: `[[ms, {partition: offset}], ...]`."""
     return "[" + ",".join(f"[{entry.at_ms},{format_offsets(entry.offsets)}]" for entry in history) + "]"
 
 
 def parse_history(text: str) -> tuple[HistoryEntry, ...]:
-    """The inverse of `format_history`.
+    """Parse the result of `format_history`.
 
     Raises:
         ValueError: The text has another format.

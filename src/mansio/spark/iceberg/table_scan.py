@@ -4,9 +4,9 @@ Data is pruned in three steps: files by their bounds in the manifests, row group
 rows.
 
 Invariants:
-* The batches of a partition are in offset order, each offset at most once, or the scan fails.
-* One batch is in memory at a time, of at most one row group, so writers bound its size.
-* A scan reads one state of the table, whatever is committed concurrently.
+* The rows of a partition are in offset order, each offset at most once; otherwise the scan raises `ArchiveError`.
+* One Arrow batch is in memory at a time. It has rows of one row group, whose size the writers limit.
+* A scan reads one state of the table, even if other programs commit at the same time.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ BEFORE_FIRST_RECORD: Final[RecordPosition] = (-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selection of records of a table; all by default. Starts are inclusive, ends are exclusive.
+    """Selection of records of a table by partition, offset and timestamp; by default all records.
 
-    `from_us` and `to_us` are microseconds since the epoch (UTC): a record without a timestamp matches neither.
+    `from_us` (inclusive) and `to_us` (exclusive) are microseconds since the epoch (UTC). A record without a timestamp
+    is not selected if one of the two is given.
     """
 
     partitions: frozenset[int] | None = None
     starts: Mapping[int, int] = field(default_factory=dict)
-    """First selected offset of the partitions named here."""
+    """First selected offset by partition; a missing partition is selected from its first offset."""
     ends: Mapping[int, int] | None = None
-    """End offset (exclusive); a partition that is missing here is not selected at all. None: no end."""
+    """End offset (exclusive) by partition; a missing partition is not selected. None: no partition has an end."""
     from_us: int | None = None
     to_us: int | None = None
 
@@ -61,16 +62,16 @@ class Selection:
     def has_time_bounds(self) -> bool:
         return self.from_us is not None or self.to_us is not None
 
-    def offsets(self, partition: int) -> tuple[int, int] | None:
-        """The selected offsets of a partition, end exclusive; None if there are none."""
+    def offset_range(self, partition: int) -> tuple[int, int] | None:
+        """The selected offsets [start, end) of a partition; None if no offset is selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         end = _OFFSET_MAX if self.ends is None else self.ends.get(partition, 0)
         start = self.starts.get(partition, 0)
         return (start, end) if start < end else None
 
-    def above(self, starts: Mapping[int, int]) -> Selection:
-        """The selection without offsets below `starts`, and without partitions that are not among them."""
+    def starting_at(self, starts: Mapping[int, int]) -> Selection:
+        """The selection without offsets below `starts`, and without the partitions that `starts` lacks."""
         known = frozenset(starts)
         return replace(
             self,
@@ -79,8 +80,8 @@ class Selection:
         )
 
     def may_match(self, file: LiveFile) -> bool:
-        """Whether the file may hold a selected record, by its bounds."""
-        offsets = self.offsets(file.partition)
+        """Whether a file may hold a selected record, according to its bounds of offsets and timestamps."""
+        offsets = self.offset_range(file.partition)
         if offsets is None or file.last_offset < offsets[0] or file.first_offset >= offsets[1]:
             return False
         return self._may_match_times(file.first_us, file.last_us)
@@ -92,11 +93,11 @@ class Selection:
             self.to_us is None or first_us < self.to_us
         )
 
-    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The selected rows of a batch, which are of one partition."""
+    def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The selected rows of a batch. All rows of the batch must be of one partition."""
         if not batch.num_rows:
             return batch
-        offsets = self.offsets(batch.column(PARTITION_COLUMN)[0].as_py())
+        offsets = self.offset_range(batch.column(PARTITION_COLUMN)[0].as_py())
         if offsets is None:
             return batch.slice(0, 0)
         column = batch.column(OFFSET_COLUMN).to_numpy()
@@ -135,7 +136,7 @@ def scan(
     for file in selected_files(table, selection, snapshot_id=snapshot_id):
         for batch in read_file(table.iceberg.io, file, selection, batch_rows=batch_rows):
             last = check_order(batch, last, file.path)
-            wanted = selection.of(batch)
+            wanted = selection.filter_batch(batch)
             if wanted.num_rows:
                 yield wanted
 
@@ -156,10 +157,10 @@ def selected_files(
 def read_file(
     io: FileIO, file: LiveFile, selection: Selection = ALL_RECORDS, *, batch_rows: int = BATCH_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, without row groups that hold no selected record.
+    """The rows of one file, without the row groups that cannot hold a selected record.
 
     Raises:
-        ArchiveError: The file is not the Parquet file that was written.
+        ArchiveError: The file is not a valid Parquet file.
         OSError: The file cannot be read.
     """
     try:
@@ -174,7 +175,7 @@ def read_file(
 
 
 def _selected_row_groups(metadata: Any, file: LiveFile, selection: Selection) -> list[int]:
-    """Row groups whose bounds allow a selected record."""
+    """Indexes of the row groups that may hold a selected record, according to their bounds."""
     columns = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
     wanted = []
     for index in range(metadata.num_row_groups):
@@ -195,13 +196,13 @@ def _row_group_bounds(group: Any, column: int) -> tuple[int, int] | None:
 
 
 def _cast_to_table_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast to the table's types: another program may have rewritten the file with equivalent ones."""
+    """Cast the columns to the types of the table: another program may have rewritten the file with equivalent types."""
     columns = [batch.column(column.name).cast(column.type) for column in TABLE_SCHEMA]
     return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
 
 
 def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> RecordPosition:
-    """Check that the offsets grow from `last`; returns the new last position.
+    """Check that the offsets increase, also from the position `last`; returns the position of the last row.
 
     Raises:
         ArchiveError: A record exists twice, or files overlap.
@@ -220,5 +221,5 @@ def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> Recor
 
 
 def record_count(files: Iterable[LiveFile]) -> int:
-    """Number of records in these files."""
+    """Total number of records in these files."""
     return sum(file.rows for file in files)

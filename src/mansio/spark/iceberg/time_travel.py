@@ -1,12 +1,12 @@
-"""Resolution of `--from-snapshot`: a snapshot's id, the name of a tag, or a time.
+"""Resolution of the option `--from-snapshot`: a snapshot's id, the name of a tag, or a time.
 
-Snapshots are few and expire soon, so a time is resolved to offsets: the table only gains records, and at a time it held
-everything below its offsets then. These are known for every retained snapshot and, with lower resolution, from the
-offset history in the table's properties.
+Snapshots expire soon, so a time is resolved to offsets instead: an archive only gains records, so at a given time it
+held all records below the offsets that were committed then. These offsets are stored in every retained snapshot and,
+with lower resolution, in the offset history of the table's properties.
 
 Invariants:
-* A version contains no record that was archived after it, and has its time. Where the snapshots have expired, that is
-  the last full hour before the requested time, and for past days the last midnight (UTC).
+* A version contains no record that was archived after its time `at_ms`. For expired snapshots this is the last full
+  hour before the requested time and, for past days, the last midnight (UTC).
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ SNAPSHOTS_SHOWN_MAX = 3
 
 
 class SnapshotNotFound(ArchiveError):
-    """The table has no such snapshot, and no offsets of that time."""
+    """The table has neither the requested snapshot nor the offsets of the requested time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableVersion:
-    """A version of the table: the files of a retained snapshot, or everything below `ends`; neither: the current
-    state.
+    """A version of an archive table: a retained snapshot (`snapshot_id`), or all records below the offsets `ends`. If
+    both are None, it is the current state.
     """
 
     at_ms: int
-    """Time of this state (milliseconds since the epoch); not later than the requested time."""
+    """Time of the version (milliseconds since the epoch); not later than the requested time."""
     snapshot_id: int | None = None
     ends: dict[int, int] | None = None
 
     @property
     def is_latest(self) -> bool:
-        """Whether it is the current state, which changes with every commit."""
+        """Whether the version is the current state, which changes with every commit."""
         return self.snapshot_id is None and self.ends is None
 
-    def of(self, selection: Selection) -> Selection:
+    def limit_selection(self, selection: Selection) -> Selection:
         """The selection without records that were archived after this version."""
         return selection if self.ends is None else replace(selection, ends=self.ends)
 
 
 def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int]) -> TableVersion:
-    """The version that `text` names: the id of a retained snapshot, a tag, or a time that `parse_time` converts to
-    milliseconds.
+    """Find the version that `text` names: the id of a retained snapshot, a tag, or a time, which `parse_time` converts
+    to milliseconds since the epoch.
 
     Raises:
-        SnapshotNotFound: There is none; the message lists the existing ones.
-        ValueError: It is not a time either; raised by `parse_time`.
+        SnapshotNotFound: The table has no such snapshot or time; the message lists the existing ones.
+        ValueError: The text is neither an id nor a tag, and `parse_time` rejects it.
     """
     metadata = table.iceberg.metadata
     reference = metadata.refs.get(text)
@@ -80,10 +80,10 @@ def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int
 
 
 def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
-    """The content of the table at a time, as of its last refresh.
+    """The version of the table at the time `at_ms`, according to its last refreshed metadata.
 
     Raises:
-        SnapshotNotFound: The time is before the known history.
+        SnapshotNotFound: The table has no offsets of that time or an earlier one.
     """
     metadata = table.iceberg.metadata
     newest = table.iceberg.current_snapshot()
@@ -108,7 +108,9 @@ def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
 
 
 def is_archive_of(table: ArchiveTable, topic_id: bytes) -> bool:
-    """Whether a topic with this id (all zero: unknown) is the archived one, and not a later one of the same name."""
+    """Whether the topic with this id is the archived one, and not a recreated one. True if one of the ids is unknown
+    (all zero, or missing in the table).
+    """
     known = table.topic_id.replace("-", "").lower()
     return not known or not any(topic_id) or known == topic_id.hex()
 

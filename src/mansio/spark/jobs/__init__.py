@@ -1,1 +1,1 @@
-"""Jobs of `mansio pipeline`, one module and one function each."""
+"""Jobs of `mansio pipeline`, one module per job. They run on Spark, except `lag`, `maintain` and `replay`."""

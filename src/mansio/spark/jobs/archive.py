@@ -1,15 +1,13 @@
-"""Archive job: copies a topic to its Iceberg table, continuously or up to now, each record exactly once.
+"""Archive job: copies a topic to its Iceberg table, continuously or up to the current end, each record exactly once.
 
-A query plans the offsets, and the table's sink reads and writes the records. Each start resumes from the offsets in the
-*table*: the query's checkpoint is in a temporary directory for the life of the query. The table is the only source of
-truth; losing the checkpoint, the machine or the broker's offsets costs the running batch only. The offsets are
-published as those of the group `mansio.pipeline.<name>`, which shows the lag and makes the broker retain what is not
-archived yet.
+A streaming query plans the offsets; the tasks of its sink read and write the records. Each start resumes from the
+offsets in the *table*: the query's checkpoint is in a temporary directory and is deleted with the query. If the
+checkpoint, the machine or the committed offsets are lost, only the running batch is repeated. The offsets are also
+committed for the group `mansio.pipeline.<name>`, which shows the lag and makes the broker retain unarchived records.
 
 Invariants:
-* Published offsets are in the table.
-* A record that was deleted before it was archived is an error or, if accepted, listed in the table; never skipped
-  silently.
+* All records below the committed offsets of the group are in the table, or listed there as lost.
+* A record that was deleted before it was archived raises `DataLoss`, or is listed in the table if that is accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
-from mansio.spark.jobs.run import WORKERS_LATE, WorkersLate, end_between_batches
+from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT, WorkerStartTimeout, stop_after_batch
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 from mansio.spark.sink.iceberg_sink import IcebergSink, sink_options
@@ -56,21 +54,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIGGER_S: Final = 60.0
-"""Every batch creates a file per partition, and reads slow down with the number of files."""
-RECORDS_MAX: Final = 2_000_000
-"""Per batch: the amount that is read again after a crash."""
-POLL_S: Final = 0.5
+TRIGGER_INTERVAL_S: Final = 60.0
+"""Default interval of batches. Every batch creates a file per partition, and many files slow down reads."""
+RECORDS_PER_BATCH_MAX: Final = 2_000_000
+"""Default maximum of records in a batch: so many may be read again after a crash."""
+POLL_INTERVAL_S: Final = 0.5
 RESTARTS_MAX: Final = 3
-PUBLISH_TIMEOUT_MS: Final = 10_000
+PUBLISH_OFFSETS_TIMEOUT_MS: Final = 10_000
 HOLD_OWNER_PREFIX: Final = "archive "
-"""Prefix of the owner in the archive's retention holds; the table's id follows."""
-COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
+"""Prefix of the owner of the archive's retention holds; the id of the table follows."""
+ARCHIVED_COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
 
 ACCEPT_LOSS_HINT: Final = (
     "Restore them, or continue without them (--accept-loss): the table then lists the missing offsets"
 )
-_OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
+_MANSIO_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
 
 
 class ArchiveFailed(MansioError):
@@ -79,28 +77,29 @@ class ArchiveFailed(MansioError):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """An archive: topic, table and options. `name`: the pipeline's, in the group that shows its offsets."""
+    """Options of one run of the archive job. `name`: the pipeline's name; its group is `mansio.pipeline.<name>`."""
 
     topic: str
     warehouse: str
     bootstrap_servers: str
     name: str
     catalog: str | None = None
-    is_once: bool = False
-    """Archive what exists now, then end; otherwise run until it is stopped."""
-    trigger_s: float = TRIGGER_S
-    records_max: int = RECORDS_MAX
+    stops_when_caught_up: bool = False
+    """Whether the run ends when the records that exist at its start are archived; otherwise it runs until stopped."""
+    trigger_s: float = TRIGGER_INTERVAL_S
+    records_max: int = RECORDS_PER_BATCH_MAX
     accept_loss: bool = False
-    """If the log has deleted unarchived records, continue at the log start; the table lists the missing ranges."""
+    """Whether to continue at the log start offset if the log has deleted unarchived records; the table then lists the
+    missing ranges.
+    """
     on_unreadable: str = ON_UNREADABLE_SUSPEND
-    """Unreadable records: `suspend` ends with an error; `skip` continues without them, and the table lists their
-    offsets;
-    `dead-letter` also stores them in the table of dead letters.
+    """What to do with unreadable records. `suspend`: end with an error. `skip`: continue without them, and list their
+    offsets in the table. `dead-letter`: also store them in the dead-letter table.
     """
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """One committed batch. `lag`: records in the log that are not in the table yet, None if unknown."""
 
     batch: int
@@ -111,7 +110,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveResult:
-    """Result of a run. Offsets by partition: the first that is not archived."""
+    """Result of a run. `offsets`: for each partition the first offset that is not archived."""
 
     table: str
     records: int
@@ -122,31 +121,30 @@ class ArchiveResult:
 def archive(
     spark: SparkSession,
     job: ArchiveJob,
-    report: Callable[[Progress], None] | None = None,
+    report: Callable[[BatchProgress], None] | None = None,
     is_stopping: Callable[[], bool] | None = None,
 ) -> ArchiveResult:
-    """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, which is polled twice a second,
-    returns true.
+    """Archive a topic until it is up to date (`ArchiveJob.stops_when_caught_up`) or `is_stopping` returns true, which
+    is called twice a second. `report` is called after every batch.
 
-    `report` is called for every batch. After a concurrent commit of another archive (a killed one may end with a
-    delay), or if Spark's Python workers were late, the query restarts from the table's offsets, up to `RESTARTS_MAX`
-    times.
+    The query restarts from the table's offsets, up to `RESTARTS_MAX` times, after a concurrent commit of another
+    archive (a killed one may end with a delay), and if Spark's Python workers did not start in time.
 
     Raises:
-        DataLoss: Records were deleted before they were archived, and that was not accepted.
-        UnreadableRecords: Records are damaged or invalid, and are not to be skipped.
+        DataLoss: Records were deleted before they were archived, and `accept_loss` is false.
+        UnreadableRecords: Records are damaged or invalid, and `on_unreadable` is `suspend`.
         NotAnArchiveTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
         ConfigError: An archive into another table has the same name.
         ConcurrentArchive: Another archive keeps committing.
-        ArchiveFailed: The query ended with another error; its reason in one line.
+        ArchiveFailed: The query ended with another error; the message has the reason in one line.
     """
-    run = _ArchiveRun(spark, job, report or _ignore_progress, is_stopping or _never)
+    run = _ArchiveRun(spark, job, report or _ignore_progress, is_stopping or _never_stops)
     for _ in range(RESTARTS_MAX):
         try:
-            return run.once()
-        except (ConcurrentArchive, WorkersLate) as error:
+            return run.run_query()
+        except (ConcurrentArchive, WorkerStartTimeout) as error:
             logger.warning("archive_restarted", extra=fields(topic=job.topic, error=error.message))
-    return run.once()
+    return run.run_query()
 
 
 class _ArchiveRun:
@@ -156,7 +154,7 @@ class _ArchiveRun:
         self,
         spark: SparkSession,
         job: ArchiveJob,
-        report: Callable[[Progress], None],
+        report: Callable[[BatchProgress], None],
         is_stopping: Callable[[], bool],
     ) -> None:
         self._spark = spark
@@ -164,7 +162,7 @@ class _ArchiveRun:
         self._report = report
         self._is_stopping = is_stopping
         self._client = sync_client(job.bootstrap_servers)
-        self._topic_id = self._find()[1]
+        self._topic_id = self._find_topic()[1]
         self._table: ArchiveTable = open_table(
             job.catalog, job.warehouse, job.topic, create=True, topic_id=self._topic_id
         )
@@ -172,21 +170,21 @@ class _ArchiveRun:
         self._records = 0
         self._batches = 0
 
-    def once(self) -> ArchiveResult:
-        """Run one query, from the table's offsets to its end."""
+    def run_query(self) -> ArchiveResult:
+        """Run one streaming query from the table's offsets until it ends or is stopped."""
         self._table.refresh()
-        start = self._start()
+        start = self._start_offsets()
         self._check_pipeline_name(start)
         self._publish(start)
         with _temporary_directory() as checkpoint:
-            query = self._begin(start, checkpoint)
+            query = self._start_query(start, checkpoint)
             try:
-                self._follow(query)
+                self._report_until_end(query)
             finally:
                 query.stop()
         return ArchiveResult(self._table.name, self._records, self._batches, self._archived_offsets())
 
-    def _find(self) -> tuple[list[TopicPartition], str]:
+    def _find_topic(self) -> tuple[list[TopicPartition], str]:
         """The topic's partitions and its id (hex)."""
         options = SourceOptions.parse(
             {"kafka.bootstrap.servers": self._job.bootstrap_servers, "subscribe": self._job.topic}
@@ -194,12 +192,12 @@ class _ArchiveRun:
         found = find_partitions(self._client, options)
         return list(found.partitions), found.topic_ids[self._job.topic].hex()
 
-    def _start(self) -> dict[int, int]:
-        """Start offsets of the query: the table's offsets, and the log start of partitions it does not have. The first
-        commit has all partitions of that time, so a partition that is missing later was added, and is archived from 0.
+    def _start_offsets(self) -> dict[int, int]:
+        """Start offsets of the query: the table's offsets, and 0 for partitions that were added since the last commit.
+        Before the first commit they are the log start offsets.
         """
         earliest = {
-            p.partition: offset for p, offset in earliest_offsets(self._client, self._find()[0]).items()
+            p.partition: offset for p, offset in earliest_offsets(self._client, self._find_topic()[0]).items()
         }
         if self._job.accept_loss:
             for lost in self._table.skip_to_log_start(earliest):
@@ -226,8 +224,8 @@ class _ArchiveRun:
         return earliest | archived_offsets
 
     def _check_pipeline_name(self, start: Iterable[int]) -> None:
-        """Check that no archive into another table uses the pipeline's name: of two archives with the same offsets, the
-        slower would lose what the other has archived.
+        """Check that no archive into another table uses the pipeline's name. Two such archives would share their
+        committed offsets, and the broker would delete records that the slower one has not archived yet.
         """
         partitions = [TopicPartition(self._job.topic, partition) for partition in start]
         try:
@@ -256,7 +254,7 @@ class _ArchiveRun:
         committed = self._table.last_commit()
         return {} if committed is None else committed.offsets
 
-    def _begin(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
+    def _start_query(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
         job = self._job
         self._spark.dataSource.register(RangeSource)
         self._spark.dataSource.register(IcebergSink)
@@ -268,7 +266,7 @@ class _ArchiveRun:
             "subscribe": job.topic,
             "startingOffsets": f'{{"{job.topic}":{format_offsets(start)}}}',
             "topicIds": json.dumps({job.topic: self._topic_id}),
-            "columns": COLUMNS,
+            "columns": ARCHIVED_COLUMNS,
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(job.records_max),
             "onUnreadable": ON_UNREADABLE_SUSPEND
@@ -285,27 +283,27 @@ class _ArchiveRun:
                 **sink_options(self._table, job.warehouse, job.catalog, start, source, dead_letter_table)
             )
         )
-        if job.is_once:
+        if job.stops_when_caught_up:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{job.trigger_s} seconds").start()
 
-    def _follow(self, query: StreamingQuery) -> None:
+    def _report_until_end(self, query: StreamingQuery) -> None:
         """Report every batch until the query ends or is stopped."""
         seen = -1
         is_over = False
         while not is_over and not self._is_stopping():
             try:
-                is_over = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]  # seconds may be a fraction
+                is_over = bool(query.awaitTermination(POLL_INTERVAL_S))  # type: ignore[arg-type]  # seconds may be a fraction
             except StreamingQueryException as error:
                 seen = self._report_batches(query, seen)
-                raise _query_error(error) from error
+                raise _error_of_query(error) from error
             seen = self._report_batches(query, seen)
         if not is_over:
-            end_between_batches(query)
+            stop_after_batch(query)
             self._report_batches(query, seen)
 
     def _report_batches(self, query: StreamingQuery, seen: int) -> int:
-        """Publish and report new batches; returns the last one reported."""
+        """Commit the table's offsets for the group, and report the new batches; returns the id of the last batch."""
         new = [one for one in query.recentProgress if one["batchId"] > seen and one["numInputRows"] > 0]
         if not new:
             return seen
@@ -317,12 +315,12 @@ class _ArchiveRun:
             self._records += records
             self._batches += 1
             seconds = one["durationMs"].get("triggerExecution", 0) / 1000
-            self._report(Progress(one["batchId"], records, seconds, lag if one is new[-1] else None))
+            self._report(BatchProgress(one["batchId"], records, seconds, lag if one is new[-1] else None))
         return int(new[-1]["batchId"])
 
     def _publish(self, offsets: dict[int, int]) -> int | None:
-        """Commit the group's offsets; returns the lag. A failure is logged: the next batch commits again, and until
-        then the broker retains more than necessary.
+        """Commit the offsets for the pipeline's group; returns the lag, None after a failure. A failure is only logged:
+        the next batch commits again, and until then the broker retains more records than necessary.
         """
         topic = self._job.topic
         metadata = encode_hold_metadata(self._hold_owner)
@@ -335,7 +333,7 @@ class _ArchiveRun:
                     self._client.cluster,
                     pipeline_group_id(self._job.name),
                     commits,
-                    retry_timeout_ms=PUBLISH_TIMEOUT_MS,
+                    retry_timeout_ms=PUBLISH_OFFSETS_TIMEOUT_MS,
                 )
             )
             latest = latest_offsets(self._client, commits, READ_COMMITTED)
@@ -347,20 +345,22 @@ class _ArchiveRun:
         return sum(latest[partition] - commits[partition].offset for partition in commits)
 
 
-def _ignore_progress(_progress: Progress) -> None:
-    """Default of `report`."""
+def _ignore_progress(_progress: BatchProgress) -> None:
+    """The default of `report`: does nothing."""
 
 
-def _never() -> bool:
-    """Default of `is_stopping`."""
+def _never_stops() -> bool:
+    """The default of `is_stopping`: the run is never stopped."""
     return False
 
 
-def _query_error(error: StreamingQueryException) -> MansioError:
-    """The reason why a query ended: Mansio's error line in the traceback that Spark wraps."""
-    if WORKERS_LATE in str(error):
-        return WorkersLate()
-    found = _OUR_ERROR.findall(str(error))
+def _error_of_query(error: StreamingQueryException) -> MansioError:
+    """The error for a query that ended with an exception: Mansio's error in the traceback that Spark's exception holds,
+    otherwise `ArchiveFailed`.
+    """
+    if WORKER_START_TIMEOUT_TEXT in str(error):
+        return WorkerStartTimeout()
+    found = _MANSIO_ERROR.findall(str(error))
     if not found:
         line = str(error).partition("terminated with exception: ")[2] or str(error)
         return ArchiveFailed(

@@ -1,16 +1,17 @@
-"""Compact job: the latest record of each key of an archive, as a separate table.
+"""Compact job: writes the latest record of each key of an archive to a separate table.
 
-Spark groups by key, sorting and spilling to disk, so memory does not depend on the number of keys or records. Its tasks
-write files beside those of earlier runs; one commit replaces the files of the previous run, so readers see one or the
-other. The table's properties hold the topic's offsets up to which it is complete.
+Spark groups the records by key and spills to disk, so memory does not depend on the number of keys or records. Its
+tasks write new files; one commit replaces the files of the previous run, so readers see either the old or the new rows.
+The table's properties hold the offsets of the topic up to which the table is complete.
 
-Latest: within a partition the higher offset, regardless of timestamps, as in the log. For a key in several partitions
-(added partitions, or explicit ones) the record with the later timestamp, then the one of the higher partition. A key
-whose latest record has no value is deleted and not in the table; records without a key are not either.
+Within a partition, the latest record of a key is the one with the highest offset, regardless of timestamps, as in the
+log. If a key is in several partitions (partitions were added, or producers chose them), it is the one with the latest
+timestamp; for equal timestamps the one in the highest partition. The table does not contain keys whose latest record
+has no value, nor records without a key.
 
 Invariants:
-* A run that fails leaves the table unchanged; its files are removed by later runs.
-* A repeated run without new records gives the same rows.
+* A run that fails leaves the table unchanged. Later runs remove its files.
+* A repeated run without new records writes the same rows.
 """
 
 from __future__ import annotations
@@ -49,19 +50,28 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
-SOURCE_PROPERTY: Final = "mansio.compacted-from"
-OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
-RUN_PROPERTY: Final = "mansio.compacted-run"
-"""Id of the run that wrote the table's files: it shows whether a commit with an unknown result was applied."""
-SNAPSHOTS_KEPT: Final = 2
+SOURCE_TOPIC_PROPERTY: Final = "mansio.compacted-from"
+COMPACTED_OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
+RUN_ID_PROPERTY: Final = "mansio.compacted-run"
+"""Table property with the id of the run that wrote the files: it shows whether a commit was applied whose result the
+catalog did not return.
+"""
+SNAPSHOTS_RETAINED: Final = 2
 GRACE_S: Final = 3600.0
 """Time for which files of earlier runs are retained for running readers."""
-_CARRIED: Final = ("value", "headers", OFFSET_COLUMN, TIMESTAMP_COLUMN, TIMESTAMP_TYPE_COLUMN, LANE_COLUMN)
+_LATEST_COLUMNS: Final = (
+    "value",
+    "headers",
+    OFFSET_COLUMN,
+    TIMESTAMP_COLUMN,
+    TIMESTAMP_TYPE_COLUMN,
+    LANE_COLUMN,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """Result of a run. `offsets`: by partition the first offset that is not in the table yet."""
+    """Result of a run. `offsets`: for each partition the first offset that the table does not include yet."""
 
     table: str
     records: int
@@ -76,8 +86,8 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
     """Write the latest record of every key of the archive `source` to the table `to` in the same catalog.
 
     Raises:
-        NotAnArchiveTable: A table of that name was not created by compaction, or from another topic.
-        CommitConflict: Another compaction into the same table was committed first.
+        NotAnArchiveTable: The table `to` was not created by this job, or from another topic.
+        CommitConflict: Another run of this job changed the table first.
         ArchiveError, OSError: The catalog or the files cannot be used.
     """
     source.refresh()
@@ -85,10 +95,10 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
     offsets = {} if committed is None else committed.offsets
     files = source.live_files()
     with source.catalog_errors():
-        target = open_target(source, to)
+        target = open_target_table(source, to)
         table = ArchiveTable(target, source.topic, target.location())
     seen, kept = Observation("seen"), Observation("kept")
-    rows = _read(spark, [file.path for file in files]).observe(
+    rows = _read_files(spark, [file.path for file in files]).observe(
         seen, functions.count_if(functions.col("key").isNull()).alias("without_key")
     )
     latest = latest_by_key(rows).observe(
@@ -102,8 +112,8 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
         .collect()
     )
     paths = [row["path"] for row in written]
-    exchange(table, paths, offsets)
-    remove_orphan_files(table, snapshots_kept=SNAPSHOTS_KEPT, grace_s=GRACE_S)
+    replace_files(table, paths, offsets)
+    remove_orphan_files(table, snapshots_kept=SNAPSHOTS_RETAINED, grace_s=GRACE_S)
     return CompactReport(
         table=table.name,
         records=sum(file.rows for file in files),
@@ -116,41 +126,45 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
 
 
 def latest_by_key(rows: DataFrame) -> DataFrame:
-    """The latest record of every key of rows with the archive's columns, including deletions."""
-    last = functions.max_by(functions.struct(*_CARRIED), functions.col(OFFSET_COLUMN)).alias("last")
+    """The latest record of every key. `rows` has the columns of an archive. Records without a value are included."""
+    last = functions.max_by(functions.struct(*_LATEST_COLUMNS), functions.col(OFFSET_COLUMN)).alias("last")
     in_partitions = rows.where("key is not null").groupBy("key", PARTITION_COLUMN).agg(last)
     time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP_COLUMN}"), functions.lit(-1))
     latest = functions.max_by(
         functions.struct("last", PARTITION_COLUMN), functions.struct(time, functions.col(PARTITION_COLUMN))
     ).alias("latest")
     found = in_partitions.groupBy("key").agg(latest)
-    return found.select("key", f"latest.{PARTITION_COLUMN}", *(f"latest.last.{name}" for name in _CARRIED))
+    return found.select(
+        "key", f"latest.{PARTITION_COLUMN}", *(f"latest.last.{name}" for name in _LATEST_COLUMNS)
+    )
 
 
-def _read(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """The archive's files by name: the directory also holds replaced ones."""
+def _read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """The rows of these files of the archive. Its directory is not read as a whole, because it also holds replaced
+    files.
+    """
     if not paths:
         return spark.createDataFrame([], ARCHIVE_SCHEMA)
     reader = spark.read.schema(ARCHIVE_SCHEMA).option("recursiveFileLookup", "true")
     return reader.option("__globPaths__", "false").parquet(*paths)
 
 
-def open_target(source: ArchiveTable, to: str) -> Table:
-    """The table of latest records; created if it does not exist."""
+def open_target_table(source: ArchiveTable, to: str) -> Table:
+    """Open the table of latest records, or create it. Raises `NotAnArchiveTable` for another kind of table."""
     catalog, identifier = source.iceberg.catalog, (NAMESPACE, to)
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         properties = {
             **TABLE_PROPERTIES,
-            SOURCE_PROPERTY: source.topic,
+            SOURCE_TOPIC_PROPERTY: source.topic,
             "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
         }
         try:
             return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
         except TableAlreadyExistsError:
             table = catalog.load_table(identifier)
-    made_from = table.properties.get(SOURCE_PROPERTY)
+    made_from = table.properties.get(SOURCE_TOPIC_PROPERTY)
     if made_from != source.topic:
         known = (
             "was not made by `mansio pipeline compact`" if made_from is None else f"is of topic {made_from}"
@@ -159,11 +173,12 @@ def open_target(source: ArchiveTable, to: str) -> Table:
     return table
 
 
-def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
-    """One commit: replace all files by these, and set the end offsets.
+def replace_files(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
+    """Replace all files of the table by `paths` and set its offsets, in one commit.
 
     Raises:
-        CommitConflict: Another commit was first, or the catalog's answer was lost and the commit was not applied.
+        CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
+        not applied.
     """
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.catalog_errors():
@@ -171,7 +186,9 @@ def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> 
         new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
         try:
             with table.transaction() as transaction:
-                transaction.set_properties({OFFSETS_PROPERTY: format_offsets(offsets), RUN_PROPERTY: run})
+                transaction.set_properties(
+                    {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets), RUN_ID_PROPERTY: run}
+                )
                 if old or new:
                     with transaction.update_snapshot().overwrite() as change:
                         for file in old:
@@ -184,7 +201,7 @@ def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> 
             ) from error
         except CommitStateUnknownException as error:
             iceberg.refresh()
-            if iceberg.properties.get(RUN_PROPERTY) != run:
+            if iceberg.properties.get(RUN_ID_PROPERTY) != run:
                 raise CommitConflict(
                     f"the catalog did not say what became of the change of {table.name}, and it is not there; run it "
                     "again"

@@ -1,8 +1,8 @@
-"""Files of one compaction, written by Spark's tasks. A module of its own, so that tasks import little else.
+"""Writing of the files of the compact job in Spark's tasks. This is a separate module, so that tasks import little.
 
 Invariants:
-* A task writes one file, or none without rows, and reports it after it is flushed to the disk.
-* One row group is in memory.
+* A task writes one file, or none if it has no rows, and returns its path after the file is flushed to the disk.
+* At most one row group is in memory.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Hot-key analysis: the keys of a topic with the most records or bytes, the load of its partitions, and advice.
 
 Counts are exact: Spark groups all rows by key and partition once and keeps the groups on disk, so memory does not
-depend on the number of keys. The assessment (`assess_skew`) is pure: random variation alone makes partitions unequal,
-which is not reported.
+depend on the number of keys. `assess_skew` judges the counts. It does not report differences between partitions that
+random placement of keys explains.
 
 Invariants:
 * `HotKeys` has the totals of all rows, and the largest keys in descending order.
-* Without an alarm there is no advice.
+* There is advice only if there is a hot key or the partitions are skewed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-TOP: Final = 20
+TOP_KEYS: Final = 20
 HOT_SHARE_OF_PARTITION: Final = 0.5
-"""A key is hot above this share of the mean load of a partition."""
-HOT_TIMES_MEAN_KEY: Final = 10
-"""In addition it must exceed the other keys by this factor: with few keys, each is heavy."""
+"""A hot key has at least this share of the mean load of a partition."""
+HOT_MULTIPLE_OF_MEAN_KEY: Final = 10
+"""A hot key also has at least this multiple of the mean load of a key: if there are few keys, all have a large load."""
 SKEW_MAX: Final = 1.25
-"""The busiest partition may carry this multiple of the mean."""
+"""Multiple of the mean load up to which the busiest partition is not reported."""
 RANDOM_DEVIATIONS_MAX: Final = 5
-"""Standard deviations above the mean that are attributed to random variation."""
-RANDOM_RATIO_MAX: Final = 2.0
-"""A partition above this multiple of the mean is always reported."""
+"""Number of standard deviations above the mean load that are attributed to random placement of keys."""
+RANDOM_SKEW_MAX: Final = 2.0
+"""Multiple of the mean load above which the busiest partition is always reported."""
 KEYS_PER_PARTITION_MIN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLoad:
-    """One key: number of records, bytes of their values, number of partitions. `key` None: records without a key."""
+    """Load of one key: number of records, bytes of their values, number of its partitions. A `key` of None stands for
+    all records without a key.
+    """
 
     key: bytes | None
     records: int
@@ -50,7 +52,7 @@ class KeyLoad:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLoad:
-    """One partition: number of records, bytes of their values, number of distinct keys."""
+    """Load of one partition: number of records, bytes of their values, number of distinct keys."""
 
     partition: int
     records: int
@@ -60,8 +62,8 @@ class PartitionLoad:
 
 @dataclass(frozen=True, slots=True)
 class HotKeys:
-    """Result of a count. `partitions` has every partition of the topic, including empty ones; `top` the keys with the
-    most records or bytes.
+    """Result of a count. `partitions` has every partition of the topic, also empty ones; `top` has the keys with the
+    most records or, if `measures_bytes`, the most bytes.
     """
 
     records: int
@@ -69,30 +71,30 @@ class HotKeys:
     keys: int
     partitions: tuple[PartitionLoad, ...]
     top: tuple[KeyLoad, ...]
-    is_by_bytes: bool = False
+    measures_bytes: bool = False
 
-    def weight(self, of: KeyLoad | PartitionLoad) -> int:
-        """Load of a key or a partition: bytes or records."""
-        return of.bytes if self.is_by_bytes else of.records
+    def load(self, item: KeyLoad | PartitionLoad) -> int:
+        """Load of a key or a partition: bytes if `measures_bytes`, otherwise records."""
+        return item.bytes if self.measures_bytes else item.records
 
     @property
     def total(self) -> int:
-        return self.bytes if self.is_by_bytes else self.records
+        return self.bytes if self.measures_bytes else self.records
 
     @property
-    def partition_mean(self) -> float:
+    def mean_partition_load(self) -> float:
         return self.total / max(len(self.partitions), 1)
 
     @property
     def skew(self) -> float:
-        """Load of the busiest partition as a multiple of the mean; 1 is even."""
-        busiest = max((self.weight(one) for one in self.partitions), default=0)
-        return busiest / self.partition_mean if self.total else 1.0
+        """Load of the busiest partition as a multiple of the mean load; 1 if all partitions have the same load."""
+        busiest = max((self.load(one) for one in self.partitions), default=0)
+        return busiest / self.mean_partition_load if self.total else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class SkewAssessment:
-    """Assessment: hot keys, whether partitions are unequal beyond random variation, and advice."""
+    """Hot keys, whether the load of partitions differs more than random placement of keys explains, and advice."""
 
     hot: tuple[KeyLoad, ...]
     is_skewed: bool
@@ -109,25 +111,25 @@ def count_topic(
     bootstrap_servers: str,
     partition_count: int,
     *,
-    top: int = TOP,
-    is_by_bytes: bool = False,
+    top: int = TOP_KEYS,
+    measures_bytes: bool = False,
 ) -> HotKeys:
-    """`count_keys` over all current records of a topic."""
+    """Count all current records of a topic by key and partition. See `count_keys`."""
     reader = (
         spark.read.format("mansio")
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
     )
-    columns = "key,value,partition" if is_by_bytes else "key,partition"
+    columns = "key,value,partition" if measures_bytes else "key,partition"
     rows = reader.option("columns", columns).load()
-    return count_keys(rows, partition_count, top=top, is_by_bytes=is_by_bytes)
+    return count_keys(rows, partition_count, top=top, measures_bytes=measures_bytes)
 
 
 def count_keys(
-    rows: DataFrame, partition_count: int, *, top: int = TOP, is_by_bytes: bool = False
+    rows: DataFrame, partition_count: int, *, top: int = TOP_KEYS, measures_bytes: bool = False
 ) -> HotKeys:
     """Count the rows by key and partition. `rows` has `key`, `partition` and, to measure bytes, `value`."""
-    size = functions.length("value") if is_by_bytes else functions.lit(0)
+    size = functions.length("value") if measures_bytes else functions.lit(0)
     groups = rows.groupBy("key", "partition").agg(
         functions.count(functions.lit(1)).alias("records"),
         functions.coalesce(functions.sum(size), functions.lit(0)).alias("bytes"),
@@ -148,7 +150,7 @@ def count_keys(
             row["partition"]: PartitionLoad(row["partition"], row["records"], row["bytes"], row["keys"])
             for row in by_partition.collect()
         }
-        order = functions.desc("bytes" if is_by_bytes else "records")
+        order = functions.desc("bytes" if measures_bytes else "records")
         heaviest = [
             KeyLoad(
                 None if row["key"] is None else bytes(row["key"]),
@@ -169,55 +171,55 @@ def count_keys(
         keys=keys,
         partitions=partitions,
         top=tuple(heaviest),
-        is_by_bytes=is_by_bytes,
+        measures_bytes=measures_bytes,
     )
 
 
 def assess_skew(found: HotKeys) -> SkewAssessment:
-    """Whether the counts require action, and which."""
-    mean = found.partition_mean
+    """Find hot keys and skewed partitions in the counts, and what to do about them."""
+    mean = found.mean_partition_load
     mean_key = found.total / max(found.keys, 1)
     hot = tuple(
         one
         for one in found.top
         if one.key is not None
         and len(found.partitions) > 1
-        and found.weight(one) >= HOT_SHARE_OF_PARTITION * mean
-        and found.weight(one) >= HOT_TIMES_MEAN_KEY * mean_key
+        and found.load(one) >= HOT_SHARE_OF_PARTITION * mean
+        and found.load(one) >= HOT_MULTIPLE_OF_MEAN_KEY * mean_key
     )
-    is_skewed = found.skew > max(SKEW_MAX, min(_random_deviation(found), RANDOM_RATIO_MAX))
-    advice = [_about_key(found, one) for one in hot]
+    is_skewed = found.skew > max(SKEW_MAX, min(_random_skew(found), RANDOM_SKEW_MAX))
+    advice = [_key_advice(found, one) for one in hot]
     if hot:
-        advice.append(_about_partitions(found, hot[0]))
+        advice.append(_partition_count_advice(found, hot[0]))
     if is_skewed and not hot:
-        advice.append(_about_skew(found))
+        advice.append(_skew_advice(found))
     return SkewAssessment(hot, is_skewed, tuple(advice))
 
 
-def _random_deviation(found: HotKeys) -> float:
-    """Multiple of the mean that random placement of keys may give the busiest partition (balls into bins)."""
+def _random_skew(found: HotKeys) -> float:
+    """The skew that random placement of keys may cause, without keys of unusual load."""
     keys = found.keys / max(len(found.partitions), 1)
     return 1 + RANDOM_DEVIATIONS_MAX / sqrt(keys) if keys else 1.0
 
 
-def _about_key(found: HotKeys, one: KeyLoad) -> str:
-    share = found.weight(one) / found.total
-    pieces = max(2, ceil(found.weight(one) / (HOT_SHARE_OF_PARTITION * found.partition_mean)))
+def _key_advice(found: HotKeys, one: KeyLoad) -> str:
+    share = found.load(one) / found.total
+    pieces = max(2, ceil(found.load(one) / (HOT_SHARE_OF_PARTITION * found.mean_partition_load)))
     return (
-        f"key {label_of(one.key)} has {share:.1%} of all {_unit(found)}: if its records need no common order, write it "
-        f"as {pieces} keys ({label_of(one.key)}-0 to -{pieces - 1})"
+        f"key {key_label(one.key)} has {share:.1%} of all {_unit_name(found)}: if its records need no common order,"
+        f" write it as {pieces} keys ({key_label(one.key)}-0 to -{pieces - 1})"
     )
 
 
-def _about_partitions(found: HotKeys, heaviest: KeyLoad) -> str:
-    useful = max(1, int(found.total / found.weight(heaviest)))
+def _partition_count_advice(found: HotKeys, heaviest: KeyLoad) -> str:
+    useful = max(1, int(found.total / found.load(heaviest)))
     return (
         f"one key is always in one partition: beyond {useful} partition{'s' if useful > 1 else ''} the busiest one "
         f"stays as busy as it is, whatever is added (the topic has {len(found.partitions)})"
     )
 
 
-def _about_skew(found: HotKeys) -> str:
+def _skew_advice(found: HotKeys) -> str:
     count = len(found.partitions)
     if found.keys < KEYS_PER_PARTITION_MIN * count:
         useful = max(1, found.keys // KEYS_PER_PARTITION_MIN)
@@ -231,33 +233,33 @@ def _about_skew(found: HotKeys) -> str:
     )
 
 
-def _unit(found: HotKeys) -> str:
-    return "bytes" if found.is_by_bytes else "records"
+def _unit_name(found: HotKeys) -> str:
+    return "bytes" if found.measures_bytes else "records"
 
 
-def charts(found: HotKeys, assessment: SkewAssessment, bars: int = TOP) -> list[Chart]:
-    """The largest keys, and the partitions with their mean."""
+def hot_key_charts(found: HotKeys, assessment: SkewAssessment, bars: int = TOP_KEYS) -> list[Chart]:
+    """Two charts: the keys with the largest load, and the load of the partitions with its mean."""
     hot = {one.key for one in assessment.hot}
     total = max(found.total, 1)
 
     def bar(label: str, weight: int, is_highlighted: bool) -> Bar:
         return Bar(label, weight, f"{weight:,} ({weight / total:.1%})", is_highlighted)
 
-    keys = [bar(label_of(one.key), found.weight(one), one.key in hot) for one in found.top[:bars]]
-    busiest: Sequence[PartitionLoad] = sorted(found.partitions, key=found.weight, reverse=True)[:bars]
-    limit = found.partition_mean * SKEW_MAX
+    keys = [bar(key_label(one.key), found.load(one), one.key in hot) for one in found.top[:bars]]
+    busiest: Sequence[PartitionLoad] = sorted(found.partitions, key=found.load, reverse=True)[:bars]
+    limit = found.mean_partition_load * SKEW_MAX
     partitions = [
         bar(
             f"partition {one.partition}",
-            found.weight(one),
-            assessment.is_skewed and found.weight(one) > limit,
+            found.load(one),
+            assessment.is_skewed and found.load(one) > limit,
         )
         for one in sorted(busiest, key=lambda one: one.partition)
     ]
-    busy = f"Partitions, by {_unit(found)} (busiest {found.skew:.2f} times the mean)"
+    busy = f"Partitions, by {_unit_name(found)} (busiest {found.skew:.2f} times the mean)"
     return [
-        Chart(f"Heaviest keys, by {_unit(found)}", keys),
-        Chart(busy, partitions, found.partition_mean),
+        Chart(f"Heaviest keys, by {_unit_name(found)}", keys),
+        Chart(busy, partitions, found.mean_partition_load),
     ]
 
 
@@ -269,16 +271,16 @@ TEXT_WIDTH: Final = 40
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 SVG_WIDTH: Final = 860
-_ROW: Final = 22
-_BARS_AT: Final = 260
+_ROW_HEIGHT: Final = 22
+_BARS_LEFT: Final = 260
 _BARS_WIDTH: Final = 400
 _COLOUR: Final = "#3b6ea8"
-_LOUD_COLOUR: Final = "#c0392b"
+_HIGHLIGHT_COLOUR: Final = "#c0392b"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar: label, length, text, and whether it is highlighted."""
+    """One bar of a chart: label, length, text after the bar, and whether it is highlighted."""
 
     label: str
     value: float
@@ -288,14 +290,14 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Bars under a title. `mark` draws a line at this value, for example the mean."""
+    """A bar chart with a title. `marker`: value at which a line is drawn, for example the mean."""
 
     title: str
     bars: Sequence[Bar]
-    mark: float | None = None
+    marker: float | None = None
 
 
-def label_of(data: bytes | None) -> str:
+def key_label(data: bytes | None) -> str:
     """A key for display: its text if it is printable, else hexadecimal. A long key is shortened in the middle, because
     keys of one kind usually differ at the end.
     """
@@ -313,8 +315,8 @@ def label_of(data: bytes | None) -> str:
     return f"{text[: LABEL_LENGTH_MAX - end - 1]}…{text[-end:]}"
 
 
-def text_lines(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
-    """The chart as text lines; highlighted bars have an exclamation mark, so that nothing depends on colour."""
+def render_text(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
+    """The chart as lines of text, `width` characters for the longest bar. A highlighted bar has an exclamation mark."""
     longest = max((bar.value for bar in chart.bars), default=0) or 1
     label_width = max((len(bar.label) for bar in chart.bars), default=0)
     lines = [chart.title]
@@ -326,27 +328,27 @@ def text_lines(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
     return lines
 
 
-def svg(charts: Sequence[Chart]) -> str:
-    """All charts in one SVG document."""
+def render_svg(hot_key_charts: Sequence[Chart]) -> str:
+    """All charts as one SVG document."""
     parts: list[str] = []
     top = 10
-    for chart in charts:
-        longest = max([bar.value for bar in chart.bars] + [chart.mark or 0], default=0) or 1
+    for chart in hot_key_charts:
+        longest = max([bar.value for bar in chart.bars] + [chart.marker or 0], default=0) or 1
         parts.append(f'<text x="10" y="{top + 18}" class="title">{escape(chart.title)}</text>')
         top += 30
         texts = []
         for number, bar in enumerate(chart.bars):
-            y = top + number * _ROW
+            y = top + number * _ROW_HEIGHT
             length = max(bar.value, 0) / longest * _BARS_WIDTH
-            colour = _LOUD_COLOUR if bar.is_highlighted else _COLOUR
-            texts.append(f'<text x="{_BARS_AT - 8}" y="{y + 15}" class="label">{escape(bar.label)}</text>')
+            colour = _HIGHLIGHT_COLOUR if bar.is_highlighted else _COLOUR
+            texts.append(f'<text x="{_BARS_LEFT - 8}" y="{y + 15}" class="label">{escape(bar.label)}</text>')
             parts.append(
-                f'<rect x="{_BARS_AT}" y="{y + 3}" width="{length:.1f}" height="15" fill="{colour}"/>'
+                f'<rect x="{_BARS_LEFT}" y="{y + 3}" width="{length:.1f}" height="15" fill="{colour}"/>'
             )
-            texts.append(f'<text x="{_BARS_AT + length + 6:.1f}" y="{y + 15}">{escape(bar.note)}</text>')
-        height = len(chart.bars) * _ROW
-        if chart.mark is not None:
-            x = _BARS_AT + chart.mark / longest * _BARS_WIDTH
+            texts.append(f'<text x="{_BARS_LEFT + length + 6:.1f}" y="{y + 15}">{escape(bar.note)}</text>')
+        height = len(chart.bars) * _ROW_HEIGHT
+        if chart.marker is not None:
+            x = _BARS_LEFT + chart.marker / longest * _BARS_WIDTH
             parts.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{top + height}" class="mark"/>')
         parts += texts  # above the line
         top += height + 20

@@ -1,10 +1,11 @@
-"""Lag of pipelines: end offsets of the topics minus the offsets that the pipelines published.
+"""Lag of pipelines: end offsets of the topics minus the offsets that the pipelines have committed.
 
-A pipeline publishes its offsets after every micro-batch, so the lag is exact within one trigger. Needs no Spark, only
-requests to brokers.
+A pipeline commits its offsets after every micro-batch, so the lag is exact within one trigger interval. The lag is
+computed from requests to the brokers, without Spark.
 
 Invariants:
-* A pipeline is a group `mansio.pipeline.<name>`; one that was released and does not run is not shown.
+* A pipeline is a group `mansio.pipeline.<name>`. A pipeline without committed offsets, as after `mansio pipeline
+  release`, is not shown.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition of one pipeline: `committed` is the next offset it will read, `end` the offset of the next record.
-    `holds`: whether the broker retains unread records for it.
+    """Lag of a pipeline in one partition. `committed`: next offset that the pipeline will read. `end`: end offset of
+    the partition. `has_retention_hold`: whether the broker retains unread records for the pipeline.
     """
 
     pipeline: str
@@ -38,7 +39,7 @@ class PartitionLag:
     partition: int
     committed: int
     end: int
-    holds: bool
+    has_retention_hold: bool
 
     @property
     def lag(self) -> int:
@@ -46,8 +47,8 @@ class PartitionLag:
 
 
 def pipeline_lag(client: SyncClient, name: str | None = None) -> list[PartitionLag]:
-    """The lag of one pipeline, or of all, by name, topic and partition. Raises `GroupIdNotFound` for an unknown
-    pipeline.
+    """The lag of the pipeline `name`, or of all pipelines, sorted by pipeline, topic and partition. Raises
+    `GroupIdNotFound` for an unknown pipeline.
     """
     return client.run(_pipeline_lag(client.cluster, name))
 
@@ -62,13 +63,15 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
         committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
         ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
         for place, offset in sorted(committed.items()):
-            holds = parse_hold_metadata(offset.metadata) is not None
-            found.append(PartitionLag(pipeline, *place, offset.offset, ends[place].offset, holds))
+            has_retention_hold = parse_hold_metadata(offset.metadata) is not None
+            found.append(
+                PartitionLag(pipeline, *place, offset.offset, ends[place].offset, has_retention_hold)
+            )
     return found
 
 
 async def _pipelines(cluster: Cluster) -> list[str]:
-    """The names of all pipelines that have published offsets."""
+    """The names of all pipelines that have committed offsets."""
     await cluster.retry(lambda: cluster.refresh(()))
     names: set[str] = set()
     for node_id in list(cluster.nodes):

@@ -1,7 +1,8 @@
 """Maintenance of an archive: compaction of files and manifests, expiry of snapshots, removal of orphan files.
 
-Run it periodically (hourly, daily), concurrently with the archive, its readers and other maintenance. A file is deleted
-by the first run that finds it unreferenced for the whole grace time, so the run that replaces a file never deletes it.
+Maintenance is run periodically (hourly, daily), concurrently with the archive, its readers and other maintenance. A
+file is deleted by the first run that finds it unreferenced for the whole grace time, so a run never deletes the files
+that it has replaced itself.
 
 Invariants:
 * Rows, offsets and location of the archive do not change.
@@ -22,17 +23,15 @@ from mansio.spark.iceberg.rewrite_data_files import TARGET_FILE_BYTES, RewriteRe
 if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
 
-SNAPSHOTS_KEPT: Final = 10
+SNAPSHOTS_RETAINED: Final = 10
 GRACE_S: Final = 3600.0
-NOT_TAGS: Final = ("now",)
-"""Names with a meaning in `--from-snapshot`: tags have precedence there, so such a tag would redirect all later
-reads.
-"""
+RESERVED_TAG_NAMES: Final = ("now",)
+"""Names that `--from-snapshot` understands as a time. A tag has precedence there, so these names must not be tags."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """Result of one run, and the table's size afterwards."""
+    """Result of one run: of the file rewrite, of the cleanup (`swept`), and the table's size afterwards."""
 
     rewritten: RewriteReport
     swept: CleanupReport
@@ -46,15 +45,15 @@ def maintain(
     table: ArchiveTable,
     *,
     target_bytes: int = TARGET_FILE_BYTES,
-    snapshots_kept: int = SNAPSHOTS_KEPT,
+    snapshots_kept: int = SNAPSHOTS_RETAINED,
     grace_s: float = GRACE_S,
     tag: str | None = None,
 ) -> MaintenanceReport:
-    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, and delete orphan files; for a
-    table of dead letters, only expire and delete.
+    """Rewrite small files, merge manifests, expire all but the newest `snapshots_kept` snapshots, and delete orphan
+    files. In the dead-letter table, only expire snapshots and delete orphan files.
 
-    `tag`: first give the current state this name, which retains its snapshot permanently. `grace_s`: time for which a
-    file must have been unreferenced, in seconds.
+    `tag`: name for the current snapshot, which is then retained permanently. `grace_s`: time for which a file must have
+    been unreferenced, in seconds.
 
     Raises:
         InvalidRequest: The tag exists.
@@ -81,8 +80,10 @@ def maintain(
 
 
 def tag_snapshot(table: ArchiveTable, name: str) -> int:
-    """Tag the newest snapshot, so that it is retained, and return its id. Raises `InvalidRequest` if the tag exists."""
-    if name.isdigit() or name in NOT_TAGS:
+    """Tag the newest snapshot, so that it is retained, and return its id. Raises `InvalidRequest` for a name that
+    exists or is reserved.
+    """
+    if name.isdigit() or name in RESERVED_TAG_NAMES:
         raise InvalidRequest(f"{name} cannot be a tag: it would be taken for a snapshot's id, or a time")
 
     def attempt() -> int:

@@ -1,13 +1,13 @@
 """The user's pipeline file: a Python file with one function on DataFrames.
 
 The file defines one of
-* `transform(frame) -> DataFrame`: gets the records of all topics of the command line;
+* `transform(frame) -> DataFrame`: `frame` has the records of all topics given on the command line;
 * `pipeline(spark, read) -> DataFrame`: for joins and several inputs; `read("flights")` returns the records of a topic
   as a stream, with options of the source as keywords.
 
 Invariants:
 * The file is executed on the driver; its functions are pickled by value, so workers do not need the file.
-* An error in it is reported with file and line.
+* An error in the file is reported with file name and line number.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    Read = Callable[..., DataFrame]
-    Build = Callable[[SparkSession, Read], DataFrame]
+    ReadTopic = Callable[..., DataFrame]
+    BuildDataFrame = Callable[[SparkSession, ReadTopic], DataFrame]
 
 MODULE_NAME = "mansio_user_pipeline"
 
 
 class PipelineFileError(MansioError):
-    """The file of a pipeline cannot be used."""
+    """The user's pipeline file is missing, invalid, or failed."""
 
 
-def load(path: str) -> ModuleType:
-    """Execute the file. Raises `PipelineFileError` if it is missing, fails, or does not define exactly one of the
-    functions.
+def load_pipeline_file(path: str) -> ModuleType:
+    """Execute the pipeline file and return it as a module. Raises `PipelineFileError` if it is missing, fails, or does
+    not define exactly one of `transform` and `pipeline`.
     """
     if not os.path.isfile(path):
         raise PipelineFileError(f"there is no file {path}")
@@ -59,17 +59,21 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def builder(path: str, topics: tuple[str, ...]) -> Build:
-    """The function that builds the DataFrame of a pipeline. `topics`: the input of `transform`."""
-    module = load(path)
+def dataframe_builder(path: str, topics: tuple[str, ...]) -> BuildDataFrame:
+    """Load the pipeline file and return the function that builds its DataFrame. `topics`: the input of `transform`."""
+    module = load_pipeline_file(path)
     if callable(getattr(module, "transform", None)):
         if not topics:
             raise PipelineFileError(f"{path} defines transform(frame), so the topics have to be given")
-        return lambda _spark, read: _call(path, module, module.transform, read(",".join(topics)))
-    return lambda spark, read: _call(path, module, module.pipeline, spark, read)
+        return lambda _spark, read: _call_user_function(
+            path, module, module.transform, read(",".join(topics))
+        )
+    return lambda spark, read: _call_user_function(path, module, module.pipeline, spark, read)
 
 
-def _call(path: str, module: ModuleType, function: Callable[..., object], *arguments: object) -> DataFrame:
+def _call_user_function(
+    path: str, module: ModuleType, function: Callable[..., object], *arguments: object
+) -> DataFrame:
     from pyspark import cloudpickle
     from pyspark.sql import DataFrame
 
@@ -93,7 +97,7 @@ def _call(path: str, module: ModuleType, function: Callable[..., object], *argum
 
 
 def error_location(error: Exception, path: str) -> str:
-    """One line: file, line number, error."""
+    """One line with the file, the line number in it, and the error."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError) and error.lineno is not None:
         lines = [error.lineno]

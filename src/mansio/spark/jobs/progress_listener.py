@@ -1,14 +1,14 @@
-"""Listener that publishes the offsets of a Spark query as those of a consumer group.
+"""Listener that commits the offsets of a Spark query for a consumer group.
 
-Spark keeps the offsets of a query in its checkpoint. A session with a `ProgressListener` also commits them to the
-broker after each micro-batch whose output is written, for the group `mansio.pipeline.<name>`: `mansio group describe`
-and dashboards for consumer groups then show the query and its lag. The commit's metadata makes the broker retain unread
-records (`mansio.wire.internal_records.encode_hold_metadata`), within the limits of the topic.
+Spark stores the offsets of a query in its checkpoint. `ProgressListener` also commits them to the broker after each
+complete micro-batch, for the group `mansio.pipeline.<name>`. `mansio group describe` and dashboards for consumer groups
+then show the query and its lag. The commit's metadata sets a retention hold (`encode_hold_metadata`), which makes the
+broker retain unread records, within the limits of the topic.
 
 Invariants:
-* The checkpoint decides where a query resumes, never these offsets.
-* Published offsets are at most the completed ones, so a retained record may still be needed.
-* Errors are logged and do not stop the query.
+* A query resumes from its checkpoint, never from the committed offsets.
+* The committed offsets are never above those of complete batches, so the broker retains all unread records.
+* Errors of a commit are logged and do not stop the query.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 
 CLIENT_ID = "mansio-spark-progress"
 COMMIT_TIMEOUT_MS = 10_000
-"""Spark's event queue is blocked during a commit."""
+"""Timeout of a commit, during which Spark's event queue is blocked."""
 
 
 class OffsetPublisher:
-    """Commits the offsets of one pipeline, in a thread of its own; `close()` ends it. Spark reports a query's last
-    batches asynchronously: offsets that arrive later are not published, which is no error.
+    """Commits the offsets of one pipeline, in a separate thread, which `close` ends. After `close`, `publish` does
+    nothing: Spark may report the last batches of a query late.
     """
 
     def __init__(self, name: str, bootstrap_servers: str) -> None:
@@ -86,29 +86,29 @@ class OffsetPublisher:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Publishes the progress of the query called `name` (its `queryName`): `spark.streams.addListener(it)`."""
+    """Commits the offsets of the query with this `queryName`. Register it with `spark.streams.addListener`."""
 
     def __init__(self, name: str, bootstrap_servers: str) -> None:
         self.name = name
         self._publisher = OffsetPublisher(name, bootstrap_servers)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing to publish yet."""
+        """Do nothing: no batch is complete yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A micro-batch is complete, or there was no new data."""
+        """Commit the offsets after a micro-batch, and when there was no new data."""
         if event.progress.name == self.name:
             self.publish(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to do: completed batches were published."""
+        """Do nothing: the offsets of complete batches are committed already."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing to do: completed batches were published."""
+        """Do nothing: the offsets of complete batches are committed already."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit the offsets of a micro-batch. Raises nothing: a failure is logged, and the next batch commits again.
-        For a partition that two sources read, as in a self-join, the lower offset counts.
+        """Commit the offsets of a micro-batch. A failure is logged, and the next batch commits again. If two sources
+        read the same partition, as in a self-join, the lower offset is committed.
         """
         found: dict[TopicPartition, int] = {}
         for source in progress.sources:
@@ -127,8 +127,8 @@ class ProgressListener(StreamingQueryListener):
 
 
 def offsets_in(text: str | None) -> dict[TopicPartition, int]:
-    """Offsets in a source's JSON, `{"topic": {"0": 5}}`, as written by Mansio's source and Spark's Kafka source; empty
-    for other sources.
+    """Parse the offsets that Mansio's source and Spark's Kafka source report, such as `{"topic": {"0": 5}}`. Empty for
+    the text of another source.
     """
     try:
         found = json.loads(text or "null")

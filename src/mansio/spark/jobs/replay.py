@@ -2,22 +2,22 @@
 
 Records go to the partition of the same number, in order, with their keys, values, headers and timestamps.
 
-A repeated run adds nothing, and an interrupted one resumes. This needs no state: before writing, the job reads the
-target and counts how many of the selected records it contains in order, regardless of other records between them
-(`count_present`). After a replay a partition of the target *contains the selection in order*.
+A repeated run adds nothing, and an interrupted one resumes, without stored state: before it writes, the job reads the
+target and counts how many of the selected records the target contains in order, regardless of other records between
+them (`count_present`). After a replay, each partition of the target *contains the selected records in order*.
 
-It runs without Spark: order makes the replay of a partition one stream, one process writes more than one broker accepts
-with acks=all, and a session takes longer to start than most replays take. Spark would only add machines, and tasks that
-are repeated from their start.
+The job runs without Spark. The records of a partition must be written in order, so Spark could not parallelize them;
+one process writes more than one broker accepts with acks=all; and most replays take less time than the start of a Spark
+session.
 
 Invariants:
 * Only acknowledged records count as replayed.
-* Memory: at most `ROWS_AT_ONCE` records for each of the `PARTITIONS_AT_ONCE` partitions replayed concurrently.
-* A topic is replayed into itself only from a past version of its archive, because the copies are archived too, and an
-  unbounded selection would grow by them.
+* At most `ROWS_PER_ROUND` records of each of `CONCURRENT_PARTITIONS_MAX` partitions are in memory.
+* A topic is replayed into itself only from a fixed version of its archive: the copies are archived too, so the current
+  state would select them in the next run.
 
-Not covered: two concurrent replays of the same records into the same topic, and a target that has deleted replayed
-records.
+Duplicates are possible if two replays write the same records to the same topic at the same time, and if the target has
+deleted replayed records.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from mansio.spark.sync_client import SyncClient
 
     Row = tuple[int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
-    """(timestamp in microseconds, key, value, headers): records with equal rows are the same."""
+    """(timestamp in microseconds, key, value, headers). Two records with equal rows are considered the same record."""
 
-ROWS_AT_ONCE: Final = 16_384
-"""Of one partition, per round."""
-PARTITIONS_AT_ONCE: Final = 16
-NO_TIME_US: Final = -1_000
-"""A record without a timestamp has -1 ms (KIP-32)."""
-COLUMNS: Final = ("key", "value", "timestamp", "headers")
-SENT_SCHEMA: Final = pa.schema(
+ROWS_PER_ROUND: Final = 16_384
+"""Maximum number of rows of one partition that are written per round."""
+CONCURRENT_PARTITIONS_MAX: Final = 16
+NO_TIMESTAMP_US: Final = -1_000
+"""Timestamp of a record without one: -1 ms (KIP-32), in microseconds."""
+COMPARED_COLUMNS: Final = ("key", "value", "timestamp", "headers")
+RECORD_COLUMNS_SCHEMA: Final = pa.schema(
     [
         ("key", pa.binary()),
         ("value", pa.binary()),
@@ -76,7 +76,7 @@ SENT_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PartitionReplay:
-    """Result for one partition: records that were present, and records written."""
+    """Result for one partition: number of records that the target already had, and number of records written."""
 
     partition: int
     already_present: int
@@ -112,8 +112,9 @@ def replay(
 ) -> ReplayReport:
     """Write the selected records of an archive to the topic `target`, which is created if it does not exist.
 
-    `version`: the state of the table to read. Without `include_deleted` only records that the archived topic still has.
-    `progress` is called with the number of records written since the last call.
+    `version`: the version of the archive to read; None: the current state. Without `include_deleted` only records are
+    written that the archived topic still has. `progress` is called with the number of records written since the last
+    call.
 
     Raises:
         InvalidRequest: The target has too few partitions, would not keep timestamps, or is the archived topic itself
@@ -130,9 +131,9 @@ def replay(
             " all of them again. Say as of when, with --from-snapshot and a snapshot's id, a tag (mansio pipeline"
             " maintain --tag NAME) or a time before the last batch; or replay into another topic"
         )
-    wanted = selection if version is None else version.of(selection)
+    wanted = selection if version is None else version.limit_selection(selection)
     if not include_deleted:
-        wanted = without_deleted(client, table, wanted)
+        wanted = exclude_deleted_records(client, table, wanted)
     files = selected_files(table, wanted, snapshot_id=snapshot_id)
     partitions = sorted({file.partition for file in files})
     done: list[PartitionReplay] = []
@@ -140,65 +141,65 @@ def replay(
         committed = table.last_commit()
         count = max([*partitions, *(committed.offsets if committed else ())]) + 1
         view = ensure_topic(client, target, count, UNLIMITED_RETENTION_CONFIG)
-        check_target(client, view, partitions, oldest_us=_oldest(files))
-        for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
-            chunk = partitions[at : at + PARTITIONS_AT_ONCE]
+        check_target(client, view, partitions, oldest_us=_oldest_timestamp_us(files))
+        for at in range(0, len(partitions), CONCURRENT_PARTITIONS_MAX):
+            chunk = partitions[at : at + CONCURRENT_PARTITIONS_MAX]
             streams = [
-                _Stream(
+                _PartitionStream(
                     client,
                     table,
                     view,
                     one,
                     wanted,
                     snapshot_id,
-                    _first_copy(table, view, one, files, wanted),
+                    _first_copy_offset(table, view, one, files, wanted),
                 )
                 for one in chunk
             ]
-            done += _write(client, bootstrap_servers, target, streams, progress)
+            done += _write_partitions(client, bootstrap_servers, target, streams, progress)
     return ReplayReport(target, tuple(done), time.monotonic() - began)
 
 
-def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
-    """The selection without records that the topic has deleted: offsets below its log starts, or everything if the
-    topic was deleted or recreated.
+def exclude_deleted_records(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
+    """The selection without records that the topic has deleted: those below its log start offsets, or all if the topic
+    was deleted or recreated.
     """
     client.cluster.mark_stale((table.topic,))
     try:
         view = client.run(client.cluster.topic(table.topic, wait_ms=0))
     except UnknownTopicOrPartition:
-        return selection.above({})
+        return selection.starting_at({})
     if not is_archive_of(table, view.topic_id):
-        return selection.above({})
+        return selection.starting_at({})
     every = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
     listed = client.run(list_offsets(client.cluster, dict.fromkeys(every, EARLIEST)))
-    return selection.above({one.partition: entry.offset for one, entry in listed.items()})
+    return selection.starting_at({one.partition: entry.offset for one, entry in listed.items()})
 
 
-def _oldest(files: Iterable[LiveFile]) -> int | None:
-    """Oldest timestamp, by the bounds. If a file has records without a timestamp (-1 ms), only its upper bound is a
-    valid time, and such records must not hide the age of the others.
+def _oldest_timestamp_us(files: Iterable[LiveFile]) -> int | None:
+    """Oldest timestamp according to the bounds of the files, in microseconds; None if there is none. Bounds of -1 ms
+    are ignored: they are those of records without a timestamp.
     """
     bounds = (one for file in files for one in (file.first_us, file.last_us))
     return min((one for one in bounds if one is not None and one >= 0), default=None)
 
 
-def _first_copy(
+def _first_copy_offset(
     table: ArchiveTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
-    """The lowest offset at which a copy can be. If a topic is replayed into itself, copies are above everything
-    selected; the originals do not count. A file may extend beyond that and contain copies. A recreated topic of the
-    same name has no originals, and other offsets.
+    """The lowest offset of the target at which a copy can be. If a topic is replayed into itself, this is the offset
+    after the selected records, because the original records must not be taken for copies. Otherwise it is 0, also for a
+    recreated topic of the same name.
     """
-    offsets = wanted.offsets(partition)
+    offsets = wanted.offset_range(partition)
     if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:
         return 0
     return min(offsets[1], 1 + max(file.last_offset for file in files if file.partition == partition))
 
 
 @dataclass(slots=True)
-class _Stream:
-    """The replay of one partition: its selection, and the progress."""
+class _PartitionStream:
+    """The replay of one partition: what is selected, and how many records are present and written."""
 
     client: SyncClient
     table: ArchiveTable
@@ -212,32 +213,30 @@ class _Stream:
 
     def wanted(self) -> Iterator[pa.RecordBatch]:
         only = replace(self.selection, partitions=frozenset((self.partition,)))
-        return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_AT_ONCE)
+        return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_PER_ROUND)
 
     def missing(self) -> Iterator[pa.RecordBatch]:
-        """The selected records that the target does not have yet, as they are sent."""
+        """The selected records that the target does not have yet, with the columns of a record."""
         self.already_present = count_present(
-            _rows(map(sendable, self.wanted())),
-            _rows(_present(self.client, self.view, self.partition, self.first_copy)),
+            _comparable_rows(map(to_record_columns, self.wanted())),
+            _comparable_rows(_read_target(self.client, self.view, self.partition, self.first_copy)),
         )
         rows_to_skip = self.already_present
         for batch in self.wanted():
             remaining = batch.slice(min(rows_to_skip, batch.num_rows))
             rows_to_skip -= batch.num_rows - remaining.num_rows
             if remaining.num_rows:
-                yield sendable(remaining)
+                yield to_record_columns(remaining)
 
 
-def _write(
+def _write_partitions(
     client: SyncClient,
     bootstrap_servers: str,
     target: str,
-    streams: list[_Stream],
+    streams: list[_PartitionStream],
     progress: Callable[[int], None] | None,
 ) -> list[PartitionReplay]:
-    """Write several partitions concurrently, one batch of each per round, so that brokers and disks work in
-    parallel.
-    """
+    """Write several partitions concurrently, one batch of each per round, so that their leaders work in parallel."""
     sender = TaskSender(client, SinkOptions(bootstrap_servers, topic=target))
     in_progress = {stream.partition: (stream, stream.missing()) for stream in streams}
     try:
@@ -260,17 +259,19 @@ def _write(
     return [PartitionReplay(stream.partition, stream.already_present, stream.written) for stream in streams]
 
 
-def sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of the table as the columns of records."""
-    times = batch.column(TIMESTAMP_COLUMN).fill_null(pa.scalar(NO_TIME_US, TIME))
+def to_record_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert rows of the archive table to the columns that `TaskSender.send` expects."""
+    times = batch.column(TIMESTAMP_COLUMN).fill_null(pa.scalar(NO_TIMESTAMP_US, TIME))
     columns = [batch.column("key"), batch.column("value"), batch.column(PARTITION_COLUMN), times]
     return pa.RecordBatch.from_arrays(
-        [*columns, batch.column("headers").cast(HEADERS_TYPE)], schema=SENT_SCHEMA
+        [*columns, batch.column("headers").cast(HEADERS_TYPE)], schema=RECORD_COLUMNS_SCHEMA
     )
 
 
 def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
-    """Number of selected records, from the first, that are present in order; other records may be between them."""
+    """The number of `wanted` records, counted from the first, that `present` contains in the same order. Other records
+    may be between them.
+    """
     already_present = 0
     expected = next(wanted, None)
     for row in present:
@@ -282,7 +283,7 @@ def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
     return already_present
 
 
-def _present(
+def _read_target(
     client: SyncClient, view: TopicView, partition: int, first_copy: int
 ) -> Iterator[pa.RecordBatch]:
     """The records of the target's partition from `first_copy` on."""
@@ -293,20 +294,20 @@ def _present(
         return
     for fetched in fetch_range(client, one, start, end, topic_id=view.topic_id):
         yield from decode_batches(
-            fetched.records, view.name, partition, start, end, COLUMNS, aborted=fetched.aborted
+            fetched.records, view.name, partition, start, end, COMPARED_COLUMNS, aborted=fetched.aborted
         )
 
 
-def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
-    """Records as comparable values."""
+def _comparable_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """The records of the batches as values that can be compared."""
     for batch in batches:
-        times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIME_US).to_pylist()
+        times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIMESTAMP_US).to_pylist()
         keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-        yield from zip(times, keys, values, _headers(batch.column("headers")), strict=True)
+        yield from zip(times, keys, values, _comparable_headers(batch.column("headers")), strict=True)
 
 
-def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
-    """Null and empty lists are equal: no headers."""
+def _comparable_headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """The headers of each record. Null and an empty list both become an empty tuple."""
     if not len(column.flatten()):
         return [()] * len(column)
     return [
@@ -318,17 +319,17 @@ def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
 # -- target topic --------
 
 
-TOPIC_RESOURCE: Final = 2
+TOPIC_RESOURCE_TYPE: Final = 2
 
 
 def check_target(
     client: SyncClient, view: TopicView, partitions: Sequence[int], *, oldest_us: int | None
 ) -> None:
-    """Check that the topic would keep records of these partitions unchanged; `oldest_us` is the oldest timestamp.
+    """Check that the target topic would store records of these partitions unchanged. `oldest_us`: the oldest timestamp.
 
     Raises:
-        InvalidRequest: It has too few partitions, or uses LogAppendTime.
-        PolicyViolation: It would compact the records, or delete them by age or size.
+        InvalidRequest: The topic has too few partitions, or uses LogAppendTime.
+        PolicyViolation: The topic would compact the records, or delete them by age or size.
     """
     name = view.name
     if max(partitions) >= len(view.partitions):
@@ -336,7 +337,7 @@ def check_target(
             f"topic {name} has {len(view.partitions)} partitions, but partition {max(partitions)} is to be replayed: "
             "grow it (mansio topic alter --partitions), or replay into a new topic"
         )
-    settings = client.run(_settings(client.cluster, name))
+    settings = client.run(_topic_settings(client.cluster, name))
     if settings.get("message.timestamp.type") == "LogAppendTime":
         raise InvalidRequest(
             f"topic {name} stamps records with its own clock (message.timestamp.type): the replayed ones would lose "
@@ -363,8 +364,8 @@ def check_target(
         )
 
 
-async def _settings(cluster: Cluster, name: str) -> dict[str, str | None]:
-    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
+async def _topic_settings(cluster: Cluster, name: str) -> dict[str, str | None]:
+    resource = {"resource_type": TOPIC_RESOURCE_TYPE, "resource_name": name, "configuration_keys": None}
     fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
 
     def check(answer: Any) -> None:

@@ -1,14 +1,14 @@
-"""Pipeline runner: a user's function on DataFrames from topics to a topic or a table, continuously or until the
-current end of the topics.
+"""Pipeline runner: applies a user's function to DataFrames of topics, and writes the result to a topic or a table,
+continuously or until the current end of the topics.
 
-Spark's checkpoint is the source of truth: a killed run resumes from it with the same command. Progress is reported to
-the caller per batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which makes the broker retain
-unread records. Output to a topic is at-least-once (see `mansio.spark.sink.task_sender`): the running batch of a killed
-process is written again. Output to a table, a directory of Parquet files with Spark's log, is exactly-once.
+A killed run resumes from Spark's checkpoint with the same command. Progress is reported to the caller after each batch.
+The offsets are also committed for the group `mansio.pipeline.<name>`, which makes the broker retain unread records.
+Output to a topic is at-least-once: the running batch of a killed process is written again. Output to a table (a
+directory of Parquet files with Spark's commit log) is exactly-once.
 
 Invariants:
-* Topics, file and checkpoint are checked before anything is read.
-* A stop lets the running batch complete.
+* Topics, pipeline file and checkpoint are checked before any record is read.
+* A run that is stopped completes its running batch first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from mansio.errors import ConfigError, MansioError, TopicRecreated
 from mansio.logs import fields
-from mansio.spark.jobs.pipeline_file import builder
+from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRIGGER_S: Final = 1.0
-POLL_S: Final = 0.2
-STOP_S_MAX: Final = 60.0
+TRIGGER_INTERVAL_S: Final = 1.0
+POLL_INTERVAL_S: Final = 0.2
+STOP_WAIT_S_MAX: Final = 60.0
 """Maximum wait for the running batch when the run is stopped."""
 REASON_CHARACTERS_MAX: Final = 500
 RESTARTS_MAX: Final = 3
-WORKERS_LATE: Final = "Python worker failed to connect back"
-_OUR_ERROR: Final = re.compile(r"mansio[\w.]*\.[A-Z]\w+: .+")
+WORKER_START_TIMEOUT_TEXT: Final = "Python worker failed to connect back"
+_MANSIO_ERROR: Final = re.compile(r"mansio[\w.]*\.[A-Z]\w+: .+")
 _ANY_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): .+", re.MULTILINE)
 
 
@@ -55,13 +55,13 @@ class PipelineFailed(MansioError):
     """The query of a pipeline ended with an error."""
 
 
-class WorkersLate(PipelineFailed):
-    """Spark gives its Python workers ten seconds to start, which was too short on this busy machine: try again."""
+class WorkerStartTimeout(PipelineFailed):
+    """A Python worker of Spark did not start within ten seconds, because the machine is busy: try again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """A pipeline run. Exactly one of `topic` and `table` (a directory) is the target."""
+    """Options of one pipeline run. The target is either `topic` or `table` (a directory); the other one is None."""
 
     file: str
     name: str
@@ -70,24 +70,24 @@ class PipelineJob:
     inputs: tuple[str, ...] = ()
     topic: str | None = None
     table: str | None = None
-    is_once: bool = False
-    """Process what exists now, then end; otherwise run until it is stopped."""
-    trigger_s: float = TRIGGER_S
+    stops_when_caught_up: bool = False
+    """Whether the run ends when the records that exist at its start are processed; otherwise it runs until stopped."""
+    trigger_s: float = TRIGGER_INTERVAL_S
     starting_offsets: str = "earliest"
     records_max: int | None = None
-    """Per batch."""
+    """Maximum number of records per batch; None: no limit."""
     output_mode: str = "append"
     options: dict[str, str] = field(default_factory=dict)
     """Additional options of the source."""
 
     @property
     def target(self) -> str:
-        """The target for messages."""
+        """Description of the target for messages, such as `topic flights`."""
         return f"topic {self.topic}" if self.topic is not None else f"table {self.table}"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class BatchProgress:
     """One completed batch. `lag`: records in the topics that were not read yet; None if unknown."""
 
     batch: int
@@ -107,46 +107,47 @@ class PipelineResult:
     lag: int | None
 
 
-def run(
+def run_pipeline(
     spark: SparkSession,
     job: PipelineJob,
-    report: Callable[[Progress], None] = lambda _progress: None,
+    report: Callable[[BatchProgress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> PipelineResult:
     """Run a pipeline until it is up to date (`is_once`) or `is_stopping` returns true; `report` is called for every
     batch.
 
-    If Spark's Python workers were late, the query restarts from its checkpoint, up to `RESTARTS_MAX` times.
+    If a Python worker of Spark does not start in time, the query restarts from its checkpoint, up to `RESTARTS_MAX`
+    times.
 
     Raises:
         PipelineFileError: The user's file is missing, invalid, or failed while it built the DataFrame.
         UnknownTopicOrPartition: An input does not exist.
         CheckpointMismatch, TopicRecreated: The checkpoint belongs to another pipeline or topic.
-        PipelineFailed: The query ended with an error; its reason in one line.
+        PipelineFailed: The query ended with an error; the message has the reason in one line.
     """
     if (job.topic is None) == (job.table is None):
         raise ConfigError("say where the result goes: either into a topic or into a table")
-    build = builder(job.file, job.inputs)
+    build = dataframe_builder(job.file, job.inputs)
     inputs = _PipelineInputs(spark, job, sync_client(job.bootstrap_servers))
     try:
         result = build(spark, inputs.read)
     except PySparkException as error:
-        raise PipelineFailed(reason(str(error))) from error
+        raise PipelineFailed(failure_reason(str(error))) from error
     if not inputs.ids:
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
-    bind(spark, job.checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
+    bind_checkpoint(spark, job.checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
     listener = ProgressListener(job.name, job.bootstrap_servers)
     spark.streams.addListener(listener)
     reporter = _ProgressReporter(report)
     try:
         for _ in range(RESTARTS_MAX):
             try:
-                return _follow(_start(job, result), job, listener, reporter, is_stopping)
-            except WorkersLate as error:
+                return _report_until_end(_start_query(job, result), job, listener, reporter, is_stopping)
+            except WorkerStartTimeout as error:
                 logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
-        return _follow(_start(job, result), job, listener, reporter, is_stopping)
+        return _report_until_end(_start_query(job, result), job, listener, reporter, is_stopping)
     finally:
         spark.streams.removeListener(listener)
         listener.close()
@@ -182,9 +183,9 @@ class _PipelineInputs:
         return self._spark.readStream.format("mansio").options(**chosen).load()
 
 
-def as_records(frame: DataFrame) -> DataFrame:
-    """A DataFrame in the sink's columns: without a column `value`, all columns except `key` and other record fields
-    become JSON.
+def to_record_columns(frame: DataFrame) -> DataFrame:
+    """The DataFrame with the columns of a record. If it has no column `value`, its columns other than `key`, `topic`,
+    `partition` and `headers` become a JSON object in `value`.
     """
     from pyspark.sql import functions
 
@@ -195,17 +196,17 @@ def as_records(frame: DataFrame) -> DataFrame:
     return frame.select(*kept, functions.to_json(functions.struct(*other_columns)).alias("value"))
 
 
-def _start(job: PipelineJob, result: DataFrame) -> StreamingQuery:
+def _start_query(job: PipelineJob, result: DataFrame) -> StreamingQuery:
     try:
         return _writer(job, result).start()
     except PySparkException as error:
-        raise PipelineFailed(reason(str(error))) from error
+        raise PipelineFailed(failure_reason(str(error))) from error
 
 
 def _writer(job: PipelineJob, result: DataFrame) -> DataStreamWriter:
     if job.topic is not None:
         writer = (
-            as_records(result)
+            to_record_columns(result)
             .writeStream.format("mansio")
             .options(**{"kafka.bootstrap.servers": job.bootstrap_servers}, topic=job.topic)
         )
@@ -214,12 +215,12 @@ def _writer(job: PipelineJob, result: DataFrame) -> DataStreamWriter:
     writer = (
         writer.queryName(job.name).outputMode(job.output_mode).option("checkpointLocation", job.checkpoint)
     )
-    if job.is_once:
+    if job.stops_when_caught_up:
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{round(job.trigger_s * 1000)} milliseconds")
 
 
-def _follow(
+def _report_until_end(
     query: StreamingQuery,
     job: PipelineJob,
     listener: ProgressListener,
@@ -228,13 +229,17 @@ def _follow(
 ) -> PipelineResult:
     """Report every batch until the query ends or is stopped."""
     try:
-        while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # seconds may be a fraction
+        while not query.awaitTermination(POLL_INTERVAL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             reporter.report_new(query)
             if is_stopping():
-                end_between_batches(query)
+                stop_after_batch(query)
                 break
     except StreamingQueryException as error:
-        raise (WorkersLate() if WORKERS_LATE in str(error) else PipelineFailed(reason(str(error)))) from error
+        raise (
+            WorkerStartTimeout()
+            if WORKER_START_TIMEOUT_TEXT in str(error)
+            else PipelineFailed(failure_reason(str(error)))
+        ) from error
     finally:
         reporter.report_new(query)
         if query.isActive:
@@ -244,24 +249,24 @@ def _follow(
     return PipelineResult(job.name, job.target, reporter.batches, reporter.records, reporter.lag)
 
 
-def end_between_batches(query: StreamingQuery) -> None:
-    """End a query after its running batch, as far as that can be observed. A query with a backlog starts the next batch
-    immediately: that one is aborted early and repeated later.
+def stop_after_batch(query: StreamingQuery) -> None:
+    """Stop a query after its running batch, which may take up to `STOP_WAIT_S_MAX`. A query with a backlog starts the
+    next batch immediately; that batch is aborted, and repeated in the next run.
     """
-    end = time.monotonic() + STOP_S_MAX
+    end = time.monotonic() + STOP_WAIT_S_MAX
     before = query.lastProgress
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
         newest = query.lastProgress
         if newest is not None and (before is None or newest.timestamp != before.timestamp):
             break
-        time.sleep(POLL_S / 10)
+        time.sleep(POLL_INTERVAL_S / 10)
     query.stop()
 
 
 class _ProgressReporter:
-    """The batches of a query that were reported."""
+    """Reports each batch of a query once, and counts batches and records."""
 
-    def __init__(self, report: Callable[[Progress], None]) -> None:
+    def __init__(self, report: Callable[[BatchProgress], None]) -> None:
         self.batches = 0
         self.records = 0
         self.lag: int | None = None
@@ -270,7 +275,7 @@ class _ProgressReporter:
         self._batch = -1
 
     def report_new(self, query: StreamingQuery) -> None:
-        """Report new batches."""
+        """Report the batches that were completed since the last call."""
         newest = query.lastProgress
         if newest is None or (self.last is not None and newest.timestamp == self.last.timestamp):
             return
@@ -278,17 +283,19 @@ class _ProgressReporter:
             if one.batchId <= self._batch and (self.last is None or one.timestamp <= self.last.timestamp):
                 continue
             is_batch = one.batchId > self._batch and "addBatch" in one.durationMs
-            self.last, self.lag = one, lag_of(one)
+            self.last, self.lag = one, batch_lag(one)
             if is_batch:
                 self._batch = one.batchId
                 self.batches += 1
                 self.records += one.numInputRows
                 seconds = one.durationMs.get("triggerExecution", 0) / 1000
-                self._report(Progress(one.batchId, one.numInputRows, seconds, self.lag))
+                self._report(BatchProgress(one.batchId, one.numInputRows, seconds, self.lag))
 
 
-def lag_of(progress: StreamingQueryProgress) -> int | None:
-    """Records that existed but were not read when a batch was planned; None if no source reports it."""
+def batch_lag(progress: StreamingQueryProgress) -> int | None:
+    """Number of records that existed when the batch was planned and that are not read yet; None if no source reports
+    its latest offsets.
+    """
     lag: int | None = None
     for source in progress.sources:
         done, latest = offsets_in(source.endOffset), offsets_in(source.latestOffset)
@@ -297,9 +304,11 @@ def lag_of(progress: StreamingQueryProgress) -> int | None:
     return lag
 
 
-def reason(text: str) -> str:
-    """The reason of a failure: Mansio's error line in the traceback that Spark wraps, else the innermost error's."""
-    ours = _OUR_ERROR.findall(text)
+def failure_reason(text: str) -> str:
+    """The reason of a failure in one line: the last Mansio error in the traceback of Spark's exception or, without one,
+    the last error of any kind.
+    """
+    ours = _MANSIO_ERROR.findall(text)
     if ours:
         return str(ours[-1]).partition(": ")[2].strip()
     others = _ANY_ERROR.findall(text.partition("\n\nJVM stacktrace")[0])
@@ -309,8 +318,8 @@ def reason(text: str) -> str:
 # -- checkpoint binding --------
 
 
-FILE = "mansio.json"
-PARTIAL = ".partial"
+BINDING_FILE_NAME = "mansio.json"
+PARTIAL_FILE_SUFFIX = ".partial"
 
 
 class CheckpointMismatch(MansioError):
@@ -319,15 +328,17 @@ class CheckpointMismatch(MansioError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBinding:
-    """Identity of a checkpoint. `topics`: topic -> id in hex. `target`: the output, for messages."""
+    """What a checkpoint belongs to: the pipeline's name, the ids of its input topics (hexadecimal), and its target."""
 
     name: str
     topics: dict[str, str]
     target: str
 
 
-def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
-    """Check that a pipeline may resume from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
+def check_binding(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
+    """Check that a pipeline `wanted` may resume from a checkpoint that belongs to `bound`. Raises `CheckpointMismatch`
+    and `TopicRecreated`.
+    """
     restart_hint = "give another checkpoint, or remove this one to start again"
     if bound.topics.keys() != wanted.topics.keys():
         raise CheckpointMismatch(
@@ -346,32 +357,34 @@ def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) 
         )
 
 
-def bind(spark: SparkSession, checkpoint: str, wanted: CheckpointBinding) -> None:
-    """Compare with the checkpoint's identity, or store it in a new checkpoint."""
-    files = _Directory(spark, checkpoint)
-    text = files.read(FILE)
+def bind_checkpoint(spark: SparkSession, checkpoint: str, wanted: CheckpointBinding) -> None:
+    """Store the binding in a new checkpoint; compare it with the stored one in an existing checkpoint
+    (`check_binding`).
+    """
+    files = _HadoopDirectory(spark, checkpoint)
+    text = files.read(BINDING_FILE_NAME)
     if text is None:
         if files.has_entries():
             raise CheckpointMismatch(
                 f"{checkpoint} holds something, but nothing that `mansio pipeline run` has written: give another "
                 "checkpoint, or remove this one"
             )
-        files.write(FILE, json.dumps(asdict(wanted), indent=1, sort_keys=True))
+        files.write(BINDING_FILE_NAME, json.dumps(asdict(wanted), indent=1, sort_keys=True))
         return
-    check(_parse(text, checkpoint), wanted, checkpoint)
+    check_binding(_parse_binding(text, checkpoint), wanted, checkpoint)
 
 
-def _parse(text: str, checkpoint: str) -> CheckpointBinding:
+def _parse_binding(text: str, checkpoint: str) -> CheckpointBinding:
     try:
         found = json.loads(text)
         return CheckpointBinding(found["name"], dict(found["topics"]), found["target"])
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointMismatch(
-            f"{checkpoint}/{FILE} cannot be read ({error}): remove the checkpoint"
+            f"{checkpoint}/{BINDING_FILE_NAME} cannot be read ({error}): remove the checkpoint"
         ) from error
 
 
-class _Directory:
+class _HadoopDirectory:
     """A directory on any file system that Spark supports, through Hadoop's classes."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
@@ -381,11 +394,11 @@ class _Directory:
         self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
     def has_entries(self) -> bool:
-        """Whether there are files other than those of an interrupted write."""
+        """Whether the directory has entries other than the file of an interrupted `write`."""
         if not self._files.exists(self._path):
             return False
         names = [str(one.getPath().getName()) for one in self._files.listStatus(self._path)]
-        return any(PARTIAL not in name for name in names)
+        return any(PARTIAL_FILE_SUFFIX not in name for name in names)
 
     def read(self, name: str) -> str | None:
         path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
@@ -398,8 +411,8 @@ class _Directory:
             stream.close()
 
     def write(self, name: str, text: str) -> None:
-        """Atomic: written under another name first."""
-        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL}")
+        """Write a file atomically: it is written under another name, then renamed."""
+        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL_FILE_SUFFIX}")
         stream = self._files.create(partial, True)
         try:
             stream.write(bytearray(text.encode()))

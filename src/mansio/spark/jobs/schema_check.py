@@ -1,14 +1,14 @@
 """Schema check: finds the records of a topic that violate a JSON Schema, with the reason, and quarantines them on
 request.
 
-Values are parsed as JSON and validated in Spark's tasks, with one validator each; only invalid rows are passed on. They
-are grouped by violation, and can be written to a quarantine topic with reason and origin as headers.
+Values are parsed as JSON and validated in Spark's tasks, which return only the invalid records. These are grouped by
+violation. With a quarantine topic they are also written to this topic, with reason and origin as headers.
 
 Invariants:
 * A record without a value is valid.
 * An invalid record is counted once, for the most relevant violation.
-* No record, whatever its content, ends the check of the others.
-* Writing to the quarantine is at-least-once: a repeated run writes its records again.
+* No record content makes the check fail: a record that cannot be validated is reported as invalid.
+* Writing to the quarantine topic is at-least-once: a repeated run writes its records again.
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
-BAD_SCHEMA: Final = (
+RECORD_COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+INVALID_ROW_SCHEMA: Final = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key: string, value: binary>>, place string, rule string, reason string"
 )
-"""Columns of `find_invalid`: the record, the position in its value, and the violated rule."""
+"""Columns of `find_invalid`: the record, the JSON path of the violation (`place`), the violated rule, the reason."""
 
 REASON_HEADER: Final = "mansio-schema-error"
 ORIGIN_HEADER: Final = "mansio-schema-origin"
 REASON_LENGTH_MAX: Final = 300
-GROUPS_MAX: Final = 50
-NOT_JSON: Final = "json"
+VIOLATION_GROUPS_MAX: Final = 50
+NOT_JSON_RULE: Final = "json"
 
-_INDEX = re.compile(r"\[\d+\]")
-_REQUIRED = re.compile(r"'(.+)' is a required property", re.DOTALL)
+_ARRAY_INDEX_PATTERN = re.compile(r"\[\d+\]")
+_REQUIRED_MESSAGE_PATTERN = re.compile(r"'(.+)' is a required property", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidGroup:
-    """Invalid records with the same violation. `reason` is that of the first one, at `partition` and `offset`."""
+    """Invalid records with the same violation: the JSON path in the value (`place`), the violated keyword of the schema
+    (`rule`), and their number. `partition`, `offset` and `reason` are those of the first record.
+    """
 
     place: str
     rule: str
@@ -64,7 +66,9 @@ class InvalidGroup:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Result of a check. `groups` are the largest, at most `GROUPS_MAX`; records `without_value` are valid."""
+    """Result of a check. `groups` are the largest, at most `VIOLATION_GROUPS_MAX`; records `without_value` are
+    valid.
+    """
 
     records: int
     without_value: int
@@ -76,9 +80,9 @@ class CheckReport:
 def check_topic(
     spark: SparkSession, topic: str, bootstrap_servers: str, schema: Any, *, quarantine: str | None = None
 ) -> CheckReport:
-    """Validate all current values of a topic; write invalid records to the topic `quarantine`, if given. It is created
-    with as many partitions if it does not exist, with unlimited retention: the records keep their old timestamps, and
-    an ordinary retention time would delete them within minutes.
+    """Validate all current values of a topic, and write invalid records to the topic `quarantine`, if given. A missing
+    quarantine topic is created with as many partitions and with unlimited retention: the records keep their timestamps,
+    so retention could delete them soon.
 
     Raises `ConfigError` for an invalid schema, `UnknownTopicOrPartition` for an unknown topic.
     """
@@ -93,7 +97,7 @@ def check_topic(
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", topic)
     )
-    rows = reader.option("columns", ",".join(COLUMNS)).load()
+    rows = reader.option("columns", ",".join(RECORD_COLUMNS)).load()
     seen = Observation("seen")
     observed = rows.observe(
         seen,
@@ -114,13 +118,17 @@ def check_topic(
 
 
 def find_invalid(rows: DataFrame, schema: Any) -> DataFrame:
-    """The rows whose value violates the schema, with the columns of `BAD_SCHEMA`. `rows` has `COLUMNS`."""
+    """The rows whose value violates the schema, with the columns of `INVALID_ROW_SCHEMA`. `rows` has
+    `RECORD_COLUMNS`.
+    """
     check_schema(schema)
-    return rows.select(*COLUMNS).mapInArrow(partial(invalid_rows, json.dumps(schema)), BAD_SCHEMA)
+    return rows.select(*RECORD_COLUMNS).mapInArrow(
+        partial(select_invalid_rows, json.dumps(schema)), INVALID_ROW_SCHEMA
+    )
 
 
 def check_schema(schema: Any) -> None:
-    """Raises `ConfigError` if this is not a JSON Schema, or if it needs external schemas."""
+    """Check that `schema` is a JSON Schema without references to other documents. Raises `ConfigError`."""
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)
@@ -132,7 +140,7 @@ def check_schema(schema: Any) -> None:
 
 
 def to_quarantine_rows(invalid: DataFrame) -> DataFrame:
-    """Invalid records as quarantined: unchanged, with reason and origin as additional headers."""
+    """The rows for the quarantine topic: the invalid records, with reason and origin as additional headers."""
     place = (functions.col(name).cast("string") for name in ("partition", "offset"))
     origin = functions.concat_ws("/", functions.col("topic"), *place)
     more = functions.array(
@@ -152,7 +160,7 @@ def _groups(invalid: DataFrame) -> tuple[InvalidGroup, ...]:
     found = invalid.groupBy("place", "rule").agg(
         functions.count(functions.lit(1)).alias("records"), first.alias("first")
     )
-    largest = found.orderBy(functions.desc("records"), "place", "rule").limit(GROUPS_MAX).collect()
+    largest = found.orderBy(functions.desc("records"), "place", "rule").limit(VIOLATION_GROUPS_MAX).collect()
     return tuple(
         InvalidGroup(
             row["place"],
@@ -177,9 +185,9 @@ def _references(schema: Any) -> Iterator[str]:
             yield from _references(part)
 
 
-def invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs in Spark's tasks."""
-    fault_of = ValueCheck(json.loads(schema_text))
+def select_invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Select the invalid rows of the batches and add `place`, `rule` and `reason`. Runs in Spark's tasks."""
+    fault_of = ValueValidator(json.loads(schema_text))
     for batch in batches:
         faults = [fault_of(value) for value in batch.column("value").to_pylist()]
         rows = [row for row, fault in enumerate(faults) if fault is not None]
@@ -188,12 +196,13 @@ def invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterato
         found = batch.take(pa.array(rows, pa.int64()))
         texts = zip(*(fault for fault in faults if fault is not None), strict=True)
         columns = [*found.columns, *(pa.array(text, pa.string()) for text in texts)]
-        yield pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, "place", "rule", "reason"])
+        yield pa.RecordBatch.from_arrays(columns, names=[*RECORD_COLUMNS, "place", "rule", "reason"])
 
 
-class ValueCheck:
-    """Call it with a value. Returns (JSON path, violated keyword of the schema or `NOT_JSON`, reason) of the most
-    relevant violation, None if the value is valid."""
+class ValueValidator:
+    """Validator of record values. Calling it with a value returns None if the value is valid, otherwise (JSON path,
+    violated keyword of the schema or `NOT_JSON_RULE`, reason) of the most relevant violation.
+    """
 
     def __init__(self, schema: Any) -> None:
         self._validator = validator_for(schema, default=Draft202012Validator)(schema)
@@ -204,30 +213,30 @@ class ValueCheck:
         try:
             document = json.loads(value, parse_constant=_raise_invalid_constant)
         except RecursionError:
-            return "$", NOT_JSON, "the value is nested too deep"
+            return "$", NOT_JSON_RULE, "the value is nested too deep"
         except ValueError as error:  # errors of JSON, UTF-8 and numbers
-            return "$", NOT_JSON, _truncated(f"the value is no JSON: {error}")
+            return "$", NOT_JSON_RULE, _truncated(f"the value is not JSON: {error}")
         # A record that cannot be validated must not end the job: it is reported as invalid.
         try:
             worst = best_match(self._validator.iter_errors(document))
         except RecursionError:
-            return "$", NOT_JSON, "the value is nested too deep"
+            return "$", NOT_JSON_RULE, "the value is nested too deep"
         except OverflowError:
-            return "$", NOT_JSON, "the value has a number that is too large"
+            return "$", NOT_JSON_RULE, "the value has a number that is too large"
         if worst is None:
             return None
-        place = _INDEX.sub("[*]", worst.json_path)
-        if worst.validator == "required" and (missing := _REQUIRED.match(worst.message)):
+        place = _ARRAY_INDEX_PATTERN.sub("[*]", worst.json_path)
+        if worst.validator == "required" and (missing := _REQUIRED_MESSAGE_PATTERN.match(worst.message)):
             place = f"{place}.{missing[1]}"
         return _truncated(place), str(worst.validator), _truncated(f"{worst.json_path}: {worst.message}")
 
 
 def _raise_invalid_constant(word: str) -> None:
-    """Python parses `NaN`, `Infinity` and `-Infinity` as numbers; RFC 8259 does not allow them."""
+    """Reject `NaN`, `Infinity` and `-Infinity`, which Python's parser accepts and RFC 8259 does not allow."""
     raise ValueError(f"{word} is no number")
 
 
 def _truncated(text: str) -> str:
-    """One line of bounded length, valid in UTF-8: JSON strings may contain lone surrogates."""
+    """The text on one line, of at most `REASON_LENGTH_MAX` characters, with lone surrogates of JSON strings escaped."""
     line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 1] + "…"

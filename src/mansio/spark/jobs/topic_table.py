@@ -1,18 +1,18 @@
-"""A topic as one table: archive and log in one batch read.
+"""Batch read of a whole topic: its archived records and the unarchived records of its log, in one DataFrame.
 
-The archive holds everything of a partition below some offset, which is read together with the list of files from one
-state of the table. The log is read from that offset on, so there is neither gap nor overlap, however far the archive
-advances concurrently. The end of the log is determined when the DataFrame is first evaluated.
+The archive holds all records of a partition below an offset. This offset and the list of files are read from one state
+of the table, and the log is read from this offset on. So there is neither a gap nor an overlap, even if the archive job
+commits at the same time. The end of the log is determined when the DataFrame is first evaluated.
 
 Invariants:
-* Files whose bounds exclude the selection are not opened, and only offsets of the log that may match are fetched; each
+* Files whose bounds exclude the selection are not opened, only offsets of the log that may match are fetched, and each
   row is checked against the selection.
-* Records that are in neither part (deleted from the log before they were archived) are an error unless `failOnDataLoss`
-  is false. A recreated topic is always an error, because offsets of the two parts would mean different records.
+* Records that were deleted from the log before they were archived raise `DataLoss` unless `failOnDataLoss` is false. A
+  recreated topic raises `TopicRecreated`, because archive and log would have different records at the same offsets.
 
-The source's filter pushdown is not used: Spark keeps the filters pushed down by one query for the next query of the
-same DataFrame, which would then miss records. The files of a DataFrame stay readable for the grace time of maintenance:
-call this function again for each piece of work.
+Filter pushdown of the source is not used: Spark keeps the filters of one query for the next query of the same
+DataFrame, which would then miss records. The files of a DataFrame stay readable for the grace time of maintenance, so
+call `read_topic_as_table` again for each query.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ ARCHIVE_SCHEMA: Final = (
     f"{PARTITION_COLUMN} int, {OFFSET_COLUMN} bigint, {TIMESTAMP_COLUMN} timestamp, "
     f"{TIMESTAMP_TYPE_COLUMN} int, {LANE_COLUMN} string"
 )
-ARCHIVED_AS: Final = {
+ARCHIVE_COLUMN_NAMES: Final = {
     "partition": PARTITION_COLUMN,
     "offset": OFFSET_COLUMN,
     "timestamp": TIMESTAMP_COLUMN,
     "timestampType": TIMESTAMP_TYPE_COLUMN,
     "lane": LANE_COLUMN,
 }
-FIXED_OPTIONS: Final = ("subscribe", "subscribepattern", "assign", "topicids", "pushdown")
+UNSUPPORTED_OPTIONS: Final = ("subscribe", "subscribepattern", "assign", "topicids", "pushdown")
 FILTER_COLUMNS: Final = ("partition", "offset", "timestamp")
-"""Columns that a selection refers to."""
+"""Columns that the filter of a selection needs."""
 
 
 def read_topic_as_table(
@@ -73,15 +73,16 @@ def read_topic_as_table(
     options: Mapping[str, str],
     selection: Selection = ALL_RECORDS,
 ) -> DataFrame:
-    """Archive and log of a topic as one DataFrame, with the columns of `format("mansio")`.
+    """All archived and unarchived records of a topic as one DataFrame, with the columns of `format("mansio")`.
 
-    `options`: those of a batch read (`kafka.bootstrap.servers`, `columns`, `includeHeaders`, `failOnDataLoss`, ...),
-    except what selects topics and offsets, which `selection` and the table determine. The selection is applied before
-    anything is read; a filter on the DataFrame has to open each file.
+    `options`: options of a batch read (`kafka.bootstrap.servers`, `columns`, `includeHeaders`, `failOnDataLoss`, ...),
+    except those that select topics and offsets. `selection`: the records to read. It excludes files before they are
+    opened, unlike a filter on the DataFrame.
 
     Raises:
         ConfigError: An option is invalid or fixed here; the topic does not exist.
-        DataLoss: Records are in neither part. TopicRecreated: The table is of an earlier topic of this name.
+        DataLoss: Records were deleted from the log before they were archived.
+        TopicRecreated: The table is the archive of an earlier topic of this name.
         ArchiveError: The table is not this topic's, or its catalog cannot be used.
     """
     if topic != table.topic:
@@ -94,15 +95,15 @@ def read_topic_as_table(
             "option onUnreadable cannot be dead-letter here: what is archived was readable; use skip"
         )
     names = select_columns(parsed.columns)
-    condition = _condition(selection)
+    condition = _selection_filter(selection)
     read = names if condition is None else tuple(dict.fromkeys((*names, *FILTER_COLUMNS)))
     unarchived = _unarchived_ranges(table, parsed, selection)
     paths = [file.path for file in selected_files(table, selection)]
     rows = spark.createDataFrame([], spark_schema(read)) if not paths and not unarchived else None
     if paths:
-        rows = _archived(spark, topic, paths, read)
+        rows = _read_archive_files(spark, topic, paths, read)
     if unarchived:
-        newer = _unarchived(spark, table, {**options, "columns": ",".join(read)}, unarchived)
+        newer = _read_log(spark, table, {**options, "columns": ",".join(read)}, unarchived)
         rows = newer if rows is None else rows.unionByName(newer)
     assert rows is not None
     return rows if condition is None else rows.where(condition).select(*names)
@@ -110,7 +111,7 @@ def read_topic_as_table(
 
 def _check_options(options: Mapping[str, str]) -> None:
     for name in options:
-        if name.lower() in FIXED_OPTIONS or name.lower().startswith(("starting", "ending")):
+        if name.lower() in UNSUPPORTED_OPTIONS or name.lower().startswith(("starting", "ending")):
             raise ConfigError(
                 f"option {name} is not for a read of archive and log: choose records by the selection"
             )
@@ -119,9 +120,9 @@ def _check_options(options: Mapping[str, str]) -> None:
 def _unarchived_ranges(
     table: ArchiveTable, options: SourceOptions, selection: Selection
 ) -> dict[int, OffsetRange]:
-    """Offsets to read of the log of each partition: from the archive's end, or from a later start of the selection. A
-    partition that was added since the last batch is read from its beginning, and so is everything before the first
-    batch. An end of `LATEST` is the log end when rows are first read.
+    """The offsets to read from the log of each partition: from the end of the archive, or from a later start of the
+    selection. A partition that was added since the last commit is read from its beginning; before the first commit, all
+    partitions are. An end of `LATEST` is resolved when the DataFrame is evaluated.
     """
     committed = table.last_commit()
     client = sync_client(options.bootstrap_servers)
@@ -141,7 +142,7 @@ def _unarchived_ranges(
         )
     ranges = {}
     for one in partitions:
-        wanted = selection.offsets(one.partition)
+        wanted = selection.offset_range(one.partition)
         if wanted is None:
             continue
         archive_end = EARLIEST if committed is None else committed.offsets.get(one.partition, 0)
@@ -157,8 +158,10 @@ def _unarchived_ranges(
     return ranges
 
 
-def _archived(spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...]) -> DataFrame:
-    """The archive's files. The directory is never listed, because it also holds replaced files."""
+def _read_archive_files(
+    spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...]
+) -> DataFrame:
+    """The rows of these files. The directory of the archive is not listed, because it also holds replaced files."""
     reader = (
         spark.read.schema(ARCHIVE_SCHEMA)
         .option("recursiveFileLookup", "true")
@@ -166,16 +169,18 @@ def _archived(spark: SparkSession, topic: str, paths: list[str], names: tuple[st
     )
     rows = reader.parquet(*paths)
     columns = [
-        (functions.lit(topic) if name == "topic" else functions.col(ARCHIVED_AS.get(name, name))).alias(name)
+        (
+            functions.lit(topic) if name == "topic" else functions.col(ARCHIVE_COLUMN_NAMES.get(name, name))
+        ).alias(name)
         for name in names
     ]
     return rows.select(*columns)
 
 
-def _unarchived(
+def _read_log(
     spark: SparkSession, table: ArchiveTable, options: Mapping[str, str], ranges: dict[int, OffsetRange]
 ) -> DataFrame:
-    """These offsets of the log."""
+    """The records of these offset ranges of the log, by partition."""
     topic, chosen = table.topic, sorted(ranges)
     reader = (
         spark.read.format("mansio")
@@ -189,8 +194,8 @@ def _unarchived(
     return reader.load()
 
 
-def _condition(selection: Selection) -> Column | None:
-    """The selection as a filter that both parts can push down."""
+def _selection_filter(selection: Selection) -> Column | None:
+    """The selection as a filter of the DataFrame; None if all records are selected."""
     col, lit = functions.col, functions.lit
     parts: list[Column] = []
     if selection.partitions is not None:
