@@ -146,7 +146,7 @@ def test_the_worst_trouble_of_a_partition_is_its_state_and_each_kind_can_be_aske
     states = [commands._partition_row(one)["state"] for one in TROUBLED]
     assert states == ["ok", "under-replicated", "under-min-in-sync", "offline", "under-replicated"]
     shown = {
-        only: [one.partition for one in TROUBLED if commands._matches(one, only)]
+        only: [one.partition for one in TROUBLED if commands._matches_filter(one, only)]
         for only in commands.PartitionFilter
     }
     assert shown == {

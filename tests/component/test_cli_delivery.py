@@ -14,7 +14,7 @@ import pytest
 
 import mansio
 from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
-from mansio.cli.support.formatting import Printer
+from mansio.cli.support.formatting import RecordPrinter
 from support.machine import scaled
 from support.paths import required_package
 from support.waiting import wait_until
@@ -121,7 +121,7 @@ def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
 ) -> None:
     world.alter("g", share_record_lock_duration_ms="1000", mansio_retry_backoff_ms="60000")
 
-    class Slow(Printer):
+    class Slow(RecordPrinter):
         def show(self, messages: Iterable[mansio.client.Message]) -> None:
             """As if the pipe behind were full: nothing of this process goes on until the leases are over."""
             super().show(messages)

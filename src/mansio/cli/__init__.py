@@ -1,1 +1,3 @@
-"""The `mansio` command. One file per noun; heavy modules are imported inside the commands that need them."""
+"""The `mansio` command line. One module per command; modules that are slow to import are imported by the commands that
+need them.
+"""

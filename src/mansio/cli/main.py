@@ -3,8 +3,8 @@
 Exit codes: 0 success, 1 failure (one line on standard error), 2 usage error, 130 interrupted, 143 terminated.
 
 Invariants:
-* Only typer and modules that import nothing but typer are imported here, so that `mansio --help` costs little more than
-  starting Python.
+* This module imports only typer and modules that import nothing but typer, so `mansio --help` takes little longer than
+  the start of Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mansio.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBOSE = ("-v", "--verbose")
+VERBOSE_FLAGS = ("-v", "--verbose")
 NO_BROKER_HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
 
 app = typer.Typer(
@@ -68,7 +68,9 @@ def root(
     ] = False,
     _verbose: Annotated[
         bool,
-        typer.Option(*VERBOSE, help="Print the traceback of an error; also at the end of a command line."),
+        typer.Option(
+            *VERBOSE_FLAGS, help="Print the traceback of an error; also at the end of a command line."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -80,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if getattr(sys, name) is None:  # closed by the parent process, which wants no output
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
     # kio imports hypothesis if it is installed, to register its types; that takes a quarter of a second.
-    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # None: an ImportError for who asks
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # with None, importing it raises ImportError
     words = list(sys.argv[1:] if arguments is None else arguments)
-    is_verbose = bool(words) and (words[0] in VERBOSE or words[-1] in VERBOSE)
-    if words and words[-1] in VERBOSE:
+    is_verbose = bool(words) and (words[0] in VERBOSE_FLAGS or words[-1] in VERBOSE_FLAGS)
+    if words and words[-1] in VERBOSE_FLAGS:
         words.pop()
     try:
         try:
@@ -101,12 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MansioError as error:
         sys.exit(print_error(error.message))
     except OSError as error:
-        _give_up_output()
+        _discard_output()
         sys.exit(print_error(_os_error_line(error)))
 
 
-def _give_up_output() -> None:
-    """Discard unwritten output: the interpreter would try to write it again at exit, and print a traceback."""
+def _discard_output() -> None:
+    """Discard output that could not be written. Otherwise the interpreter would write it again at exit and print a
+    traceback.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -267,10 +267,10 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
     with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         port = int(broker.address.rpartition(":")[2])
         one = BrokerPlan(1, port, 0, "")
-        asyncio.run(processes._until_formed(ClusterPlan("", (), (one,), {})))
+        asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one,), {})))
         monkeypatch.setattr(processes, "FORMED_S_MAX", 2.0)
         with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers have registered"):
-            asyncio.run(processes._until_formed(ClusterPlan("", (), (one, one), {})))
+            asyncio.run(processes._wait_until_formed(ClusterPlan("", (), (one, one), {})))
 
 
 # -- the plan --------

@@ -41,8 +41,8 @@ def test_a_time_that_means_nothing_is_refused(text: str):
 
 def test_time_option_turns_nonsense_into_a_usage_error():
     with pytest.raises(typer.BadParameter, match="soon"):
-        common.time_option("soon", "--from-time")
-    assert common.time_option(None, "--from-time") is None
+        common.parse_time_option("soon", "--from-time")
+    assert common.parse_time_option(None, "--from-time") is None
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_time_option_turns_nonsense_into_a_usage_error():
     ],
 )
 def test_separators_may_be_escaped(text: str, expected: bytes):
-    assert common.unescape(text) == expected
+    assert common.unescape_separator(text) == expected
 
 
 def test_pairs_keep_order_and_a_missing_equals_sign_is_a_usage_error():
-    assert common.key_values(["b=1", "a==2", "b="], "--header") == [("b", "1"), ("a", "=2"), ("b", "")]
+    assert common.parse_name_values(["b=1", "a==2", "b="], "--header") == [("b", "1"), ("a", "=2"), ("b", "")]
     for wrong in ("b", "=1"):
         with pytest.raises(typer.BadParameter, match="NAME=VALUE"):
-            common.key_values([wrong], "--header")
+            common.parse_name_values([wrong], "--header")
 
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]):

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli.broker.dev_cluster.processes import LOG_FAILED
+from mansio.cli.broker.dev_cluster.processes import LOG_FAILED_MARKERS
 from mansio.cli.broker.dev_cluster.restarts import (
     FORCED_EXIT_CODE,
-    LONGEST_DELAY_MS,
+    RESTART_DELAY_MS_MAX,
+    RESTART_WINDOW_S,
     RESTARTS_MAX,
-    WINDOW_S,
     RestartAfter,
     RestartPolicy,
     StayDown,
@@ -30,13 +30,13 @@ def test_no_window_has_more_restarts_than_allowed(pauses_s: list[float]) -> None
         now_s += pause_s
         decision = policy.on_exit(1, log_failed=False, now_s=now_s)
         if isinstance(decision, StayDown):
-            assert len([when for when in restarts_s if when > now_s - WINDOW_S]) == RESTARTS_MAX
+            assert len([when for when in restarts_s if when > now_s - RESTART_WINDOW_S]) == RESTARTS_MAX
             break
-        assert decision.delay_s <= LONGEST_DELAY_MS / 1000
+        assert decision.delay_s <= RESTART_DELAY_MS_MAX / 1000
         now_s += decision.delay_s
         restarts_s.append(now_s)
     for begin in restarts_s:
-        assert len([when for when in restarts_s if begin <= when < begin + WINDOW_S]) <= RESTARTS_MAX
+        assert len([when for when in restarts_s if begin <= when < begin + RESTART_WINDOW_S]) <= RESTARTS_MAX
 
 
 def test_delay_doubles_with_each_restart_and_starts_anew_after_a_quiet_minute() -> None:
@@ -44,7 +44,7 @@ def test_delay_doubles_with_each_restart_and_starts_anew_after_a_quiet_minute() 
     assert policy.on_exit(1, log_failed=False, now_s=0) == RestartAfter(0.5)
     assert policy.on_exit(-signal.SIGKILL, log_failed=False, now_s=1) == RestartAfter(1.0)
     assert policy.on_exit(-signal.SIGSEGV, log_failed=False, now_s=3) == RestartAfter(2.0)
-    assert policy.on_exit(1, log_failed=False, now_s=3 + 2 + WINDOW_S) == RestartAfter(0.5)
+    assert policy.on_exit(1, log_failed=False, now_s=3 + 2 + RESTART_WINDOW_S) == RestartAfter(0.5)
 
 
 @pytest.mark.parametrize("code", [0, FORCED_EXIT_CODE, -signal.SIGTERM, -signal.SIGINT])
@@ -70,4 +70,4 @@ def test_failed_log_is_recognised_in_both_formats_of_log_lines(formatter: loggin
     for name, value in fields(directory="d").items():
         setattr(record, name, value)
     line = formatter.format(record).encode()
-    assert any(text in line for text in LOG_FAILED), line
+    assert any(text in line for text in LOG_FAILED_MARKERS), line

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.cli.records import produce as source
-from mansio.cli.records.produce import RecordFormat, RecordSplitter, key_and_value
+from mansio.cli.records.produce import RecordFormat, RecordSplitter, split_key_and_value
 from mansio.errors import InvalidRecord
 from support.machine import scaled
 
@@ -72,12 +72,12 @@ def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pyt
 def test_key_and_value_of_a_line(
     record_bytes: bytes, record_format: RecordFormat, expected: tuple[bytes | None, bytes | None]
 ):
-    assert key_and_value(record_bytes, record_format, 1) == expected
+    assert split_key_and_value(record_bytes, record_format, 1) == expected
 
 
 def test_a_line_without_key_separator_is_named():
     with pytest.raises(InvalidRecord, match="record 7 has no key separator b':'"):
-        key_and_value(b"nothing", RecordFormat(key_separator=b":"), 7)
+        split_key_and_value(b"nothing", RecordFormat(key_separator=b":"), 7)
 
 
 def read(descriptor: int) -> bytes:
@@ -88,7 +88,7 @@ def read(descriptor: int) -> bytes:
 
 
 def test_a_file_is_read_to_its_end(tmp_path: Path):
-    content = os.urandom(source.CHUNK_BYTES * 2 + 5)
+    content = os.urandom(source.READ_CHUNK_BYTES * 2 + 5)
     path = tmp_path / "input"
     path.write_bytes(content)
     with path.open("rb") as file:

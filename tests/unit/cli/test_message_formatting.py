@@ -9,7 +9,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli.support.formatting import Output, Printer
+from mansio.cli.support.formatting import Output, RecordPrinter
 from mansio.client.types import Message
 
 NASTY = Message("t", 1, 7, 1384992000000, b"\xff\x00", b"line\n\x1b[31m\xfe", (("h", b"\x80"), ("h", None)))
@@ -17,7 +17,7 @@ NASTY = Message("t", 1, 7, 1384992000000, b"\xff\x00", b"line\n\x1b[31m\xfe", ((
 
 def printed(message: Message, output: Output | None, **options) -> bytes:
     stream = io.BytesIO()
-    Printer(output, stream=stream, **options).show([message])
+    RecordPrinter(output, stream=stream, **options).show([message])
     return stream.getvalue()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.support.common import OffsetSpec, parse_offset_spec, timestamp_hint
+from mansio.cli.support.common import OffsetSpec, missing_at_sign_hint, parse_offset_spec
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,11 @@ def test_a_span_is_a_time_and_a_bare_number_is_not():
 
 
 def test_a_number_that_looks_like_a_time_gets_a_hint_and_other_offsets_do_not():
-    assert "@1384992000000" in (timestamp_hint(parse_offset_spec("1384992000000")) or "")
+    assert "@1384992000000" in (missing_at_sign_hint(parse_offset_spec("1384992000000")) or "")
     assert (
-        timestamp_hint(parse_offset_spec("42")) is timestamp_hint(parse_offset_spec("@1384992000000")) is None
+        missing_at_sign_hint(parse_offset_spec("42"))
+        is missing_at_sign_hint(parse_offset_spec("@1384992000000"))
+        is None
     )
 
 

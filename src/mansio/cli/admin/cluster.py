@@ -1,4 +1,4 @@
-"""`mansio cluster`: status, brokers, partitions, settings of running brokers, elect.
+"""`mansio cluster`: status, brokers and partitions of a cluster, settings of running brokers, leader elections.
 
 Invariants:
 * All output comes from the brokers over the Kafka protocol at the time of the command.
@@ -18,12 +18,12 @@ from mansio.cli.support.common import (
     BootstrapServersOption,
     PartitionsOption,
     connect,
-    key_values,
+    parse_name_values,
     print_error,
     run,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
 
 
 class PartitionFilter(StrEnum):
-    """Filter of the partition list."""
+    """Problem by which `mansio cluster partitions` selects partitions; `troubled` is any of the others."""
 
     ANY_PROBLEM = "troubled"
     OFFLINE = "offline"
@@ -99,7 +99,7 @@ def status(
         "under_min_isr",
         "under_replicated",
     )
-    show_table(counted, [[cell(found[name]) for name in counted]])
+    show_table(counted, [[format_cell(found[name]) for name in counted]])
 
 
 @app.command()
@@ -108,7 +108,7 @@ def brokers(
 ) -> None:
     """List the brokers: address, leaderships, replicas, and replicas that are not in sync.
 
-    A broker that has replicas and is not registered is listed as gone.
+    STATE gone: the broker is not registered, although replicas are placed on it.
     """
     cluster, partitions = run(_describe_cluster(bootstrap_servers))
     known = {one.node_id: one for one in cluster.brokers}
@@ -139,7 +139,7 @@ def partitions(
         async with connect(bootstrap_servers) as client:
             return await client.admin.cluster.partitions(topic)
 
-    rows = [_partition_row(one) for one in run(work()) if _matches(one, only)]
+    rows = [_partition_row(one) for one in run(work()) if _matches_filter(one, only)]
     show_rows(
         output, rows, PARTITION_COLUMNS, empty="no such partitions" if only or topic else "no partitions"
     )
@@ -174,7 +174,7 @@ def settings(
     With --broker of one broker, else the defaults of all brokers. A broker's own value precedes the default, and both
     precede its file and environment. Settings that are read at the start are refused.
     """
-    changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
+    changes: dict[str, str | None] = dict(parse_name_values(config or (), "--config"))
     changes.update(dict.fromkeys(unset or (), None))
 
     async def work() -> list[dict[str, Any]]:
@@ -225,13 +225,13 @@ def elect(
     if partition and len(topic or ()) != 1:
         usage_error("requires exactly one --topic", "--partition")
     if unclean:
-        _confirm(topic or (), is_sure=yes)
+        _confirm_unclean_election(topic or (), is_sure=yes)
 
     async def work() -> list[dict[str, Any]]:
         async with connect(bootstrap_servers) as client:
             wanted = None
             if topic:
-                wanted = _chosen(await client.admin.cluster.partitions(topic), partition or ())
+                wanted = _select_partitions(await client.admin.cluster.partitions(topic), partition or ())
             results = await client.admin.cluster.elect("unclean" if unclean else "preferred", wanted)
         return [
             {
@@ -250,8 +250,8 @@ def elect(
         raise typer.Exit(print_error(f"{failed} of {len(rows)} elections failed: see ERROR"))
 
 
-def _confirm(topics: Sequence[str], *, is_sure: bool) -> None:
-    """Print what may be lost and ask for confirmation."""
+def _confirm_unclean_election(topics: Sequence[str], *, is_sure: bool) -> None:
+    """Print what an unclean election may lose, and ask for confirmation unless `is_sure` is true."""
     if not topics:
         usage_error("requires --topic", "--unclean")
     print(f"mansio: unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", file=sys.stderr, flush=True)
@@ -263,7 +263,7 @@ def _confirm(topics: Sequence[str], *, is_sure: bool) -> None:
         raise typer.Exit(print_error("nothing was changed"))
 
 
-def _chosen(partitions: Sequence[PartitionStatus], indexes: Sequence[int]) -> list[TopicPartition]:
+def _select_partitions(partitions: Sequence[PartitionStatus], indexes: Sequence[int]) -> list[TopicPartition]:
     from mansio.client.types import TopicPartition
 
     there = [TopicPartition(one.topic, one.partition) for one in partitions]
@@ -330,7 +330,7 @@ def _partition_row(one: PartitionStatus) -> dict[str, Any]:
 
 
 def _problems(one: PartitionStatus) -> list[PartitionFilter]:
-    """Sorted by severity."""
+    """The problems of a partition, the most severe first."""
     found = {
         PartitionFilter.OFFLINE: one.is_offline,
         PartitionFilter.UNDER_MIN_IN_SYNC: one.is_under_min_isr,
@@ -339,7 +339,7 @@ def _problems(one: PartitionStatus) -> list[PartitionFilter]:
     return [kind for kind, is_so in found.items() if is_so]
 
 
-def _matches(one: PartitionStatus, only: PartitionFilter | None) -> bool:
+def _matches_filter(one: PartitionStatus, only: PartitionFilter | None) -> bool:
     if only is None:
         return True
     return bool(_problems(one)) if only is PartitionFilter.ANY_PROBLEM else only in _problems(one)

@@ -1,8 +1,10 @@
-"""Dead letters for the command line: topics, parsing, filters and redrive.
+"""Dead letters of share groups for the command `mansio dlq`: topics, parsing, filters and redrive.
+
+A dead letter is a dead-lettered record, as the broker has written it to a dead-letter topic.
 
 Invariants:
-* Under one redrive id nothing is offered or appended twice, however often the command runs.
-* Each failure has a row with its reason.
+* With the same redrive id no record is offered or appended twice, however often the command runs.
+* The output has a row with the reason for each failure.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from mansio.client.types import Message, TopicPartition
 
 DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
-TOPIC_PREFIX: Final = "dlq."
+DLQ_TOPIC_PREFIX: Final = "dlq."
 """Default prefix of dead-letter topics."""
 
 KAFKA_HEADER_PREFIX: Final = "__dlq.errors."
@@ -31,12 +33,12 @@ REDRIVE_HEADER: Final = "mansio-redrive-id"
 FILTER_HELP: Final = (
     "key=VALUE, group=NAME, topic=NAME (where the record was), reason=TEXT, consumer=ID, or header.NAME=VALUE"
 )
-FILTERS: Final = ("key", "group", "topic", "reason", "consumer")
+FILTER_NAMES: Final = ("key", "group", "topic", "reason", "consumer")
 
 
 class DeadLetter(NamedTuple):
-    """One dead letter. `topic`, `partition`, `offset`: position of the original record; `topic_id`: its topic;
-    `has_value`: whether the dead letter contains the record.
+    """One dead letter. `topic`, `topic_id`, `partition`, `offset`: position of the original record. `has_value`:
+    whether the dead letter contains the value of the original record.
     """
 
     message: Message
@@ -82,7 +84,7 @@ def _text(message: Message, name: str) -> str:
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
-    """The headers of the original record, without those added to the dead letter."""
+    """The headers of the original record: those of the dead letter without the headers that the broker has added."""
     return [
         (name, value)
         for name, value in message.headers
@@ -91,7 +93,7 @@ def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
 
 
 class Filter(NamedTuple):
-    """Selects dead letters with this value."""
+    """Selects dead letters whose field or header `name` has this value."""
 
     name: str
     value: str
@@ -105,10 +107,10 @@ class Filter(NamedTuple):
 
 
 def parse_filter(text: str) -> Filter:
-    """Parse `NAME=VALUE`. Raises `ValueError`."""
+    """Parse a filter such as `group=NAME` (see `FILTER_HELP`). Raises `ValueError`."""
     name, equals, value = text.partition("=")
     if not equals or (
-        name not in FILTERS and not (name.startswith("header.") and len(name) > len("header."))
+        name not in FILTER_NAMES and not (name.startswith("header.") and len(name) > len("header."))
     ):
         raise ValueError(f"{text!r} is none of: {FILTER_HELP}")
     return Filter(name, value)
@@ -133,12 +135,13 @@ async def _is_dead_letter_topic(client: Client, name: str) -> bool:
 
 
 async def resolve_dead_letter_topic(client: Client, name: str) -> str:
-    """The dead-letter topic for `name`: that topic itself, or the one with its dead letters.
+    """The dead-letter topic for `name`: `name` itself if it is one, otherwise the topic with the dead letters of
+    `name`.
 
-    Raises `UnknownTopicOrPartition`.
+    Raises `UnknownTopicOrPartition` if there is neither.
     """
     known = await client.admin.list_topics()
-    for candidate in (name, f"{TOPIC_PREFIX}{name}"):
+    for candidate in (name, f"{DLQ_TOPIC_PREFIX}{name}"):
         if candidate in known and await _is_dead_letter_topic(client, candidate):
             return candidate
     if name in known:
@@ -155,7 +158,9 @@ async def read_dead_letters(
     positions: Sequence[tuple[int, int]] = (),
     starts: dict[TopicPartition, int] | None = None,
 ) -> AsyncGenerator[DeadLetter, None]:
-    """The current dead letters that match all filters and, if given, one of the positions."""
+    """Read the current dead letters that match all filters. `positions`: if not empty, only those at one of these
+    (partition, offset).
+    """
     from mansio.client.types import TopicPartition
 
     sources = [TopicPartition(topic, index) for index in partitions] or topic
@@ -173,12 +178,12 @@ async def read_dead_letters(
 # -- redrive --------
 
 
-CHUNK: Final = 500
-"""Records per request."""
+REDRIVE_CHUNK_RECORDS: Final = 500
+"""Maximum number of records per request."""
 
 
 class SharePartition(NamedTuple):
-    """One share partition."""
+    """One partition of a topic as one share group reads it. `topic_id`: id of the topic of the original records."""
 
     group: str
     topic: str
@@ -187,8 +192,8 @@ class SharePartition(NamedTuple):
 
 
 class RateLimit:
-    """Limits the rate to `per_second` records, 0 for no limit; `on_progress` is called with the number of records
-    done.
+    """Limits a redrive to `per_second` records per second; 0: no limit. `on_progress` is called with the number of
+    records processed so far.
     """
 
     def __init__(self, per_second: int, on_progress: Callable[[int], None]) -> None:
@@ -201,11 +206,11 @@ class RateLimit:
 
     @property
     def chunk(self) -> int:
-        """Number of records of the next request."""
-        return min(CHUNK, self._per_second) or CHUNK
+        """Maximum number of records of the next request."""
+        return min(REDRIVE_CHUNK_RECORDS, self._per_second) or REDRIVE_CHUNK_RECORDS
 
     async def done(self, records: int) -> None:
-        """Count `records` as done and wait until the rate permits more."""
+        """Count `records` processed records, and wait until the rate permits more."""
         import asyncio
 
         self._done += records
@@ -223,7 +228,7 @@ async def redrive_to_groups(
     *,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Redrive the records to their groups. One row per share partition, sorted."""
+    """Redrive the records to the share groups that rejected them. Returns one row per share partition, sorted."""
     offsets: dict[SharePartition, list[int]] = {}
     async for dead_letter in dead_letters:
         share_partition = SharePartition(
@@ -274,7 +279,7 @@ async def _redrive(
                 share_partition.group,
                 partition,
                 redrive_id=redrive_id,
-                offsets=ranges_of(chunk),
+                offsets=to_ranges(chunk),
                 most=len(chunk),
             )
             row["redriven"] += found.redriven
@@ -286,8 +291,8 @@ async def _redrive(
         row["error"] = error.message
 
 
-def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Ascending offsets as ranges (first, last)."""
+def to_ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Convert ascending offsets to ranges (first, last), both inclusive."""
     ranges: list[tuple[int, int]] = []
     for offset in offsets:
         if ranges and ranges[-1][1] + 1 == offset:
@@ -307,9 +312,9 @@ async def redrive_to_topic(
     again: bool,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Append the original records to a topic, with the ids of their dead letter and of the redrive. `again`: the
-    redrive may have run before under this id, so the target is searched first. `dead_letters` may be called more than
-    once.
+    """Append the original records to a topic, with the ids of their dead letter and of the redrive as headers. Returns
+    one row. `again`: a redrive with this id may have run before, so the target is searched for its records first.
+    `dead_letters` may be called twice.
     """
     row: dict[str, Any] = {
         "topic": target,
@@ -323,7 +328,7 @@ async def redrive_to_topic(
     done: set[str] = set()
     if again:
         earliest_ms = min([one.dead_lettered_ms async for one in dead_letters()], default=0)
-        done = await _appended(client, target, redrive_id, earliest_ms)
+        done = await _find_appended_ids(client, target, redrive_id, earliest_ms)
     waiting: list[DeadLetter] = []
     try:
         async for dead_letter in dead_letters():
@@ -369,9 +374,9 @@ async def _append(
     await rate_limit.done(count)
 
 
-async def _appended(client: Client, target: str, redrive_id: str, since_ms: int) -> set[str]:
-    """Ids of the dead letters that this redrive has appended. It started after the first of them was written, with a
-    tolerance for clock differences.
+async def _find_appended_ids(client: Client, target: str, redrive_id: str, since_ms: int) -> set[str]:
+    """Ids of the dead letters that this redrive has appended to the target already. Reads the target from `since_ms`,
+    less one hour for clock differences.
     """
     found: set[str] = set()
     since = datetime.fromtimestamp(max(since_ms - 3_600_000, 0) / 1000, UTC)

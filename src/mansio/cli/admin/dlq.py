@@ -1,7 +1,7 @@
-"""`mansio dlq`: list, peek, redrive and purge dead letters of share groups.
+"""`mansio dlq`: lists, shows, redrives and deletes dead letters of share groups.
 
 Invariants:
-* TOPIC is a dead-letter topic, or the topic of the original records.
+* The argument TOPIC is a dead-letter topic, or the topic of the original records.
 * A dead letter is selected if it matches all filters.
 * `--dry-run` shows the same rows and changes nothing.
 """
@@ -64,7 +64,7 @@ REDRIVE_COLUMNS = (
 )  # fmt: skip
 APPEND_COLUMNS = ("topic", "records", "appended", "repeated", "without_value", "error")
 PURGE_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
-CHARACTERS_MAX = 60
+SHOWN_CHARACTERS_MAX = 60
 
 
 @app.callback()
@@ -80,12 +80,12 @@ def list_topics(
 
     async def work() -> list[dict[str, Any]]:
         async with connect(bootstrap_servers) as client:
-            return [await _listed(client, name) for name in await list_dead_letter_topics(client)]
+            return [await _topic_row(client, name) for name in await list_dead_letter_topics(client)]
 
     show_rows(output, run(work()), LIST_COLUMNS, empty="no dead-letter topics")
 
 
-async def _listed(client: Client, name: str) -> dict[str, Any]:
+async def _topic_row(client: Client, name: str) -> dict[str, Any]:
     from mansio.client.types import TopicPartition
 
     view = await client.admin.describe_topic(name)
@@ -98,11 +98,11 @@ async def _listed(client: Client, name: str) -> dict[str, Any]:
         "topic": name,
         "partitions": len(partitions),
         "records": sum(ends[one].offset - starts[one].offset for one in partitions),
-        "newest": None if newest_ms < 0 else _time(newest_ms),
+        "newest": None if newest_ms < 0 else _format_time(newest_ms),
     }
 
 
-def _time(milliseconds: int) -> str:
+def _format_time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -122,7 +122,7 @@ def peek(
 
     POSITION is the argument of `redrive --record`; SOURCE is the position of the original record.
     """
-    wanted = _filters(filters, group)
+    wanted = _parse_filters(filters, group)
 
     async def work() -> list[DeadLetter]:
         found: list[DeadLetter] = []
@@ -142,35 +142,35 @@ def peek(
 
     rows = [_peek_row(dead_letter) for dead_letter in run(work())]
     if output is Output.TABLE:
-        rows = [{**row, "key": _short(row["key"]), "reason": _short(row["reason"])} for row in rows]
+        rows = [{**row, "key": _truncated(row["key"]), "reason": _truncated(row["reason"])} for row in rows]
     show_rows(output, rows, PEEK_COLUMNS, empty="no such dead letters")
 
 
 def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
-    from mansio.cli.support.formatting import as_json
+    from mansio.cli.support.formatting import record_as_json
 
-    record = as_json(dead_letter.message)
+    record = record_as_json(dead_letter.message)
     return {
         "position": f"{dead_letter.message.partition}:{dead_letter.message.offset}",
         "id": dead_letter.dead_letter_id,
         "source": f"{dead_letter.topic}-{dead_letter.partition}@{dead_letter.offset}",
         "group": dead_letter.group,
         "deliveries": dead_letter.deliveries,
-        "given_up": _time(dead_letter.dead_lettered_ms),
+        "given_up": _format_time(dead_letter.dead_lettered_ms),
         "reason": dead_letter.reason,
         "consumer": dead_letter.consumer,
         **{name: value for name, value in record.items() if name not in ("topic", "partition", "offset")},
     }
 
 
-def _short(text: str | None) -> str | None:
+def _truncated(text: str | None) -> str | None:
     if text is None:
         return None
     line = " ".join(text.split())
-    return line if len(line) <= CHARACTERS_MAX else f"{line[: CHARACTERS_MAX - 1]}…"
+    return line if len(line) <= SHOWN_CHARACTERS_MAX else f"{line[: SHOWN_CHARACTERS_MAX - 1]}…"
 
 
-def _filters(texts: list[str] | None, group: str | None) -> list[Filter]:
+def _parse_filters(texts: list[str] | None, group: str | None) -> list[Filter]:
     try:
         found = [parse_filter(text) for text in texts or ()]
     except ValueError as error:
@@ -212,14 +212,14 @@ def redrive(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Offer dead records again to the share group that rejected them; the dead letters stay.
+    """Offer dead-lettered records again to their share group; the dead letters stay.
 
     Select with --record, --filter and --group, or use --all. REDRIVEN: available to the group now. REPEATED: redriven
     earlier with the same id. DELETED: deleted from the log (--to appends them from their dead letters). NOT DEAD
     LETTERED: not dead-lettered any more, because of another redrive. The exit code is 1 if something failed; run it
     again with the same --id.
     """
-    wanted = _filters(filters, group)
+    wanted = _parse_filters(filters, group)
     try:
         positions = [parse_position(text) for text in dead_letter or ()]
     except ValueError as error:
@@ -268,7 +268,7 @@ def _new_id() -> str:
 
 
 def _progress() -> Callable[[int], None]:
-    """Progress on a terminal: the number of records done."""
+    """A function that prints the number of processed records on a terminal."""
     if not sys.stderr.isatty():
         return lambda _: None
     return lambda done: print(f"\r{done:,} records", end="", file=sys.stderr, flush=True)
@@ -287,9 +287,9 @@ def purge(
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Delete the oldest dead letters of a topic permanently. The original records are not affected."""
-    from mansio.cli.admin.topic import _before
+    from mansio.cli.admin.topic import parse_before_option
 
-    where = _before(before)
+    where = parse_before_option(before)
 
     async def work() -> list[dict[str, Any]]:
         from mansio.cli.admin.topic import delete_partition_records

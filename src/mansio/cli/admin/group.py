@@ -1,7 +1,7 @@
-"""`mansio group`: list, describe, alter, reset-offsets, delete.
+"""`mansio group`: lists, describes, changes and deletes groups, and resets their offsets.
 
 Invariants:
-* Offsets are changed only for a group without members (the broker rejects others), and only within the log.
+* Offsets are changed only for a group without members (the broker rejects other changes), and only within the log.
 * `--dry-run` shows the same table and changes nothing.
 """
 
@@ -19,15 +19,15 @@ from mansio.cli.support.common import (
     OffsetSpec,
     PartitionsOption,
     connect,
-    key_values,
+    missing_at_sign_hint,
+    parse_name_values,
     parse_offset_spec,
     print_error,
     run,
     run_for_each,
-    timestamp_hint,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
 from mansio.errors import (
     GroupIdNotFound,
     InconsistentGroupProtocol,
@@ -52,10 +52,10 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's
 MEMBER_COLUMNS = ("member", "epoch", "instance", "host", "reads", "gets", "gives_up")
 OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
 RESET_COLUMNS = ("topic", "partition", "old", "new")
-LISTED_MS_MAX = 15_000
-"""More than a cluster needs to declare a broker dead and to move its groups."""
+LIST_TIMEOUT_MS = 15_000
+"""Timeout of the list: more than a cluster needs to declare a broker dead and to move its groups."""
 
-DEAD = "Dead"  # Kafka's state of a group that does not exist
+DEAD_STATE = "Dead"  # Kafka's state of a group that does not exist
 
 
 @app.callback()
@@ -73,7 +73,7 @@ def list_groups(
 
     async def work() -> GroupListings:
         async with connect(bootstrap_servers) as client:
-            return await client.admin.list_groups(timeout_ms=LISTED_MS_MAX)
+            return await client.admin.list_groups(timeout_ms=LIST_TIMEOUT_MS)
 
     groups = run(work())
     rows = [
@@ -114,7 +114,7 @@ def describe(
     async def work() -> dict[str, Any]:
         async with connect(bootstrap_servers) as client:
             shared = await describe_share_group(client, group)
-            return shared or await _description(client, group)
+            return shared or await _describe_group(client, group)
 
     found = run(work())
     if output is Output.JSON:
@@ -123,7 +123,7 @@ def describe(
     if found["type"] == "share":
         show_share_group(found)
         return
-    print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epochs(found)}")
+    print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epoch_text(found)}")
     for name, setting in found["configs"].items():
         if setting["source"] == "group":
             print(f"setting  {name}={setting['value']}")
@@ -132,12 +132,13 @@ def describe(
         print()
     if found["offsets"]:
         show_table(
-            OFFSET_COLUMNS, [[cell(row[column]) for column in OFFSET_COLUMNS] for row in found["offsets"]]
+            OFFSET_COLUMNS,
+            [[format_cell(row[column]) for column in OFFSET_COLUMNS] for row in found["offsets"]],
         )
 
 
-def _epochs(found: dict[str, Any]) -> str:
-    """Epochs of a group with server-side assignment."""
+def _epoch_text(found: dict[str, Any]) -> str:
+    """The epochs and the assignor of a consumer group (KIP-848) as text; empty for other groups."""
     if found["type"] != "consumer":
         return ""
     behind = "" if found["target_epoch"] == found["epoch"] else f" (assigned: {found['target_epoch']})"
@@ -147,19 +148,19 @@ def _epochs(found: dict[str, Any]) -> str:
 def _member_row(member: dict[str, Any]) -> list[str]:
     reads, target = member["partitions"], member["target"] or []
     return [
-        cell(member["member"]),
-        cell(member["epoch"]),
-        cell(member["instance"]),
-        cell(member["host"].removeprefix("/")),
-        cell(reads),
-        cell([one for one in target if one not in reads]),
-        cell([one for one in reads if one not in target]),
+        format_cell(member["member"]),
+        format_cell(member["epoch"]),
+        format_cell(member["instance"]),
+        format_cell(member["host"].removeprefix("/")),
+        format_cell(reads),
+        format_cell([one for one in target if one not in reads]),
+        format_cell([one for one in reads if one not in target]),
     ]
 
 
-async def _description(client: Client, group: str) -> dict[str, Any]:
+async def _describe_group(client: Client, group: str) -> dict[str, Any]:
     described = await client.admin.describe_group(group)
-    if described.state == DEAD:
+    if described.state == DEAD_STATE:
         raise GroupIdNotFound(f"there is no group {group}")
     readers = {partition: member for member in described.members for partition in member.partitions}
     lags = await client.admin.group_lag(group)
@@ -170,7 +171,7 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
         "protocol": described.protocol,
         "epoch": described.epoch,
         "target_epoch": described.target_epoch,
-        "configs": await _settings(client, group),
+        "configs": await _group_settings(client, group),
         "members": [
             {
                 "member": member.member_id,
@@ -181,8 +182,8 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
                 "epoch": member.epoch,
                 "topics": list(member.topics),
                 "pattern": member.pattern,
-                "partitions": _texts(member.partitions),
-                "target": None if member.target is None else _texts(member.target),
+                "partitions": _partition_names(member.partitions),
+                "target": None if member.target is None else _partition_names(member.target),
             }
             for member in described.members
         ],
@@ -201,12 +202,12 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
     }
 
 
-def _texts(partitions: Iterable[TopicPartition]) -> list[str]:
+def _partition_names(partitions: Iterable[TopicPartition]) -> list[str]:
     return [f"{topic}-{index}" for topic, index in partitions]
 
 
-async def _settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
-    """The group's settings and their sources; empty if the broker has no group settings."""
+async def _group_settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
+    """The group's settings and their sources; empty if the broker does not support group settings."""
     try:
         found = await client.admin.describe_config(group, kind="group")
     except RequestError:
@@ -238,7 +239,7 @@ def alter(
 
     The group need not exist yet. Its members receive the change with their next heartbeat.
     """
-    changes: dict[str, str | None] = dict(key_values(settings or (), "NAME=VALUE"))
+    changes: dict[str, str | None] = dict(parse_name_values(settings or (), "NAME=VALUE"))
     changes.update(dict.fromkeys(unset or (), None))
     if not changes:
         usage_error("give NAME=VALUE or --unset", "alter")
@@ -282,30 +283,30 @@ def reset_offsets(
 
     async def work() -> list[dict[str, Any]]:
         async with connect(bootstrap_servers) as client:
-            await _check_movable(client, group, create=create)
-            chosen = await _chosen(client, group, tuple(topic or ()), frozenset(partition or ()))
-            return await _reset(client, group, target, chosen, dry_run=dry_run)
+            await _check_resettable(client, group, create=create)
+            chosen = await _select_partitions(client, group, tuple(topic or ()), frozenset(partition or ()))
+            return await _reset_offsets(client, group, target, chosen, dry_run=dry_run)
 
-    if (note := timestamp_hint(target)) is not None:
+    if (note := missing_at_sign_hint(target)) is not None:
         print_error(note)
     show_rows(output, run(work()), RESET_COLUMNS, empty="no partitions to reset")
 
 
-async def _check_movable(client: Client, group: str, *, create: bool) -> None:
-    """Check that the group can be changed: the broker would create a missing group, and accept a dry run that it would
-    otherwise reject.
+async def _check_resettable(client: Client, group: str, *, create: bool) -> None:
+    """Check that the offsets of the group can be reset. The broker alone would create a missing group, and would not
+    check a dry run.
     """
     described = await client.admin.describe_group(group)
-    if described.state == DEAD and not create:
+    if described.state == DEAD_STATE and not create:
         raise GroupIdNotFound(f"there is no group {group}; --create makes it")
     if described.members:
         raise NonEmptyGroup(f"group {group} still has members; stop them first")
 
 
-async def _chosen(
+async def _select_partitions(
     client: Client, group: str, topics: tuple[str, ...], indexes: frozenset[int]
 ) -> dict[TopicPartition, int | None]:
-    """The partitions to change, sorted, with their committed offsets. Raises for partitions that do not exist."""
+    """The partitions to change, sorted, with their committed offsets. Raises `UnknownTopicOrPartition`."""
     from mansio.client.types import TopicPartition
 
     committed = {one: entry.offset for one, entry in (await client.admin.group_offsets(group)).items()}
@@ -325,7 +326,7 @@ async def _chosen(
     return {one: committed.get(one) for one in sorted(chosen)}
 
 
-async def _reset(
+async def _reset_offsets(
     client: Client, group: str, target: OffsetSpec, chosen: dict[TopicPartition, int | None], *, dry_run: bool
 ) -> list[dict[str, Any]]:
     if target.kind == "relative":
@@ -371,14 +372,24 @@ def delete(
 # -- share groups --------
 
 
-COLUMNS = ("topic", "partition", "start", "end", "lag", "leased", "in_backoff", "archiving", "dead")
-HOLDER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
-RANGES_MAX = 100
-"""Number of leased ranges of one partition in JSON."""
+SHARE_PARTITION_COLUMNS = (
+    "topic",
+    "partition",
+    "start",
+    "end",
+    "lag",
+    "leased",
+    "in_backoff",
+    "archiving",
+    "dead",
+)
+SHARE_MEMBER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
+LEASED_RANGES_SHOWN_MAX = 100
+"""Maximum number of leased ranges of one partition that the JSON output has."""
 
 
 async def describe_share_group(client: Client, group: str) -> dict[str, Any] | None:
-    """Description of a share group; None if it is not one."""
+    """Describe a share group, for the JSON output; None if the group does not exist or is not a share group."""
     try:
         described = await client.admin.shares.describe(group)
     except (GroupIdNotFound, InconsistentGroupProtocol):
@@ -386,7 +397,7 @@ async def describe_share_group(client: Client, group: str) -> dict[str, Any] | N
     offsets = await client.admin.shares.offsets(group)
     assigned = {one for member in described.members for one in member.partitions}
     partitions = sorted({*offsets, *assigned})
-    leases = await client.admin.shares.leases(group, partitions, ranges_max=RANGES_MAX)
+    leases = await client.admin.shares.leases(group, partitions, ranges_max=LEASED_RANGES_SHOWN_MAX)
     return {
         "group": group,
         "type": "share",
@@ -400,11 +411,13 @@ async def describe_share_group(client: Client, group: str) -> dict[str, Any] | N
             }
             for member in described.members
         ],
-        "partitions": [_partition(one, found) for one in partitions if (found := leases[one]) is not None],
+        "partitions": [
+            _share_partition_row(one, found) for one in partitions if (found := leases[one]) is not None
+        ],
     }
 
 
-def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
+def _share_partition_row(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
     return {
         "topic": one.topic,
         "partition": one.partition,
@@ -435,24 +448,33 @@ def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
 
 
 def show_share_group(found: dict[str, Any]) -> None:
-    """Print the description as tables."""
+    """Print the result of `describe_share_group` as tables."""
     print(f"share group  {found['group']}  {found['state']}, {len(found['members'])} members")
     partitions = found["partitions"]
     if partitions:
-        show_table(COLUMNS, [[cell(row[column]) for column in COLUMNS] for row in partitions])
+        show_table(
+            SHARE_PARTITION_COLUMNS,
+            [[format_cell(row[column]) for column in SHARE_PARTITION_COLUMNS] for row in partitions],
+        )
     holders = [
-        [row["topic"], cell(row["partition"]), each["member"], cell(each["leased"]), _age(each["oldest_ms"])]
+        [
+            row["topic"],
+            format_cell(row["partition"]),
+            each["member"],
+            format_cell(each["leased"]),
+            _format_age(each["oldest_ms"]),
+        ]
         for row in partitions
         for each in row["holders"]
     ]
     if holders:
         print()
-        show_table(HOLDER_COLUMNS, holders)
+        show_table(SHARE_MEMBER_COLUMNS, holders)
     for row in partitions:
         if row["dead_letter_error"]:
             name = f"{row['topic']}-{row['partition']}"
             print(f"\n{row['archiving']} dead letters of {name} wait: {row['dead_letter_error']}")
 
 
-def _age(milliseconds: int) -> str:
+def _format_age(milliseconds: int) -> str:
     return f"{milliseconds / 1000:.1f}s"

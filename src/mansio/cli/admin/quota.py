@@ -1,8 +1,8 @@
 """`mansio quota`: list, set, delete byte-rate quotas of clients.
 
 Invariants:
-* Every command names an entity in the same way: `--client`, `--user`, or both; each by name or, with `--default-client`
-  and `--default-user`, for all without a quota of their own.
+* All commands select the entity of a quota with the same options: `--client ID` or `--default-client`, `--user NAME` or
+  `--default-user`, or one of each pair. A default applies to all clients or users without a quota of their own.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ DefaultUserOption = Annotated[
     bool, typer.Option("--default-user", help="Every user without a quota of their own, individually.")
 ]
 
-PRODUCER = "producer_byte_rate"
-CONSUMER = "consumer_byte_rate"
-COLUMNS = ("user", "client", PRODUCER, CONSUMER)
+PRODUCER_BYTE_RATE = "producer_byte_rate"
+CONSUMER_BYTE_RATE = "consumer_byte_rate"
+QUOTA_COLUMNS = ("user", "client", PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
 
 
 @app.callback()
@@ -65,15 +65,15 @@ def list_quotas(
 
     quotas = run(work())
     rows = [_row(quota, names_only=output is Output.JSON) for quota in quotas]
-    show_rows(output, rows, COLUMNS, empty="no quotas")
+    show_rows(output, rows, QUOTA_COLUMNS, empty="no quotas")
 
 
 def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "user": _name(quota.user, names_only=names_only),
-        "client": _name(quota.client_id, names_only=names_only),
-        PRODUCER: _rate(quota.values.get(PRODUCER)),
-        CONSUMER: _rate(quota.values.get(CONSUMER)),
+        "user": _entity_name(quota.user, names_only=names_only),
+        "client": _entity_name(quota.client_id, names_only=names_only),
+        PRODUCER_BYTE_RATE: _byte_rate(quota.values.get(PRODUCER_BYTE_RATE)),
+        CONSUMER_BYTE_RATE: _byte_rate(quota.values.get(CONSUMER_BYTE_RATE)),
     }
     if names_only:
         row |= {
@@ -83,13 +83,13 @@ def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
     return row
 
 
-def _name(name: str | Default | None, *, names_only: bool) -> str | None:
+def _entity_name(name: str | Default | None, *, names_only: bool) -> str | None:
     if name is None or isinstance(name, str):
         return name
     return None if names_only else "(default)"
 
 
-def _rate(value: float | None) -> int | None:
+def _byte_rate(value: float | None) -> int | None:
     return None if value is None else int(value)
 
 
@@ -123,7 +123,7 @@ def set_quota(
 ) -> None:
     """Set quotas; other quotas are not changed."""
     entity = _entity(client, user, default_client=default_client, default_user=default_user)
-    given = {PRODUCER: producer_byte_rate, CONSUMER: consumer_byte_rate}
+    given = {PRODUCER_BYTE_RATE: producer_byte_rate, CONSUMER_BYTE_RATE: consumer_byte_rate}
     values = {name: value for name, value in given.items() if value is not None}
     if not values:
         usage_error("give --producer-byte-rate, --consumer-byte-rate or both", "set")

@@ -1,4 +1,4 @@
-"""`mansio topic`: create, list, describe, alter, delete-records, delete."""
+"""`mansio topic`: creates, lists, describes, changes and deletes topics, and deletes their oldest records."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from mansio.cli.support.common import (
     DryRunOption,
     PartitionsOption,
     connect,
-    key_values,
+    missing_at_sign_hint,
+    parse_name_values,
     parse_offset_spec,
     print_error,
     run,
     run_for_each,
-    timestamp_hint,
     usage_error,
 )
-from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_json, show_rows, show_table
 from mansio.errors import (
     InvalidTopic,
     MansioError,
@@ -52,8 +52,8 @@ SettingsOption = Annotated[
 ]
 
 REPLICAS_MAX = 1_000
-BROKER_DEFAULT = -1  # in a request: the broker's default
-BEFORE_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
+BROKER_DEFAULT_COUNT = -1  # in a request: the broker's default
+BEFORE_OPTION_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
 DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
 PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "offsets")
 
@@ -90,14 +90,14 @@ def create(
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Create a topic."""
-    settings = dict(key_values(config or (), "--config"))
+    settings = dict(parse_name_values(config or (), "--config"))
 
     async def work() -> None:
         async with connect(bootstrap_servers) as client:
             await client.admin.create_topic(
                 topic,
-                partitions=BROKER_DEFAULT if partitions is None else partitions,
-                replication_factor=BROKER_DEFAULT if replication_factor is None else replication_factor,
+                partitions=BROKER_DEFAULT_COUNT if partitions is None else partitions,
+                replication_factor=BROKER_DEFAULT_COUNT if replication_factor is None else replication_factor,
                 config=settings,
             )
 
@@ -147,7 +147,7 @@ def describe(
 
     async def work() -> dict[str, Any]:
         async with connect(bootstrap_servers) as client:
-            return await _description(client, topic)
+            return await _describe_topic(client, topic)
 
     found = run(work())
     if output is Output.JSON:
@@ -159,11 +159,11 @@ def describe(
             print(f"setting  {name}={setting['value']}")
     show_table(
         PARTITION_COLUMNS,
-        [[cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
+        [[format_cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
     )
 
 
-async def _description(client: Client, topic: str) -> dict[str, Any]:
+async def _describe_topic(client: Client, topic: str) -> dict[str, Any]:
     from uuid import UUID
 
     from mansio.client.types import TopicPartition
@@ -219,7 +219,7 @@ def alter(
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
     """Add partitions to a topic or change its settings; other settings are not changed."""
-    changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
+    changes: dict[str, str | None] = dict(parse_name_values(config or (), "--config"))
     changes.update(dict.fromkeys(unset or (), None))
     if partitions is None and not changes:
         usage_error("give --partitions, --config or --unset", "alter")
@@ -237,7 +237,7 @@ def alter(
 @app.command("delete-records")
 def delete_records(
     topic: NameArgument,
-    before: Annotated[str, typer.Option("--before", metavar="WHERE", help=BEFORE_HELP)],
+    before: Annotated[str, typer.Option("--before", metavar="WHERE", help=BEFORE_OPTION_HELP)],
     partition: PartitionsOption = None,
     dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
@@ -248,7 +248,7 @@ def delete_records(
     One row per partition. If a partition fails, ERROR has the reason, the others continue, and the exit code is 1. An
     offset below a partition's start deletes nothing; one beyond its end is rejected.
     """
-    where = _before(before)
+    where = parse_before_option(before)
 
     async def work() -> list[dict[str, Any]]:
 
@@ -262,8 +262,8 @@ def delete_records(
         raise typer.Exit(print_error(f"{failed} of {len(rows)} partitions failed: see ERROR"))
 
 
-def _before(text: str) -> Any:
-    """The value of `--before` for `Admin.delete_records`."""
+def parse_before_option(text: str) -> Any:
+    """Parse the option `--before` for `Admin.delete_records`: `end`, an offset, or a time; exit code 2 if invalid."""
     if text == "end":
         return text
     try:
@@ -271,8 +271,8 @@ def _before(text: str) -> Any:
     except (ValueError, OverflowError):
         target = None
     if target is None or target.kind not in ("offset", "time"):
-        usage_error(f"{text!r} is none of: {BEFORE_HELP}", "--before")
-    if (note := timestamp_hint(target)) is not None:
+        usage_error(f"{text!r} is none of: {BEFORE_OPTION_HELP}", "--before")
+    if (note := missing_at_sign_hint(target)) is not None:
         print_error(note)
     return target.arguments()["to"]
 
@@ -308,11 +308,11 @@ def delete(
 
 T = TypeVar("T")
 
-AT_ONCE_MAX: Final = 16
+CONCURRENT_REQUESTS_MAX: Final = 16
 """Maximum number of concurrent requests for single partitions."""
 
-GROUPS_ASKED_MAX: Final = 1_000
-"""Maximum number of groups searched for the pipeline that prevents a deletion."""
+SEARCHED_GROUPS_MAX: Final = 1_000
+"""Maximum number of groups that are searched for the pipeline that prevents a deletion."""
 
 
 async def delete_partition_records(
@@ -325,7 +325,7 @@ async def delete_partition_records(
     from mansio.client.types import TopicPartition
 
     view = await client.admin.describe_topic(topic)
-    await _check_allowed(client, view)
+    await _check_deletable(client, view)
     known = {partition.index for partition in view.partitions}
     outcomes: dict[TopicPartition, int | MansioError] = {}
     for index in sorted(set(indexes) or known):
@@ -341,18 +341,19 @@ async def delete_partition_records(
     async def delete(partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return await client.admin.delete_records(partitions, before=before, dry_run=dry_run)
 
-    starts = await for_each(chosen, starts_of)
+    starts = await request_for_each(chosen, starts_of)
     outcomes.update(starts)
-    outcomes.update(await for_each([one for one in chosen if isinstance(starts[one], int)], delete))
+    outcomes.update(await request_for_each([one for one in chosen if isinstance(starts[one], int)], delete))
     await _name_holding_pipelines(client, outcomes, dry_run=dry_run)
-    return [_row(one, starts.get(one), outcome) for one, outcome in outcomes.items()]
+    return [_deletion_row(one, starts.get(one), outcome) for one, outcome in outcomes.items()]
 
 
 async def _name_holding_pipelines(
     client: Client, outcomes: dict[TopicPartition, int | MansioError], *, dry_run: bool
 ) -> None:
-    """Name the pipeline that still needs the records: the protocol has no field for the reason. A dry run checks
-    before; it does not know the limits of retention holds, so it may name one that no longer applies.
+    """Replace the error of a deletion that a retention hold prevents by one that names the pipeline: the response has
+    no field for it. A dry run does not know the limits of retention holds, so it may name a hold that no longer
+    applies.
     """
     candidates = {
         one: outcome
@@ -363,7 +364,7 @@ async def _name_holding_pipelines(
         return
     from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_name_of
 
-    for group in (await client.admin.list_groups())[:GROUPS_ASKED_MAX]:
+    for group in (await client.admin.list_groups())[:SEARCHED_GROUPS_MAX]:
         pipeline = pipeline_name_of(group.group_id)
         if pipeline is None:
             continue
@@ -378,8 +379,10 @@ async def _name_holding_pipelines(
                 )
 
 
-async def _check_allowed(client: Client, view: TopicDescription) -> None:
-    """The broker's rules for whole topics, checked here so that a dry run applies them too."""
+async def _check_deletable(client: Client, view: TopicDescription) -> None:
+    """Check the broker's rules for the whole topic. The command checks them itself, so that a dry run applies
+    them too.
+    """
     if view.is_internal:
         raise InvalidTopic(f"{view.name} is an internal topic: its records cannot be deleted")
     policy = (await client.admin.describe_config(view.name)).get("cleanup.policy")
@@ -389,12 +392,12 @@ async def _check_allowed(client: Client, view: TopicDescription) -> None:
         )
 
 
-async def for_each(
+async def request_for_each(
     partitions: list[TopicPartition],
     request: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, T]]],
 ) -> dict[TopicPartition, T | MansioError]:
-    """The result of `request`, or its error, for each partition. All partitions are requested at once, and after a
-    failure one by one, to find the failing one; so repeating a request must be harmless.
+    """The result of `request`, or its error, for each partition. First one request has all partitions. If it fails,
+    each partition is requested separately, to find the failing ones; so `request` must be idempotent.
     """
     if not partitions:
         return {}
@@ -405,7 +408,7 @@ async def for_each(
             return {partitions[0]: error}
     import asyncio
 
-    semaphore = asyncio.Semaphore(AT_ONCE_MAX)
+    semaphore = asyncio.Semaphore(CONCURRENT_REQUESTS_MAX)
 
     async def request_one(one: TopicPartition) -> T | MansioError:
         async with semaphore:
@@ -418,7 +421,9 @@ async def for_each(
     return dict(zip(partitions, responses, strict=True))
 
 
-def _row(one: TopicPartition, start: int | MansioError | None, outcome: int | MansioError) -> dict[str, Any]:
+def _deletion_row(
+    one: TopicPartition, start: int | MansioError | None, outcome: int | MansioError
+) -> dict[str, Any]:
     old = start if isinstance(start, int) else None
     new = outcome if isinstance(outcome, int) else None
     return {

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.support.common import key_values, usage_error
+from mansio.cli.support.common import parse_name_values, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 from mansio.errors import ConfigError
 
@@ -69,7 +69,7 @@ def show(
     show_rows(output, rows, ["name", "value", "unit", "origin"], empty="no settings")
 
 
-FLAGS = {
+SETTING_FLAGS = {
     "data_dir": "--data",
     "listeners": "--kafka",
     "advertised_listeners": "--advertise",
@@ -79,7 +79,7 @@ FLAGS = {
     "etcd_endpoints": "--etcd",
     "etcd_join": "--join",
 }
-"""Settings with a flag of their own."""
+"""The flag of each setting that has one."""
 
 DataOption = Annotated[
     str | None,
@@ -151,14 +151,15 @@ SetOption = Annotated[
 
 
 def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list[str] | None) -> Settings:
-    """The settings from flags, environment and file. `named`: settings with a flag of their own; None: not given.
+    """Load the settings of a broker from flags, environment and file. `named`: settings that have a flag; None: not
+    given.
 
     An invalid flag is a usage error (exit code 2); other invalid settings raise `ConfigError`.
     """
     from mansio.config.settings import Origin
     from mansio.config.sources import load_settings
 
-    flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
+    flags: dict[str, Any] = dict(parse_name_values(set_ or (), "--set"))
     flags.update({name: value for name, value in named.items() if value is not None})
     try:
         return load_settings(config, flags)
@@ -166,5 +167,5 @@ def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list
         message = error.message.removesuffix(f" (from the {Origin.FLAG})")
         if message != error.message:
             name = message.partition(":")[0]
-            usage_error(message, "--set" if named.get(name) is None else FLAGS[name])
+            usage_error(message, "--set" if named.get(name) is None else SETTING_FLAGS[name])
         raise

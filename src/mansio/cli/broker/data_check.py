@@ -1,4 +1,4 @@
-"""`mansio data check DIR`: offline check and repair of a data directory, as fsck.
+"""`mansio data check DIR`: offline check and repair of a data directory, similar to fsck.
 
 Prints one line per finding, worst first, a damage map of each damaged partition, and a table per topic.
 Exit codes: 0 no damage; 1 damage; 2 not checked (a broker uses the directory, or it is not a data directory). A missing
@@ -30,13 +30,13 @@ DAMAGE_MAP_CELLS = 60
 DAMAGE_MAPS_MAX = 50
 FINDINGS_SHOWN_MAX = 1000
 
-MISSING = "missing"
-"""`Finding.what` of a missing file that can be rebuilt from the records."""
+MISSING_FILE = "missing"
+"""Value of `Finding.what` for a missing file that can be rebuilt from the records."""
 
 GOOD, DAMAGED, TORN = "good", "damaged", "torn"
-PLAIN_CELLS = {GOOD: "=", DAMAGED: "X", TORN: "~"}
-COLOURED_CELLS = {GOOD: ("━", "green"), DAMAGED: ("█", "bold red"), TORN: ("╌", "yellow")}
-STYLES = {"damage": "bold red", "rebuild": "yellow", "note": "dim"}
+PLAIN_MAP_CELLS = {GOOD: "=", DAMAGED: "X", TORN: "~"}
+COLOURED_MAP_CELLS = {GOOD: ("━", "green"), DAMAGED: ("█", "bold red"), TORN: ("╌", "yellow")}
+SEVERITY_STYLES = {"damage": "bold red", "rebuild": "yellow", "note": "dim"}
 
 
 app = typer.Typer(no_args_is_help=True, help="Check and repair stored data.")
@@ -67,7 +67,7 @@ def check(
     from mansio.errors import StorageError
 
     try:
-        diagnosis = _examine(directory, repair)
+        diagnosis = _check_with_progress(directory, repair)
     except StorageError as error:
         print_error(_failure_message(error, directory))
         raise typer.Exit(NOT_CHECKED_EXIT_CODE) from None
@@ -78,11 +78,11 @@ def check(
         show_json(_as_json(diagnosis))
     else:
         _show(diagnosis)
-    raise typer.Exit(0 if is_sound(diagnosis) else DAMAGED_EXIT_CODE)
+    raise typer.Exit(0 if is_undamaged(diagnosis) else DAMAGED_EXIT_CODE)
 
 
-def is_sound(diagnosis: DataCheckReport) -> bool:
-    """Whether a broker opens it without loss, and nothing in it is worth a person's attention."""
+def is_undamaged(diagnosis: DataCheckReport) -> bool:
+    """Whether the directory has no damage: a broker opens it without loss, and rebuilds all missing files itself."""
     if diagnosis.clean:
         return True
     left_out = any(one.log.omitted_finding_count for one in diagnosis.partitions)
@@ -95,11 +95,11 @@ def is_sound(diagnosis: DataCheckReport) -> bool:
 def _is_rebuilt_by_broker(finding: Finding) -> bool:
     """Whether the finding is a missing file that a broker creates again. A checkpoint is not one of these files:
     without it the durable end of the log is unknown, and a killed broker does not lose it."""
-    is_missing = finding.severity == "rebuild" and finding.what == MISSING and not finding.repaired
+    is_missing = finding.severity == "rebuild" and finding.what == MISSING_FILE and not finding.repaired
     return is_missing and not finding.path.endswith("/checkpoint")
 
 
-def _examine(directory: str, repair: bool) -> DataCheckReport:
+def _check_with_progress(directory: str, repair: bool) -> DataCheckReport:
     from mansio.broker.maintenance.data_check import NO_PROGRESS, Progress, check_data_directory
     from mansio.host.disk import HostDisk
 
@@ -133,13 +133,13 @@ def _failure_message(error: Exception, directory: str) -> str:
     return str(error)
 
 
-# For programs
+# -- JSON output --------
 
 
 def _as_json(diagnosis: DataCheckReport) -> dict[str, Any]:
     return {
         "data_dir": diagnosis.data_dir,
-        "clean": is_sound(diagnosis),
+        "clean": is_undamaged(diagnosis),
         "findings": [_finding_json(finding) for finding in diagnosis.findings],
         "partitions": [
             {
@@ -189,7 +189,7 @@ def _topic_rows(partitions: Iterable[PartitionReport]) -> list[dict[str, Any]]:
     return [{"topic": topic, **row} for topic, row in sorted(rows.items())]
 
 
-# For people
+# -- text output --------
 
 
 def _show(diagnosis: DataCheckReport) -> None:
@@ -198,13 +198,13 @@ def _show(diagnosis: DataCheckReport) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     shown = 0
-    sound = is_sound(diagnosis)
+    sound = is_undamaged(diagnosis)
     rebuilt_count = sum(map(_is_rebuilt_by_broker, diagnosis.each_finding()))
-    for finding in sorted(diagnosis.each_finding(), key=_rank):
+    for finding in sorted(diagnosis.each_finding(), key=_severity_sort_key):
         if sound and _is_rebuilt_by_broker(finding):
             continue
         if shown < FINDINGS_SHOWN_MAX:
-            console.print(_line(finding, diagnosis.data_dir))
+            console.print(_finding_line(finding, diagnosis.data_dir))
         shown += 1
     left_out = max(shown - FINDINGS_SHOWN_MAX, 0)
     left_out += sum(one.log.omitted_finding_count for one in diagnosis.partitions)
@@ -213,7 +213,7 @@ def _show(diagnosis: DataCheckReport) -> None:
     damaged = [one for one in diagnosis.partitions if one.log.bad_ranges]
     if damaged:
         width = max(len(f"{one.topic}-{one.partition}") for one in damaged[:DAMAGE_MAPS_MAX])
-        cells = _cells(console.is_terminal)
+        cells = _map_cells(console.is_terminal)
         legend = "   ".join(f"{cells[state][0]} {state}" for state in (GOOD, DAMAGED, TORN))
         console.print(Text(f"\n{legend}   (one line per partition, from its first byte to its last)"))
     for one in damaged[:DAMAGE_MAPS_MAX]:
@@ -244,18 +244,18 @@ def _show(diagnosis: DataCheckReport) -> None:
     console.print("\nNo damage found." if sound else "\nDamage found: see above.")
 
 
-def _rank(finding: Finding) -> tuple[int, str, int]:
-    return list(STYLES).index(finding.severity), finding.path, finding.position
+def _severity_sort_key(finding: Finding) -> tuple[int, str, int]:
+    return list(SEVERITY_STYLES).index(finding.severity), finding.path, finding.position
 
 
-def _line(finding: Finding, data_dir: str) -> Any:
+def _finding_line(finding: Finding, data_dir: str) -> Any:
     from rich.text import Text
 
     from mansio.logs import escaped
 
     path = escaped(finding.path.removeprefix(data_dir + "/"))
     text = Text.assemble(
-        (finding.severity.upper().ljust(8), STYLES[finding.severity]),
+        (finding.severity.upper().ljust(8), SEVERITY_STYLES[finding.severity]),
         f"{path}: {escaped(finding.what)}; {escaped(finding.meaning)}",
     )
     if finding.repaired:
@@ -263,12 +263,14 @@ def _line(finding: Finding, data_dir: str) -> Any:
     return text
 
 
-def _cells(terminal: bool) -> dict[str, tuple[str, str]]:
-    return COLOURED_CELLS if terminal else {state: (cell, "") for state, cell in PLAIN_CELLS.items()}
+def _map_cells(terminal: bool) -> dict[str, tuple[str, str]]:
+    return COLOURED_MAP_CELLS if terminal else {state: (cell, "") for state, cell in PLAIN_MAP_CELLS.items()}
 
 
 def damage_map(log: LogReport, cells: int = DAMAGE_MAP_CELLS) -> list[str]:
-    """What each of `cells` equal parts of a log is: `damaged` beats `torn` beats `good`, however small the part."""
+    """The state of each of `cells` equal parts of a log: `damaged` if it contains damaged bytes, else `torn` if it
+    contains a torn tail, else `good`.
+    """
     states = [GOOD] * cells
     size = max(log.size_bytes, 1)
     for damaged_range in log.bad_ranges:
@@ -285,5 +287,5 @@ def damage_map(log: LogReport, cells: int = DAMAGE_MAP_CELLS) -> list[str]:
 def _damage_map_text(log: LogReport, terminal: bool) -> Any:
     from rich.text import Text
 
-    cells = _cells(terminal)
+    cells = _map_cells(terminal)
     return Text.assemble(*(cells[state] for state in damage_map(log)))

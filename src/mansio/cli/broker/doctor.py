@@ -35,10 +35,10 @@ KAFKA_PORT: Final = 9092
 HTTP_PORT: Final = 9080
 DEFAULT_DATA_DIR: Final = "mansio-data"
 PROBLEM_EXIT_CODE: Final = 1
-FLUSHES: Final = 20
-FLUSH_BYTES: Final = 4096
+MEASURED_FLUSHES: Final = 20
+MEASURED_FLUSH_BYTES: Final = 4096
 SLOW_FLUSH_MS: Final = 20.0
-"""A group commit cannot be faster than one flush: with slower ones acks=all becomes slow."""
+"""Flush time above which the check reports a note: a request with acks=all waits for at least one flush."""
 OPEN_FILES_MIN: Final = 65_536
 VOLATILE_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 
@@ -53,7 +53,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the report."""
+    """Result of one check: a line of the report."""
 
     name: str
     status: Status
@@ -104,7 +104,7 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
 
 
 def check_python() -> Check:
-    """Version, implementation and build; a debug or unoptimized build is a note."""
+    """Check version, implementation and build of Python. A debug or unoptimized build, or no uvloop, is a note."""
     from mansio.version import __version__
 
     text = f"mansio {__version__}, {platform.python_implementation()} {platform.python_version()}"
@@ -120,7 +120,7 @@ def check_python() -> Check:
 
 
 def check_extra(name: str) -> Check:
-    """Whether the packages of an extra are installed."""
+    """Check whether the packages of an extra are installed."""
     missing = missing_modules(name)
     if missing:
         return Check(f"extra {name}", Status.NOTE, missing_extra(name, missing).message)
@@ -128,7 +128,7 @@ def check_extra(name: str) -> Check:
 
 
 def check_open_files() -> Check:
-    """The limit of open files: every connection and every segment in use takes one."""
+    """Check the limit of open files: every connection and every segment in use needs a file descriptor."""
     try:
         import resource
     except ImportError:
@@ -142,7 +142,7 @@ def check_open_files() -> Check:
 
 
 def check_disk(directory: str) -> Check:
-    """Time of one flush (fdatasync) on the disk of `directory`, or of its nearest existing parent."""
+    """Measure the time of a flush (fdatasync) on the disk of `directory`, or of its nearest existing parent."""
     existing = os.path.abspath(directory)
     while not os.path.isdir(existing) and os.path.dirname(existing) != existing:
         existing = os.path.dirname(existing)
@@ -150,7 +150,9 @@ def check_disk(directory: str) -> Check:
         median_ms, slowest_ms = measure_flush_ms(existing)
     except OSError as error:
         return Check("disk", Status.PROBLEM, f"cannot write to {existing}: {error.strerror or error}")
-    detail = f"{existing}: a flush takes {median_ms:.2f} ms (slowest of {FLUSHES}: {slowest_ms:.2f} ms)"
+    detail = (
+        f"{existing}: a flush takes {median_ms:.2f} ms (slowest of {MEASURED_FLUSHES}: {slowest_ms:.2f} ms)"
+    )
     kind = file_system_type(existing)
     if kind in VOLATILE_FILE_SYSTEMS:
         return Check("disk", Status.NOTE, f"{detail}; {kind} keeps data in memory: a restart loses it")
@@ -158,12 +160,14 @@ def check_disk(directory: str) -> Check:
 
 
 def measure_flush_ms(directory: str) -> tuple[float, float]:
-    """Median and maximum duration of `FLUSHES` appends of `FLUSH_BYTES` with fdatasync, in milliseconds."""
+    """Median and maximum duration of `MEASURED_FLUSHES` appends of `MEASURED_FLUSH_BYTES` with fdatasync, in
+    milliseconds.
+    """
     flush = getattr(os, "fdatasync", os.fsync)
     durations = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
-        for _ in range(FLUSHES):
-            file.write(bytes(FLUSH_BYTES))
+        for _ in range(MEASURED_FLUSHES):
+            file.write(bytes(MEASURED_FLUSH_BYTES))
             began = time.perf_counter()
             flush(file.fileno())
             durations.append((time.perf_counter() - began) * 1000)
@@ -172,7 +176,7 @@ def measure_flush_ms(directory: str) -> tuple[float, float]:
 
 
 def file_system_type(directory: str) -> str:
-    """The type of the file system, such as `ext4`; empty where it is unknown."""
+    """The type of the directory's file system, such as `ext4`; empty if it is unknown."""
     found, longest = "", -1
     path = os.path.realpath(directory)
     with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
@@ -185,7 +189,7 @@ def file_system_type(directory: str) -> str:
 
 
 def check_port(name: str, port: int, flag: str) -> Check:
-    """Whether a broker could listen on a default port."""
+    """Check whether a broker could listen on a default port. `flag`: the option that selects another port."""
     import socket
 
     from mansio.host.port_owner import in_use
@@ -200,7 +204,7 @@ def check_port(name: str, port: int, flag: str) -> Check:
 
 
 def check_java() -> Check:
-    """The Java that Spark would use."""
+    """Check whether there is a Java installation that Spark can use."""
     from mansio.spark.session.java import JavaNotFound, find_java
 
     try:
@@ -211,7 +215,7 @@ def check_java() -> Check:
 
 
 def check_etcd() -> Check:
-    """The etcd program that brokers with `--join` and `mansio dev-cluster` run."""
+    """Check whether there is an etcd program, which brokers with `--join` and `mansio dev-cluster` need."""
     from mansio.errors import MansioError
 
     try:
@@ -224,7 +228,7 @@ def check_etcd() -> Check:
 
 
 def check_broker(bootstrap_servers: str) -> Check:
-    """Whether a broker answers. Without an address of the user's own a missing broker is a note."""
+    """Check whether a broker responds. If the user gave no address, an unreachable broker is only a note."""
     from mansio.errors import MansioError
     from mansio.net.addresses import DEFAULT_BOOTSTRAP_SERVERS
 

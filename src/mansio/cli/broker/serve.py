@@ -48,16 +48,16 @@ if TYPE_CHECKING:
     from mansio.node.broker import Broker
     from mansio.node.etcd_member.member import EtcdMember
 
-CLOSE_S = 5.0
-"""Time for closing the logs after the drain before the process gives up."""
+CLOSE_TIMEOUT_S = 5.0
+"""Time for closing the logs after the drain; then the process ends without closing them."""
 
 LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
-HELD_LINES_INTERVAL_S = 1.0
+SUPPRESSED_LINES_INTERVAL_S = 1.0
 """Interval at which suppressed log lines are released."""
 
 FORCED_EXIT_CODE = 130
-"""After a second signal. Nothing acknowledged is lost; the next start recovers."""
+"""Exit code after a second signal. No acknowledged record is lost; the next start recovers the logs."""
 
 
 def serve(
@@ -105,9 +105,9 @@ def serve(
 
 
 async def _serve(settings: Settings, lines: LineHandler) -> int:
-    """Start, say so, wait for a signal, stop. Returns the exit code.
+    """Start the broker, print its ready line, wait for a signal, and stop. Returns the exit code.
 
-    HTTP comes first, so that a broker which takes its time to recover answers probes (as not ready) meanwhile.
+    The HTTP listener starts first, so that it answers health checks (as not ready) during a long recovery.
     """
     import asyncio
 
@@ -130,8 +130,8 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
         except OSError as error:
             raise ConfigError(_listen_error(error, *settings.http_address, "--http")) from error
     try:
-        member = await _etcd_member(settings, stop)
-        if not stop.is_set() and await _started(broker, stop):
+        member = await _start_etcd_member(settings, stop)
+        if not stop.is_set() and await _start_unless_stopped(broker, stop):
             _tune_garbage_collector()
             view.attach(
                 RunningBroker(broker.service, broker.server, lambda: broker.is_ready, etcd_member=member)
@@ -152,8 +152,10 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     return code
 
 
-async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
-    """This broker's own etcd member, healthy; None without one, or if a stop was requested meanwhile."""
+async def _start_etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
+    """Start this broker's etcd member and return it when it is healthy. None without `etcd_join`, or if `stop` is set
+    first.
+    """
     if not settings.etcd_join:
         return None
     from mansio.node.etcd_settings import create_own_member
@@ -164,8 +166,8 @@ async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | 
 
 
 async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
-    """Run `work` until it completes (True) or `stop` is set: then it is cancelled, and undoes what it started
-    (False).
+    """Run `work` until it completes or `stop` is set; returns whether it completed. If `stop` is set first, `work` is
+    cancelled and has to undo what it started.
     """
     import asyncio
 
@@ -184,7 +186,7 @@ async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Eve
 
 
 async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None:
-    """Once a second, or as often as systemd's watchdog requires."""
+    """Send heartbeats to systemd and release suppressed log lines, at their intervals, until cancelled."""
     import asyncio
 
     next_heartbeat_s = 0.0
@@ -194,7 +196,7 @@ async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None
             manager.heartbeat()
             next_heartbeat_s = loop.time() + manager.heartbeat_interval_s
         lines.release_held()
-        await asyncio.sleep(min(HELD_LINES_INTERVAL_S, manager.heartbeat_interval_s))
+        await asyncio.sleep(min(SUPPRESSED_LINES_INTERVAL_S, manager.heartbeat_interval_s))
 
 
 def _http_server(settings: Settings, view: ServiceStats, address: Address) -> HttpServer:
@@ -223,8 +225,10 @@ def _tune_garbage_collector() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-async def _started(broker: Broker, stop: asyncio.Event) -> bool:
-    """Whether the broker has started: in a cluster that may take arbitrarily long."""
+async def _start_unless_stopped(broker: Broker, stop: asyncio.Event) -> bool:
+    """Start the broker; returns whether it has started. In a cluster, where the start may take long, `stop`
+    cancels it.
+    """
     if not broker.settings.clustered:
         await _start(broker)
         return True
@@ -249,7 +253,9 @@ async def _start(broker: Broker) -> None:
 
 
 def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
-    """Why a port cannot be bound, the process that uses it, and the flag for another port."""
+    """The error message for a port that cannot be bound: the reason or the process that uses it, and the flag for
+    another port.
+    """
     from mansio.host.port_owner import in_use
 
     if error.errno == errno.EADDRINUSE:
@@ -266,13 +272,13 @@ def _print_ready(settings: Settings, broker: Broker, http: tuple[str, int] | Non
 
 
 async def _close(settings: Settings, broker: Broker, http: HttpServer | None) -> int:
-    """Drain and close the Kafka and HTTP listeners concurrently."""
+    """Stop the broker and the HTTP listener concurrently. Returns the exit code: 1 if they did not stop in time."""
     import asyncio
 
     work = [asyncio.ensure_future(broker.stop())]
     if http is not None:
         work.append(asyncio.ensure_future(http.stop()))
-    _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_S)
+    _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_TIMEOUT_S)
     if late:
         return print_error("did not stop in time; the next start recovers the logs that were not closed")
     for one in work:
@@ -301,7 +307,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
 # -- systemd --------
 
 
-START_EXTENSION_S: Final = 30
+START_TIMEOUT_EXTENSION_S: Final = 30
 HEARTBEAT_INTERVAL_S: Final = 5.0
 """Interval of heartbeats, unless the watchdog requires a shorter one."""
 
@@ -310,8 +316,8 @@ class SystemdNotifier:
     """sd_notify messages to systemd (`Type=notify`): ready, stopping, watchdog.
 
     Without `NOTIFY_SOCKET` in the environment nothing is sent. During the start each heartbeat extends the start
-    timeout, so that a long recovery is not considered a hang; afterwards it feeds the watchdog, if the unit has one.
-    Heartbeats run on the broker's event loop: a loop that hangs is detected and the broker restarted.
+    timeout, so that systemd does not end a long recovery; afterwards it resets the watchdog, if the unit has one.
+    Heartbeats run on the broker's event loop, so systemd restarts a broker whose event loop hangs.
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
@@ -336,17 +342,17 @@ class SystemdNotifier:
     def heartbeat(self) -> None:
         """Send a heartbeat. Call it every `heartbeat_interval_s`."""
         if not self._ready:
-            self._send(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1_000_000}\nSTATUS=reading logs")
+            self._send(f"EXTEND_TIMEOUT_USEC={START_TIMEOUT_EXTENSION_S * 1_000_000}\nSTATUS=reading logs")
         elif self._has_watchdog:
             self._send("WATCHDOG=1")
 
     def ready(self, status: str) -> None:
-        """All ports accept connections."""
+        """Notify systemd that all ports accept connections."""
         self._ready = True
         self._send(f"READY=1\nSTATUS={status}")
 
     def stopping(self) -> None:
-        """No new work is accepted."""
+        """Notify systemd that the broker stops and accepts no new requests."""
         self._send("STOPPING=1\nSTATUS=draining")
 
     def close(self) -> None:

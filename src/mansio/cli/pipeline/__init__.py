@@ -3,7 +3,7 @@
 Each module of this package adds its commands by `register(app)`.
 
 Invariants:
-* The modules are imported when a job or the list of jobs is requested, not for `mansio --help`.
+* The modules are imported for `mansio pipeline`, not for other commands or `mansio --help`.
 * No module imports Spark before its command runs.
 """
 
@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SAFE_PATH = "PYTHONSAFEPATH"
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 
 MasterOption = Annotated[
     str | None,
@@ -42,15 +42,15 @@ def start_session(master: str | None, name: str, **settings: str) -> SparkSessio
     """
     from mansio.spark.session import session
 
-    before = os.environ.get(SAFE_PATH)
-    os.environ[SAFE_PATH] = "1"
+    before = os.environ.get(SAFE_PATH_VARIABLE)
+    os.environ[SAFE_PATH_VARIABLE] = "1"
     try:
         return session(master, name, **settings)
     finally:
         if before is None:
-            del os.environ[SAFE_PATH]
+            del os.environ[SAFE_PATH_VARIABLE]
         else:
-            os.environ[SAFE_PATH] = before
+            os.environ[SAFE_PATH_VARIABLE] = before
 
 
 class LazyCommandGroup(TyperGroup):
@@ -60,18 +60,18 @@ class LazyCommandGroup(TyperGroup):
 
     @property
     def commands(self) -> MutableMapping[str, Any]:
-        """Commands by name; imports all jobs."""
+        """The commands of `mansio pipeline` by name; the first access imports all modules of this package."""
         if self._loaded is None:
             self._loaded = dict(typer.main.get_group(load_commands()).commands)
         return self._loaded
 
     @commands.setter
     def commands(self, _commands: MutableMapping[str, Any]) -> None:
-        """Has no effect: the commands are the modules of this package."""
+        """Do nothing: the commands are defined by the modules of this package."""
 
 
 def load_commands() -> typer.Typer:
-    """All jobs as commands of one app."""
+    """Import all modules of this package and register their commands in one app."""
     found = typer.Typer(rich_markup_mode=None)
     found.callback()(command_group)
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):

@@ -1,7 +1,7 @@
 """`mansio pipeline archive TOPIC`: copies a topic to an Iceberg table, exactly once, continuously or up to now.
 
 Invariants:
-* It can be killed at any time and restarted with the same command; it resumes from the table.
+* The command can be killed at any time and restarted with the same arguments; it resumes from the table.
 * Progress goes to standard error, the result to standard output.
 """
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
 
 
-class Unreadable(StrEnum):
-    """Handling of unreadable records."""
+class OnUnreadable(StrEnum):
+    """What to do with unreadable records."""
 
     SUSPEND = "suspend"
     SKIP = "skip"
@@ -61,13 +61,13 @@ def archive(
         ),
     ] = False,
     on_unreadable: Annotated[
-        Unreadable,
+        OnUnreadable,
         typer.Option(
             "--on-unreadable",
             help="Records that cannot be read: suspend ends with their offset; skip lists their offsets in the table;"
             " dead-letter also stores them in the table mansio_dead_letters.TOPIC.",
         ),
-    ] = Unreadable.SUSPEND,
+    ] = OnUnreadable.SUSPEND,
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,

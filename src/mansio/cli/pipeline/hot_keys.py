@@ -1,7 +1,7 @@
 """`mansio pipeline hot-keys TOPIC`: most frequent keys, partition skew, and advice.
 
 Invariants:
-* It only reads. A skewed topic is a result, not a failure: the exit code is 0.
+* The command changes nothing. The exit code is 0 also for a skewed topic.
 """
 
 from __future__ import annotations

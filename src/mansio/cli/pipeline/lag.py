@@ -1,7 +1,7 @@
-"""`mansio pipeline lag [NAME]`: positions and lag of pipelines.
+"""`mansio pipeline lag [NAME]`: committed offsets and lag of pipelines.
 
 Invariants:
-* The positions are those that a pipeline published after its last micro-batch; nothing is changed.
+* The committed offsets are those of a pipeline's last complete micro-batch. The command changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import typer
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 
-COLUMNS = ("pipeline", "topic", "partition", "committed", "end", "lag")
+LAG_COLUMNS = ("pipeline", "topic", "partition", "committed", "end", "lag")
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +54,6 @@ def lag(
             }
             for row in rows
         ],
-        COLUMNS,
+        LAG_COLUMNS,
         empty="no pipelines",
     )

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
-from mansio.cli.support.common import UNIT_SECONDS, usage_error
+from mansio.cli.support.common import TIME_UNIT_SECONDS, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.maintain import MaintenanceReport
 
-SIZE = re.compile(r"(\d+)\s*(|K|M|G)i?B?", re.IGNORECASE)
+SIZE_PATTERN = re.compile(r"(\d+)\s*(|K|M|G)i?B?", re.IGNORECASE)
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-SPAN = re.compile(r"(\d+)(ms|s|m|h|d)")
-SMALLEST_TARGET_BYTES = 1 << 20
-SHORTEST_GRACE_S = 600
+DURATION_PATTERN = re.compile(r"(\d+)(ms|s|m|h|d)")
+TARGET_BYTES_MIN = 1 << 20
+GRACE_S_MIN = 600
 
 
 def register(app: typer.Typer) -> None:
@@ -67,8 +67,8 @@ def maintain(
     Runs concurrently with the archive and its readers. Files are deleted by the first run that finds them unreferenced
     for the grace time, so run it regularly.
     """
-    target_bytes, grace_s = _size(target_size), _duration_s(grace)
-    if grace_s < SHORTEST_GRACE_S and not force:
+    target_bytes, grace_s = _parse_size(target_size), _parse_duration_s(grace)
+    if grace_s < GRACE_S_MIN and not force:
         usage_error("below 10m a running reader or batch may lose its files; --force allows it", "--grace")
     table = open_archive(topic, warehouse, catalog)
     from mansio.spark.jobs.maintain import maintain as run_maintenance
@@ -95,18 +95,18 @@ def _rows(report: MaintenanceReport) -> list[tuple[str, str, str]]:
     ]
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     """Parse a size such as 256MB, in bytes; units are powers of 1,024."""
-    found = SIZE.fullmatch(text.strip())
+    found = SIZE_PATTERN.fullmatch(text.strip())
     size = int(found[1]) * SIZE_UNITS[found[2].upper()] if found else 0
-    if size < SMALLEST_TARGET_BYTES:
+    if size < TARGET_BYTES_MIN:
         usage_error(f"{text!r} is not a size of at least 1MB; example: 256MB", "--target-size")
     return size
 
 
-def _duration_s(text: str) -> float:
+def _parse_duration_s(text: str) -> float:
     """Parse a duration such as 1h, in seconds."""
-    found = SPAN.fullmatch(text.strip())
+    found = DURATION_PATTERN.fullmatch(text.strip())
     if found is None:
         usage_error(f"{text!r} is not a duration; examples: 1h, 30m, 2d", "--grace")
-    return int(found[1]) * UNIT_SECONDS[found[2]]
+    return int(found[1]) * TIME_UNIT_SECONDS[found[2]]

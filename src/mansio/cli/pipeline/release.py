@@ -1,8 +1,8 @@
 """`mansio pipeline release NAME`: removes the retention holds of a pipeline that will not run again.
 
 Invariants:
-* Only offsets with a retention hold are deleted, and the broker has stored that when the command ends.
-* A running pipeline sets its holds again with its next commit; it resumes from its checkpoint or table.
+* Only committed offsets with a retention hold are deleted. The deletion is durable when the command ends.
+* A running pipeline sets its holds again with its next commit. A later run resumes from its checkpoint or table.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mansio.wire.internal_records.hold_metadata import (
 if TYPE_CHECKING:
     from mansio.client import Client
 
-COLUMNS = ("topic", "partition", "committed", "end", "held")
+RELEASE_COLUMNS = ("topic", "partition", "committed", "end", "held")
 
 
 def register(app: typer.Typer) -> None:
@@ -53,14 +53,14 @@ def release(
         async with connect(bootstrap_servers) as client:
             return await _release(client, name, dry_run=dry_run)
 
-    show_rows(output, run(work()), COLUMNS, empty=f"pipeline {name} holds nothing")
+    show_rows(output, run(work()), RELEASE_COLUMNS, empty=f"pipeline {name} holds nothing")
 
 
 async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str, Any]]:
     group = pipeline_group_id(name)
     offsets = await client.admin.group_offsets(group)
     if not offsets:
-        raise GroupIdNotFound(await _unknown(client, name))
+        raise GroupIdNotFound(await _unknown_pipeline_message(client, name))
     held = [place for place, committed in sorted(offsets.items()) if parse_hold_metadata(committed.metadata)]
     lags = await client.admin.group_lag(group)
     rows = []
@@ -83,8 +83,8 @@ async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str
     return rows
 
 
-async def _unknown(client: Client, name: str) -> str:
-    """The message for an unknown pipeline, with the known ones."""
+async def _unknown_pipeline_message(client: Client, name: str) -> str:
+    """The error message for an unknown pipeline, with the names of the known pipelines."""
     try:
         groups = [group.group_id for group in await client.admin.list_groups()]
     except MansioError:

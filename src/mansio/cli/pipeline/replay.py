@@ -11,15 +11,15 @@ from mansio.cli.support.archive_options import (
     CatalogOption,
     WarehouseOption,
     open_archive,
-    selection_option,
-    version_option,
+    parse_version_option,
+    select_records,
 )
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
-    RELATIVE_TIME,
+    RELATIVE_TIME_PATTERN,
     BootstrapServersOption,
     PartitionsOption,
-    time_option,
+    parse_time_option,
     usage_error,
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
@@ -27,7 +27,7 @@ from mansio.cli.support.formatting import Output, OutputOption, show_rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COLUMNS = ("topic", "partition", "there_already", "written")
+REPLAY_COLUMNS = ("topic", "partition", "there_already", "written")
 
 
 def register(app: typer.Typer) -> None:
@@ -69,10 +69,10 @@ def replay(
     A repeated run adds nothing, and an interrupted one resumes: records that the target already has, in order, are not
     written again. Without --include-deleted only records that TOPIC itself still has are written.
     """
-    from_ms, to_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
+    from_ms, to_ms = parse_time_option(from_time, "--from-time"), parse_time_option(to_time, "--to-time")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         usage_error("must be later than --from-time", "--to-time")
-    if to == topic and RELATIVE_TIME.fullmatch(from_snapshot):
+    if to == topic and RELATIVE_TIME_PATTERN.fullmatch(from_snapshot):
         usage_error(
             "a replay into the topic itself requires a fixed version, because a relative time would include the copies"
             " in a later run; give a date, a snapshot's id or a tag",
@@ -85,8 +85,8 @@ def replay(
         table,
         bootstrap_servers,
         to,
-        selection_option(partition, from_ms, to_ms),
-        version=version_option(table, from_snapshot, "--from-snapshot"),
+        select_records(partition, from_ms, to_ms),
+        version=parse_version_option(table, from_snapshot, "--from-snapshot"),
         include_deleted=include_deleted,
         progress=_progress() if sys.stderr.isatty() else None,
     )
@@ -99,11 +99,11 @@ def replay(
         }
         for one in report.partitions
     ]
-    show_rows(output, rows, COLUMNS, empty="the archive has no such records")
+    show_rows(output, rows, REPLAY_COLUMNS, empty="the archive has no such records")
 
 
 def _progress() -> Callable[[int], None]:
-    """A progress line on a terminal."""
+    """A function that prints the number of replayed records on a terminal."""
     written = 0
 
     def show(count: int) -> None:

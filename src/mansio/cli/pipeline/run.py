@@ -1,7 +1,7 @@
 """`mansio pipeline run FILE`: a user's function on DataFrames, from topics to a topic or a table.
 
 Invariants:
-* It can be stopped or killed at any time and restarted with the same command.
+* The command can be stopped or killed at any time and restarted with the same arguments.
 * Progress goes to standard error, the result to standard output.
 """
 
@@ -19,7 +19,7 @@ from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
-    key_values,
+    parse_name_values,
     usage_error,
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_json
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.run import BatchProgress, PipelineResult
 
 
-class Start(StrEnum):
+class StartPosition(StrEnum):
     """Start position of a pipeline without a checkpoint."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
 
 
-class Mode(StrEnum):
+class OutputMode(StrEnum):
     """Spark's output modes that a topic supports."""
 
     APPEND = "append"
@@ -86,15 +86,15 @@ def run(
         float, typer.Option("--trigger", min=0, metavar="SECONDS", help="Minimum interval between batches.")
     ] = 1.0,
     start: Annotated[
-        Start, typer.Option("--from", help="Start position without a checkpoint.")
-    ] = Start.EARLIEST,
+        StartPosition, typer.Option("--from", help="Start position without a checkpoint.")
+    ] = StartPosition.EARLIEST,
     records_max: Annotated[
         int | None,
         typer.Option("--max-records", min=1, metavar="N", help="Maximum number of records in one batch."),
     ] = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="append: final rows; update: changed rows.")
-    ] = Mode.APPEND,
+        OutputMode, typer.Option("--mode", help="append: final rows; update: changed rows.")
+    ] = OutputMode.APPEND,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
@@ -116,8 +116,8 @@ def run(
     """
     if (to is None) == (to_table is None):
         usage_error("give one of them", "--to / --to-table")
-    settings = dict(key_values(conf or (), "--conf"))
-    options = dict(key_values(option or (), "--option"))
+    settings = dict(parse_name_values(conf or (), "--conf"))
+    options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
 
     from mansio.spark.jobs.pipeline_file import load_pipeline_file
@@ -150,7 +150,7 @@ def run(
 
 
 def absolute_location(directory: str) -> str:
-    """A location that does not depend on the current directory: a path becomes absolute, an address is unchanged."""
+    """Make a path absolute; an address such as `s3://...` is returned unchanged."""
     return directory if "://" in directory else os.path.abspath(directory)
 
 

@@ -74,14 +74,14 @@ def schema_check(
             usage_error("requires a topic and --schema", "--quarantine")
         _check_versions(target, compatibility, output)
     else:
-        _check_records(target, _read(schema), quarantine, master, output, bootstrap_servers)
+        _check_records(target, _read_schema(schema), quarantine, master, output, bootstrap_servers)
 
 
 def _check_versions(directory: str, compatibility: Compatibility, output: Output) -> None:
     if not os.path.isdir(directory):
         usage_error(f"{directory} is not a directory; a topic requires --schema FILE", "DIR|TOPIC")
-    names = sorted((name for name in os.listdir(directory) if name.endswith(".json")), key=_natural)
-    versions = [(name.removesuffix(".json"), _read(os.path.join(directory, name))) for name in names]
+    names = sorted((name for name in os.listdir(directory) if name.endswith(".json")), key=_version_sort_key)
+    versions = [(name.removesuffix(".json"), _read_schema(os.path.join(directory, name))) for name in names]
     if len(versions) < 2:
         usage_error(
             f"{directory} has {len(versions)} versions (*.json); at least two are required", "DIR|TOPIC"
@@ -104,12 +104,12 @@ def _check_versions(directory: str, compatibility: Compatibility, output: Output
         raise typer.Exit(1)
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort key: v2 before v10."""
+def _version_sort_key(name: str) -> list[tuple[int, str]]:
+    """Sort key of a file name that orders numbers by value: v2 before v10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _read(path: str) -> Any:
+def _read_schema(path: str) -> Any:
     from mansio.errors import ConfigError
 
     try:

@@ -1,6 +1,6 @@
 """`mansio consume`: prints records, by default as raw values.
 
-It follows the topic until Ctrl-C, as kcat does, unless `--exit-at-end`, `--to-time` or `--max` limits it.
+The command reads until Ctrl-C, as kcat does, unless `--exit-at-end`, `--to-time` or `--max` limits it.
 
 Invariants:
 * A group's committed offsets cover only records that were printed and flushed.
@@ -18,7 +18,7 @@ from mansio.cli.records.consume_shares import (
     Disposition,
     ShareConsumeCommand,
     check_share_group_options,
-    disposition_of,
+    select_disposition,
 )
 from mansio.cli.records.consume_snapshot import SnapshotConsumeCommand
 from mansio.cli.support.archive_options import CatalogOption
@@ -28,15 +28,15 @@ from mansio.cli.support.common import (
     PartitionsOption,
     connect,
     parse_time,
+    parse_time_option,
     run,
-    time_option,
-    unescape,
+    unescape_separator,
     usage_error,
 )
 from mansio.cli.support.formatting import Output
 
 if TYPE_CHECKING:
-    from mansio.cli.support.formatting import Printer
+    from mansio.cli.support.formatting import RecordPrinter
     from mansio.client import Client
 
 
@@ -159,7 +159,7 @@ def consume(
     Values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
-    from mansio.cli.support.formatting import Printer
+    from mansio.cli.support.formatting import RecordPrinter
 
     if sum((from_beginning, from_offset is not None, from_time is not None)) > 1:
         usage_error("only one of --from-beginning, --from-offset, --from-time", "--from-...")
@@ -169,7 +169,7 @@ def consume(
         )
     if group is not None and partition:
         usage_error("a group assigns the partitions itself", "--partition")
-    disposition = disposition_of(
+    disposition = select_disposition(
         {
             Disposition.ACK: ack,
             Disposition.RELEASE: release,
@@ -178,11 +178,11 @@ def consume(
         },
         share_group,
     )
-    start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
-    printer = Printer(
+    start_ms, stop_ms = parse_time_option(from_time, "--from-time"), parse_time_option(to_time, "--to-time")
+    printer = RecordPrinter(
         output,
-        delimiter=unescape(delimiter),
-        key_separator=None if key_separator is None else unescape(key_separator),
+        delimiter=unescape_separator(delimiter),
+        key_separator=None if key_separator is None else unescape_separator(key_separator),
     )
     if share_group is not None:
         given = {
@@ -221,7 +221,9 @@ def consume(
 
 @dataclass(frozen=True, slots=True)
 class ConsumeCommand:
-    """What to read. `start` is "earliest", "latest", a time, or an offset (negative: relative to the end)."""
+    """A run of `mansio consume` without a share group. `start`: "earliest", "latest", a time, or an offset; a negative
+    offset is relative to the end. `stop_ms`: time at which to stop. `has_end`: whether to stop at the current end.
+    """
 
     topic: str
     partitions: tuple[int, ...]
@@ -231,8 +233,8 @@ class ConsumeCommand:
     has_end: bool
     limit: int | None
 
-    async def perform(self, bootstrap_servers: str, printer: Printer) -> None:
-        """Print until the limit, or until interrupted."""
+    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> None:
+        """Print records until the end or the limit is reached, or until interrupted."""
         from mansio.cli.support.common import run_unless_deleted
         from mansio.client.types import TopicPartition
 
@@ -255,7 +257,9 @@ class ConsumeCommand:
             await run_unless_deleted(client, self.topic, read())
 
     async def _start(self, client: Client) -> Any:
-        """Start offset of each partition, limited to its log; a negative offset is relative to its end."""
+        """The argument `from_` of `Client.consume`: an offset is converted to one for each partition, limited to its
+        log.
+        """
         from mansio.client.types import TopicPartition
 
         if not isinstance(self.start, int):

@@ -1,8 +1,8 @@
 """`mansio consume --share-group`: prints leased records, then acknowledges, releases or rejects them.
 
 Invariants:
-* A record is acknowledged, released or rejected only after it was printed and flushed.
-* Records that were leased and not printed, or are held, are released when the command ends.
+* A record is acknowledged, released or rejected only after it was printed and the output was flushed.
+* Leased records that were not printed, and records held by `--hold`, are released when the command ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from mansio.cli.support.common import connect, print_error, usage_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.cli.support.formatting import Printer
+    from mansio.cli.support.formatting import RecordPrinter
     from mansio.client import Client, Leased, Receiver
 
-POLL_MS: Final = 200
-RECORDS_MAX: Final = 500
+POLL_TIMEOUT_MS: Final = 200
+LEASED_RECORDS_MAX: Final = 500
 """Maximum number of records leased at a time."""
 HELD_RECORDS_MAX: Final = 100_000
-HELD_MS_MAX: Final = 365 * 24 * 3600 * 1000
+HELD_LEASE_MS_MAX: Final = 365 * 24 * 3600 * 1000
 
 
 class Disposition(StrEnum):
@@ -35,8 +35,8 @@ class Disposition(StrEnum):
     HOLD = "hold"
 
 
-def disposition_of(flags: Mapping[Disposition, bool], share_group: str | None) -> Disposition:
-    """The disposition from the flags; exit code 2 for more than one, or for one without a share group."""
+def select_disposition(flags: Mapping[Disposition, bool], share_group: str | None) -> Disposition:
+    """The disposition that the flags select; exit code 2 for several flags, and for a flag without a share group."""
     chosen = [disposition for disposition, is_given in flags.items() if is_given]
     if chosen and share_group is None:
         usage_error("this is for a share group: name it with --share-group", f"--{chosen[0]}")
@@ -46,7 +46,7 @@ def disposition_of(flags: Mapping[Disposition, bool], share_group: str | None) -
 
 
 def check_share_group_options(given: Mapping[str, bool], share_group: str) -> None:
-    """Options that do not apply to share groups; exit code 2."""
+    """Reject options that do not apply to share groups (exit code 2). `given`: whether each option was given."""
     for name, is_given in given.items():
         if is_given and name == "--group":
             usage_error("give either --group or --share-group", name)
@@ -57,7 +57,7 @@ def check_share_group_options(given: Mapping[str, bool], share_group: str) -> No
 
 @dataclass(frozen=True, slots=True)
 class ShareConsumeCommand:
-    """Reading as a member of a share group. `has_end`: until no record is available."""
+    """A run of `mansio consume --share-group`. `has_end`: whether to stop when no record is available."""
 
     topic: str
     group: str
@@ -71,8 +71,8 @@ class ShareConsumeCommand:
                 "--hold ends with Ctrl-C only, because held records are released at the end", "--exit-at-end"
             )
 
-    async def perform(self, bootstrap_servers: str, printer: Printer) -> int:
-        """Print until the end, or until interrupted. Returns the exit code."""
+    async def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> int:
+        """Print records until the end or the limit is reached, or until interrupted. Returns the exit code."""
         from mansio.cli.support.common import run_unless_deleted
 
         lost: list[Leased] = []
@@ -85,19 +85,19 @@ class ShareConsumeCommand:
             )
         return 0
 
-    async def _read(self, client: Client, printer: Printer, lost: list[Leased]) -> None:
+    async def _read(self, client: Client, printer: RecordPrinter, lost: list[Leased]) -> None:
         is_held = self.disposition is Disposition.HOLD
-        batch_max = HELD_RECORDS_MAX if is_held else RECORDS_MAX
+        batch_max = HELD_RECORDS_MAX if is_held else LEASED_RECORDS_MAX
         receiver = client.receive(
             self.topic,
             group=self.group,
             max_records=max(1, batch_max if self.limit is None else min(self.limit, batch_max)),
-            extend_max_ms=HELD_MS_MAX,
+            extend_max_ms=HELD_LEASE_MS_MAX,
         )
         async with receiver:
             remaining = self.limit
             while remaining is None or remaining > 0:
-                messages = await receiver.poll(POLL_MS, max_records=remaining)
+                messages = await receiver.poll(POLL_TIMEOUT_MS, max_records=remaining)
                 if remaining is not None:
                     remaining -= len(messages)
                     if remaining == 0 and not is_held:
@@ -131,7 +131,7 @@ class ShareConsumeCommand:
         return [one for one in messages if not one.is_acknowledged]
 
     async def _is_at_end(self, client: Client, receiver: Receiver) -> bool:
-        """Whether no record is available to any member, and none is on its way to this one."""
+        """Whether no record is available to any member, and this member has no leased record that is not printed."""
         from mansio.client.types import TopicPartition
 
         topic = await client.admin.describe_topic(self.topic)

@@ -1,11 +1,11 @@
 """`mansio consume TOPIC --from-snapshot`: prints a topic's archive, without Spark.
 
-Reads the archive's files one batch at a time, so it starts immediately and needs little memory. For inspection; use
-pipelines to process all records.
+The archive's files are read one batch at a time, so the command starts immediately and needs little memory. It is for
+inspection; to process all records, use a pipeline.
 
 Invariants:
 * Records are printed by partition, in offset order, in the same format as those of the topic.
-* With deleted records included, no broker is contacted.
+* With `--include-deleted` the command sends no request to a broker.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mansio.cli.support.archive_options import open_archive, selection_option, version_option
+from mansio.cli.support.archive_options import open_archive, parse_version_option, select_records
 from mansio.cli.support.common import connect, run, usage_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.cli.support.formatting import Printer
+    from mansio.cli.support.formatting import RecordPrinter
     from mansio.client.types import Message
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
 
-NO_TIME_MS = -1
-SMALL_BATCH_ROWS = 1024
+NO_TIMESTAMP_MS = -1
+LIMITED_BATCH_ROWS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotConsumeCommand:
-    """What to read of which archive. Times are milliseconds since the epoch, the end exclusive."""
+    """A run of `mansio consume --from-snapshot`. Records are selected by timestamp in [`from_ms`, `to_ms`), in
+    milliseconds since the epoch.
+    """
 
     topic: str
     snapshot: str
@@ -42,15 +44,15 @@ class SnapshotConsumeCommand:
     to_ms: int | None = None
     limit: int | None = None
 
-    def perform(self, bootstrap_servers: str, printer: Printer) -> None:
-        """Print the selection and return. Raises `ArchiveError`; without deleted records also the brokers' errors."""
+    def perform(self, bootstrap_servers: str, printer: RecordPrinter) -> None:
+        """Print the selected records. Raises `ArchiveError`; without `include_deleted` also errors of the brokers."""
         if self.warehouse is None:
             usage_error("required with --from-snapshot", "--warehouse")
         table = open_archive(self.topic, self.warehouse, self.catalog)
-        version = version_option(table, self.snapshot, "--from-snapshot")
-        selection = version.limit_selection(selection_option(list(self.partitions), self.from_ms, self.to_ms))
+        version = parse_version_option(table, self.snapshot, "--from-snapshot")
+        selection = version.limit_selection(select_records(list(self.partitions), self.from_ms, self.to_ms))
         if not self.include_deleted:
-            selection = run(_without_deleted(bootstrap_servers, table, selection))
+            selection = run(_exclude_deleted_records(bootstrap_servers, table, selection))
         remaining = self.limit
         for messages in _messages(table, selection, version.snapshot_id, remaining):
             shown = messages if remaining is None else messages[:remaining]
@@ -61,7 +63,9 @@ class SnapshotConsumeCommand:
                     return
 
 
-async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selection: Selection) -> Selection:
+async def _exclude_deleted_records(
+    bootstrap_servers: str, table: ArchiveTable, selection: Selection
+) -> Selection:
     """The selection without records that the topic has deleted. Raises `UnknownTopicOrPartition` if it does not
     exist.
     """
@@ -80,11 +84,11 @@ async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selectio
 def _messages(
     table: ArchiveTable, selection: Selection, snapshot_id: int | None, limit: int | None
 ) -> Iterator[list[Message]]:
-    """Rows of the archive as messages of the client."""
+    """Read the selected records as messages of the client, in batches."""
     from mansio.client.types import Message
     from mansio.spark.iceberg.table_scan import BATCH_ROWS, scan
 
-    size = BATCH_ROWS if limit is None else max(1, min(limit, SMALL_BATCH_ROWS))
+    size = BATCH_ROWS if limit is None else max(1, min(limit, LIMITED_BATCH_ROWS_MAX))
     if limit == 0:
         return
     for batch in scan(table, selection, snapshot_id=snapshot_id, batch_rows=size):
@@ -94,14 +98,14 @@ def _messages(
         yield [
             Message(table.topic, partition, offset, at, key, value, _headers(headers))
             for at, (partition, offset, key, value, headers) in zip(
-                _times_ms(batch), zip(*columns, strict=True), strict=True
+                _timestamps_ms(batch), zip(*columns, strict=True), strict=True
             )
         ]
 
 
-def _times_ms(batch: Any) -> list[int]:
+def _timestamps_ms(batch: Any) -> list[int]:
     times = batch.column("__timestamp").cast("int64").to_pylist()
-    return [NO_TIME_MS if micros is None else micros // 1000 for micros in times]
+    return [NO_TIMESTAMP_MS if micros is None else micros // 1000 for micros in times]
 
 
 def _headers(headers: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:

@@ -1,9 +1,9 @@
 """`mansio produce`: publishes lines as records.
 
 Invariants:
-* Exit code 0 means that every record was acknowledged as `--acks` requires; otherwise the error has the number.
+* Exit code 0 means that every record was acknowledged as `--acks` requires. Otherwise the error states how many were.
 * Bytes are not changed. A pipe is read only when it has data, so that Ctrl-C is always handled.
-* A record longer than `RECORD_BYTES_MAX` is an error, not a growing buffer.
+* A record longer than `RECORD_BYTES_MAX` raises an error; it is not buffered further.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mansio.cli.support.common import (
     PARTITIONS_MAX,
     BootstrapServersOption,
     connect,
-    key_values,
+    parse_name_values,
     run,
-    unescape,
+    unescape_separator,
     usage_error,
 )
 from mansio.cli.support.formatting import Output
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from mansio.client.producer.producer import Producer
     from mansio.client.types import Headers, RecordMetadata
 
-BAR: Any = 0  # rich numbers its tasks from 0
+PROGRESS_TASK_ID: Any = 0  # rich numbers its tasks from 0
 
 
 class Acks(StrEnum):
-    """Acknowledgement levels: flushed to disk; in the leader's page cache; none."""
+    """Acknowledgement levels. all: flushed to disk; 1: in the leader's page cache; 0: none."""
 
     ALL = "all"
     ONE = "1"
@@ -131,12 +131,12 @@ def produce(
     if key_separator == "":
         usage_error("must not be empty", "--key-separator")
     record_format = RecordFormat(
-        unescape(delimiter),
+        unescape_separator(delimiter),
         None if key is None else key.encode(),
-        None if key_separator is None else unescape(key_separator),
+        None if key_separator is None else unescape_separator(key_separator),
         null,
     )
-    headers = tuple((name, value.encode()) for name, value in key_values(header or (), "--header"))
+    headers = tuple((name, value.encode()) for name, value in parse_name_values(header or (), "--header"))
     options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
     command = ProduceCommand(topic, record_format, headers, partition, ProduceProgress(output))
     if file is None and sys.stdin is None:
@@ -145,7 +145,7 @@ def produce(
 
 
 class ProduceCommand(NamedTuple):
-    """What to publish, and to which topic."""
+    """A run of `mansio produce`."""
 
     topic: str
     record_format: RecordFormat
@@ -154,7 +154,7 @@ class ProduceCommand(NamedTuple):
     report: ProduceProgress
 
     async def perform(self, bootstrap_servers: str, source: BinaryIO, options: dict[str, Any]) -> None:
-        """Read to the end, publish, and wait for all acknowledgements. Raises the first error."""
+        """Publish all records of `source` and wait for their acknowledgements. Raises the first error."""
         from mansio.client.producer.producer import ProducerOptions
 
         async with (
@@ -179,10 +179,10 @@ class ProduceCommand(NamedTuple):
         await self._send(producer, splitter.end(), pending)
 
     async def _send(self, producer: Producer, records: list[bytes], pending: deque[Delivery]) -> None:
-        from mansio.cli.records.produce import key_and_value
+        from mansio.cli.records.produce import split_key_and_value
 
         for number, record_bytes in enumerate(records, self.report.sent + 1):
-            key, value = key_and_value(record_bytes, self.record_format, number)
+            key, value = split_key_and_value(record_bytes, self.record_format, number)
             pending.append(
                 await producer.send(
                     self.topic, value, key=key, headers=self.headers, partition=self.partition
@@ -192,7 +192,9 @@ class ProduceCommand(NamedTuple):
         self._check_deliveries(pending)
 
     def _check_deliveries(self, pending: deque[Delivery]) -> None:
-        """Count acknowledged records, oldest first; raises the first failure with the count."""
+        """Count the acknowledged records at the head of `pending` and remove them. Raises the first failure, with the
+        number of records acknowledged before it.
+        """
         while pending and pending[0].done():
             try:
                 self.report.stored(pending.popleft().result())
@@ -203,7 +205,9 @@ class ProduceCommand(NamedTuple):
 
 
 class ProduceProgress:
-    """Counters, a progress bar on a terminal, and optionally one line per record."""
+    """Counts sent and acknowledged records, shows a progress bar, and prints one line per record if `output` is
+    given.
+    """
 
     def __init__(self, output: Output | None) -> None:
         self.sent = 0
@@ -213,7 +217,7 @@ class ProduceProgress:
 
     @contextlib.contextmanager
     def progress(self, source: BinaryIO) -> Iterator[None]:
-        """Show a bar while the block runs, unless input or standard error is a terminal used for something else."""
+        """Context manager that shows a progress bar, if standard error is a terminal and the input is not."""
         if not sys.stderr.isatty() or source.isatty():
             yield
             return
@@ -234,12 +238,12 @@ class ProduceProgress:
 
     def read(self, count_bytes: int) -> None:
         if self._bar is not None:
-            self._bar.advance(BAR, count_bytes)
+            self._bar.advance(PROGRESS_TASK_ID, count_bytes)
             self._show()
 
     def _show(self) -> None:
         if self._bar is not None:
-            self._bar.update(BAR, acknowledged=self.acknowledged)
+            self._bar.update(PROGRESS_TASK_ID, acknowledged=self.acknowledged)
 
     def stored(self, metadata: RecordMetadata) -> None:
         self.acknowledged += 1
@@ -252,13 +256,14 @@ class ProduceProgress:
 # -- input --------
 
 
-CHUNK_BYTES = 256 * 1024
+READ_CHUNK_BYTES = 256 * 1024
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 
 
 class RecordFormat(NamedTuple):
-    """Conversion of input to records. `delimiter` ends a record (empty: the whole input is one); `key_separator` (or
-    None) separates key and value; `empty_is_null` makes an empty value null (a tombstone).
+    """How the input is converted to records. `delimiter`: ends a record; empty: the whole input is one record. `key`:
+    key of every record. `key_separator`: separates key and value; None: records have no key of their own.
+    `empty_is_null`: whether an empty value becomes null (a tombstone).
     """
 
     delimiter: bytes = b"\n"
@@ -268,7 +273,7 @@ class RecordFormat(NamedTuple):
 
 
 class RecordSplitter:
-    """Splits chunks into complete records."""
+    """Splits the chunks of an input into records at the delimiter."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
@@ -276,7 +281,7 @@ class RecordSplitter:
         self._pending_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The records completed by this chunk."""
+        """Add a chunk; returns the records that it completes."""
         delimiter = self._delimiter
         if not delimiter or (len(delimiter) == 1 and delimiter not in chunk):
             self._buffer(chunk)
@@ -287,7 +292,7 @@ class RecordSplitter:
         return records
 
     def end(self) -> list[bytes]:
-        """The bytes after the last delimiter, if any."""
+        """The last record, which has no delimiter after it; an empty list if there is none."""
         pending = b"".join(self._pending)
         self._pending, self._pending_bytes = [], 0
         return [pending] if pending else []
@@ -299,10 +304,12 @@ class RecordSplitter:
             raise InvalidRecord(f"no delimiter within {RECORD_BYTES_MAX:,} bytes")
 
 
-def key_and_value(
+def split_key_and_value(
     record_bytes: bytes, record_format: RecordFormat, number: int
 ) -> tuple[bytes | None, bytes | None]:
-    """One record as (key, value). `number` counts from 1, for the error of a missing separator."""
+    """Split a record into (key, value). `number`: number of the record, from 1, for the error of a missing
+    separator.
+    """
     key, value = record_format.key, record_bytes
     if record_format.key_separator is not None:
         key, separator, value = record_bytes.partition(record_format.key_separator)
@@ -314,16 +321,16 @@ def key_and_value(
 
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """Chunks of a file, pipe or terminal, until its end."""
+    """Read a file, pipe or terminal in chunks, until its end."""
     while True:
-        await _readable(descriptor)
-        chunk = os.read(descriptor, CHUNK_BYTES)
+        await _wait_until_readable(descriptor)
+        chunk = os.read(descriptor, READ_CHUNK_BYTES)
         if not chunk:
             return
         yield chunk
 
 
-async def _readable(descriptor: int) -> None:
+async def _wait_until_readable(descriptor: int) -> None:
     import asyncio
 
     loop = asyncio.get_running_loop()

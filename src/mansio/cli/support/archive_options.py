@@ -47,9 +47,9 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTabl
     return open_table(catalog, warehouse, topic)
 
 
-def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
-    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 if invalid. Prints the time of the version to
-    standard error if it is not the latest.
+def parse_version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
+    """Find the version that the option `name` selects by a snapshot's id, a tag, or a time; exit code 2 if invalid. If
+    the version was found by time, prints its time to standard error.
     """
     from mansio.cli.support.common import parse_time, usage_error
     from mansio.spark.iceberg.time_travel import find_version
@@ -66,10 +66,10 @@ def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
     return version
 
 
-def selection_option(
+def select_records(
     partitions: list[int] | None, from_ms: int | None = None, to_ms: int | None = None
 ) -> Selection:
-    """Records of these partitions (all if none are given) with timestamps in [`from_ms`, `to_ms`)."""
+    """Select the records of these partitions (all if none are given) with timestamps in [`from_ms`, `to_ms`)."""
     from mansio.spark.iceberg.table_scan import Selection
 
     return Selection(

@@ -30,10 +30,10 @@ INTERRUPTED_EXIT_CODE = 130
 TERMINATED_EXIT_CODE = 143
 CONNECT_TIMEOUT_MS = 5_000
 PARTITIONS_MAX = 1_000_000
-"""Above any broker's limit, and within the protocol's integers."""
+"""Maximum of a partition number: above the limit of any broker, and within the integers of the protocol."""
 
 
-def _check_address(bootstrap_servers: str) -> str:
+def _check_addresses(bootstrap_servers: str) -> str:
     from mansio.errors import ConfigError
     from mansio.net.addresses import parse_addresses
 
@@ -51,7 +51,7 @@ BootstrapServersOption = Annotated[
         "-b",
         envvar="MANSIO_BOOTSTRAP_SERVERS",
         metavar="HOST:PORT",
-        callback=_check_address,
+        callback=_check_addresses,
         help="Addresses of brokers (Kafka protocol), separated by commas.",
     ),
 ]
@@ -71,26 +71,26 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", "-n", help="Show what would be done without changing anything.")
 ]
 
-UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+TIME_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_MS_MAX = 253_402_300_799_999
-"""The end of the year 9999, the maximum of `datetime`."""
-RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
+"""Milliseconds since the epoch at the end of the year 9999, the maximum of `datetime`."""
+RELATIVE_TIME_PATTERN = re.compile(r"-(\d+)(ms|s|m|h|d)")
 
 
 def print_error(message: str) -> int:
-    """Print one line to standard error; returns the exit code."""
+    """Print an error as one line to standard error; returns 1, the exit code of a failure."""
     print(f"mansio: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return 1
 
 
-async def run_for_each(names: Iterable[str], act: Callable[[str], Awaitable[None]]) -> None:
-    """Call `act` for each name: a failure is printed, the others continue, and the exit code is 1."""
+async def run_for_each(names: Iterable[str], action: Callable[[str], Awaitable[None]]) -> None:
+    """Call `action` for each name. A failure is printed, and the other names continue; the exit code is 1 then."""
     from mansio.errors import MansioError
 
     code = 0
     for name in names:
         try:
-            await act(name)
+            await action(name)
         except MansioError as error:
             code = print_error(error.message)
     if code:
@@ -98,13 +98,13 @@ async def run_for_each(names: Iterable[str], act: Callable[[str], Awaitable[None
 
 
 def usage_error(message: str, hint: str) -> NoReturn:
-    """Usage error: `hint` names the option; exit code 2."""
+    """Raise a usage error (exit code 2). `hint`: the option or argument that is wrong."""
     raise typer.BadParameter(message, param_hint=hint)
 
 
 def connect(bootstrap_servers: str) -> Client:
-    """A client of the cluster of `bootstrap_servers`, for `async with`, which raises `ConnectionLost` if no broker
-    answers. The client's log lines are not shown: errors reach the command as exceptions.
+    """A client of the cluster, to be used in `async with`, which raises `ConnectionLost` if no broker responds. Log
+    lines of the client are not printed, because a command gets errors as exceptions.
     """
     import logging
 
@@ -115,19 +115,19 @@ def connect(bootstrap_servers: str) -> Client:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Ctrl-C and SIGTERM let it clean up (for example leave its group) and exit with 130 and
-    143.
+    """Run a command's coroutine and return its result. Ctrl-C and SIGTERM cancel it, so that it can clean up (for
+    example leave its group); the exit code is then 130 or 143.
     """
     import asyncio
 
     try:
-        return asyncio.run(_until_terminated(work))
+        return asyncio.run(_run_until_terminated(work))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
 
 
-async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM cancels the work, as Ctrl-C does, unless the parent or the program installed another handler."""
+async def _run_until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it at SIGTERM, as Ctrl-C does, unless another handler of SIGTERM is installed."""
     import asyncio
 
     is_ours = (
@@ -160,7 +160,7 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
     """Parse a time to milliseconds since the epoch; a time before the epoch becomes 0.
 
     Accepts milliseconds (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a zone local time),
-    `now`, and a time before now (`-90s`, `-15m`, `-2h`, `-3d`). Raises `ValueError`.
+    `now`, and a time before now (`-90s`, `-15m`, `-2h`, `-3d`). Raises `ValueError` for other text.
     """
     now = int(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
     if text == "now":
@@ -169,14 +169,14 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
         if int(text) > TIME_MS_MAX:
             raise ValueError("later than the year 9999")
         return int(text)
-    span = RELATIVE_TIME.fullmatch(text)
+    span = RELATIVE_TIME_PATTERN.fullmatch(text)
     if span:
-        return max(0, now - int(int(span[1]) * UNIT_SECONDS[span[2]] * 1000))
+        return max(0, now - int(int(span[1]) * TIME_UNIT_SECONDS[span[2]] * 1000))
     return max(0, int(datetime.fromisoformat(text).astimezone().timestamp() * 1000))
 
 
-def time_option(text: str | None, name: str) -> int | None:
-    """`parse_time` for an optional option called `name`; exit code 2 if invalid."""
+def parse_time_option(text: str | None, name: str) -> int | None:
+    """Parse the time that the option `name` has (see `parse_time`); None if it is not given; exit code 2 if invalid."""
     if text is None:
         return None
     try:
@@ -187,8 +187,8 @@ def time_option(text: str | None, name: str) -> int | None:
         )
 
 
-def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
-    """`k=v` options as pairs, in order; exit code 2 without `=`."""
+def parse_name_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
+    """Parse the `NAME=VALUE` texts of the option `name` to pairs, in order; exit code 2 if invalid."""
     pairs = []
     for text in texts:
         key, equals, value = text.partition("=")
@@ -198,8 +198,8 @@ def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def unescape(text: str) -> bytes:
-    r"""A separator as bytes: `\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as in C; the rest is UTF-8."""
+def unescape_separator(text: str) -> bytes:
+    r"""Convert a separator to bytes: `\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as in C; other characters in UTF-8."""
     return re.sub(
         rb"\\(x[0-9a-fA-F]{2}|[ntr0\\])",
         lambda found: _ESCAPES.get(found[1]) or bytes.fromhex(found[1][1:].decode()),
@@ -218,18 +218,22 @@ TIME_HELP = (
 )
 OFFSET_SPEC_HELP = f"earliest, latest, an offset (42), relative (+10, -10), or {TIME_HELP}"
 OFFSET_MAX = (1 << 63) - 1
-TIME_LIKE_MIN = 10**12
-"""In milliseconds a time after 2001; offsets rarely are that large."""
+TIME_LIKE_OFFSET_MIN = 10**12
+"""Minimum of an offset that may be meant as a time: as milliseconds it is a time after 2001, and offsets rarely are so
+large.
+"""
 
 
 class OffsetSpec(NamedTuple):
-    """A position in a log. `number` is an offset, a number of records, or milliseconds since the epoch."""
+    """A position in a log. `number`: an offset (`offset`), a number of records (`relative`), or milliseconds since the
+    epoch (`time`).
+    """
 
     kind: Literal["earliest", "latest", "offset", "relative", "time"]
     number: int = 0
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `Admin.reset_offsets`."""
+        """The position as keyword arguments of `Admin.reset_offsets`."""
         if self.kind == "relative":
             return {"shift": self.number}
         if self.kind == "time":
@@ -238,8 +242,8 @@ class OffsetSpec(NamedTuple):
 
 
 def parse_offset_spec(text: str) -> OffsetSpec:
-    """Parse an offset specification. A plain number is an offset, after `@` milliseconds since the epoch. Raises
-    `ValueError`.
+    """Parse `earliest`, `latest`, an offset (42), a relative offset (+10, -10), or a time (see `parse_time`). A number
+    with `@` before it is milliseconds since the epoch. Raises `ValueError` for other text.
     """
     if text == "earliest":
         return OffsetSpec("earliest")
@@ -254,9 +258,9 @@ def parse_offset_spec(text: str) -> OffsetSpec:
     return OffsetSpec("time", parse_time(text.removeprefix("@")))
 
 
-def timestamp_hint(target: OffsetSpec) -> str | None:
-    """Hint for an offset that may have been meant as a time without the `@`."""
-    if target.kind != "offset" or not TIME_LIKE_MIN <= target.number <= TIME_MS_MAX:
+def missing_at_sign_hint(target: OffsetSpec) -> str | None:
+    """A hint for the user if an offset is so large that it may be meant as a time; otherwise None."""
+    if target.kind != "offset" or not TIME_LIKE_OFFSET_MIN <= target.number <= TIME_MS_MAX:
         return None
     return f"{target.number} is taken as an offset; milliseconds since the epoch are written @{target.number}"
 
@@ -264,20 +268,22 @@ def timestamp_hint(target: OffsetSpec) -> str | None:
 # -- deletion of a topic that is read --------
 
 
-POLL_INTERVAL_S: Final = 2.0
-RECHECK_INTERVAL_S: Final = 0.25
-UNKNOWN_S_MAX: Final = 1.0
-"""A broker may not know a topic for a short time after its creation or a metadata change."""
+TOPIC_POLL_INTERVAL_S: Final = 2.0
+UNKNOWN_TOPIC_POLL_INTERVAL_S: Final = 0.25
+UNKNOWN_TOPIC_S_MAX: Final = 1.0
+"""Time for which a topic must be unknown to be considered deleted: a broker may not know a topic for a short time after
+its creation or a metadata change.
+"""
 
 
 async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to completion, or raise `UnknownTopicOrPartition` once the topic was deleted: a consumer of it would
-    wait forever. An unreachable broker does not count; the consumer handles that.
+    """Run `work` to completion, or cancel it and raise `UnknownTopicOrPartition` when the topic was deleted: a consumer
+    would wait forever. An unreachable broker does not mean that the topic was deleted.
     """
     import asyncio
 
     reader = asyncio.create_task(work, name="reading")
-    watch = asyncio.create_task(_until_deleted(client, topic), name="topic-watch")
+    watch = asyncio.create_task(_wait_until_deleted(client, topic), name="topic-watch")
     try:
         await asyncio.wait((reader, watch), return_when=asyncio.FIRST_COMPLETED)
         if reader.done():
@@ -290,14 +296,14 @@ async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, An
     raise UnknownTopicOrPartition(f"topic {topic} was deleted while it was being read")
 
 
-async def _until_deleted(client: Client, topic: str) -> None:
-    """Return when the brokers have not known the topic for `UNKNOWN_S_MAX`."""
+async def _wait_until_deleted(client: Client, topic: str) -> None:
+    """Return when the topic has been unknown to the brokers for `UNKNOWN_TOPIC_S_MAX`."""
     import asyncio
 
     loop = asyncio.get_running_loop()
     unknown_since: float | None = None
-    while unknown_since is None or loop.time() - unknown_since < UNKNOWN_S_MAX:
-        await asyncio.sleep(POLL_INTERVAL_S if unknown_since is None else RECHECK_INTERVAL_S)
+    while unknown_since is None or loop.time() - unknown_since < UNKNOWN_TOPIC_S_MAX:
+        await asyncio.sleep(TOPIC_POLL_INTERVAL_S if unknown_since is None else UNKNOWN_TOPIC_POLL_INTERVAL_S)
         try:
             await client.admin.describe_topic(topic)
         except UnknownTopicOrPartition:

@@ -2,8 +2,8 @@
 
 Invariants:
 * Results go to standard output, everything else to standard error.
-* A table that does not go to a terminal is plain aligned text, one row per line, never truncated.
-* JSON has every field of the table, and more.
+* If standard output is not a terminal, a table is plain aligned text, one row per line, never truncated.
+* JSON has every field of the table, and may have more.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from mansio.client.types import Message
 
-COLUMN_GAP = 2
+COLUMN_GAP_CHARACTERS = 2
 
 
 class Output(StrEnum):
-    """A table for people or JSON for programs."""
+    """Output format: a table for people or JSON for programs."""
 
     TABLE = "table"
     JSON = "json"
@@ -41,11 +41,13 @@ OutputOption = Annotated[
 def show_rows(
     output: Output, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str
 ) -> None:
-    """Print rows: JSON has all fields, the table the `columns`; `empty` is the message without rows."""
+    """Print rows as JSON with all fields, or as a table of `columns`. `empty`: message instead of a table
+    without rows.
+    """
     if output is Output.JSON:
         show_json(rows)
     elif rows:
-        show_table(columns, [[cell(row[column]) for column in columns] for row in rows])
+        show_table(columns, [[format_cell(row[column]) for column in columns] for row in rows])
     else:
         print(empty, file=sys.stderr)
 
@@ -57,19 +59,19 @@ def show_json(value: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print headings and aligned rows; numbers are right-aligned."""
+    """Print a table with headings. Columns of numbers are right-aligned."""
     titles = [column.replace("_", " ").upper() for column in columns]
     if sys.stdout.isatty():
         _show_rich(titles, rows)
         return
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    numeric = _numeric(rows, len(titles))
+    numeric = _are_numeric(rows, len(titles))
     for row in (titles, *rows):
         cells = [
             text.rjust(width) if right else text.ljust(width)
             for text, width, right in zip(row, widths, numeric, strict=True)
         ]
-        print((" " * COLUMN_GAP).join(cells).rstrip())
+        print((" " * COLUMN_GAP_CHARACTERS).join(cells).rstrip())
     sys.stdout.flush()
 
 
@@ -78,15 +80,15 @@ def _show_rich(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, COLUMN_GAP, 0, 0))
-    for title, right in zip(titles, _numeric(rows, len(titles)), strict=True):
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, COLUMN_GAP_CHARACTERS, 0, 0))
+    for title, right in zip(titles, _are_numeric(rows, len(titles)), strict=True):
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*[Text(text) for text in row])
     Console(highlight=False).print(table)
 
 
-def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
+def _are_numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
     return [
         bool(rows)
         and all(row[column].lstrip("-").replace(",", "").isdigit() or row[column] == "-" for row in rows)
@@ -94,8 +96,8 @@ def _numeric(rows: Sequence[Sequence[str]], count: int) -> list[bool]:
     ]
 
 
-def cell(value: Any) -> str:
-    """A value in a table; a missing one is a dash."""
+def format_cell(value: Any) -> str:
+    """The text of a value in a table; a dash for a missing value."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -106,7 +108,7 @@ def cell(value: Any) -> str:
 
 
 def text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
-    """Bytes for JSON: (text, None) if they are UTF-8, (base64, "base64") if not, (None, None) for null."""
+    """Convert bytes for JSON: (text, None) if they are UTF-8, else (base64 text, "base64"); (None, None) for null."""
     if data is None:
         return None, None
     try:
@@ -118,12 +120,12 @@ def text_or_base64(data: bytes | None) -> tuple[str | None, str | None]:
 # -- messages --------
 
 
-TABLE_COLUMNS = ("PARTITION", "OFFSET", "TIMESTAMP", "KEY", "VALUE")
-KEY_WIDTH = 16
+RECORD_COLUMNS = ("PARTITION", "OFFSET", "TIMESTAMP", "KEY", "VALUE")
+KEY_COLUMN_CHARACTERS = 16
 
 
-class Printer:
-    """Printer of records to standard output in the chosen format."""
+class RecordPrinter:
+    """Prints records to standard output as raw values (`output` None), JSON or table rows."""
 
     def __init__(
         self,
@@ -143,10 +145,10 @@ class Printer:
         }
         self._form = forms[output]
         if output is Output.TABLE:
-            self._stream.write(_columns(*TABLE_COLUMNS))
+            self._stream.write(_record_line(*RECORD_COLUMNS))
 
     def show(self, messages: Iterable[Message]) -> None:
-        """Print these records, and flush."""
+        """Print these records and flush the output."""
         self._stream.write(b"".join(map(self._form, messages)))
         self._stream.flush()
 
@@ -157,9 +159,9 @@ class Printer:
         return (message.key or b"") + self._key_separator + value
 
 
-def as_json(message: Message) -> dict[str, Any]:
-    """A record as JSON: text where the bytes are UTF-8, else base64 with `<field>_encoding`. A leased record has
-    `delivery_count`.
+def record_as_json(message: Message) -> dict[str, Any]:
+    """A record as a JSON object. Bytes that are not UTF-8 are base64, marked by a field `<name>_encoding`. A leased
+    record also has `delivery_count`.
     """
     fields: dict[str, Any] = {
         "topic": message.topic,
@@ -184,7 +186,7 @@ def _json_header(name: str, content: bytes | None) -> dict[str, Any]:
 
 
 def _json_line(message: Message) -> bytes:
-    return json.dumps(as_json(message), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(record_as_json(message), ensure_ascii=False).encode() + b"\n"
 
 
 def _table_line(message: Message) -> bytes:
@@ -193,13 +195,13 @@ def _table_line(message: Message) -> bytes:
         if message.timestamp_ms >= 0
         else "-"
     )
-    return _columns(
+    return _record_line(
         str(message.partition), str(message.offset), when, _printable(message.key), _printable(message.value)
     )
 
 
-def _columns(partition: str, offset: str, when: str, key: str, value: str) -> bytes:
-    return f"{partition:>9}  {offset:>10}  {when:<29}  {key:<{KEY_WIDTH}}  {value}\n".encode()
+def _record_line(partition: str, offset: str, when: str, key: str, value: str) -> bytes:
+    return f"{partition:>9}  {offset:>10}  {when:<29}  {key:<{KEY_COLUMN_CHARACTERS}}  {value}\n".encode()
 
 
 def _printable(data: bytes | None) -> str:

@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM for a pipeline that runs until it is stopped.
 
-The first signal is recorded, and polled by the code that starts Spark or follows its query: an exception during a call
-to the JVM would leave its connection in an unknown state, and one during the start of Spark would leave a JVM running.
-The second signal exits the process immediately.
+The first signal is only recorded. The code that starts Spark and waits for the query polls for it. The handler raises
+no exception: during a call to the JVM this would leave the connection in an unknown state, and during the start of
+Spark it would leave a JVM running. The second signal exits the process immediately.
 
 Invariants:
 * The exit code identifies the signal.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 EXIT_CODES = {signal.SIGINT: INTERRUPTED_EXIT_CODE, signal.SIGTERM: TERMINATED_EXIT_CODE}
-STANDARD_ERROR = 2
+STDERR_DESCRIPTOR = 2
 
 
 class JavaProcessDied(MansioError):
@@ -34,7 +34,7 @@ class JavaProcessDied(MansioError):
 
 
 class StopSignals:
-    """`stop_signals()` returns whether a signal was received."""
+    """Handlers of SIGINT and SIGTERM. Calling the object returns whether a signal was received."""
 
     def __init__(self) -> None:
         self._received: signal.Signals | None = None
@@ -44,7 +44,9 @@ class StopSignals:
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Around all use of Spark: handles both signals, and converts a received one to its exit code."""
+        """Context manager for all use of Spark: handles both signals, and exits with the code of a received signal.
+        Raises `JavaProcessDied` if Spark's JVM has ended.
+        """
         self.install()
         try:
             yield
@@ -59,7 +61,7 @@ class StopSignals:
             raise typer.Exit(EXIT_CODES[self._received])
 
     def install(self) -> None:
-        """Install the handlers; called again after Spark has started, because its session installs one for SIGINT."""
+        """Install the handlers. Call it again after the start of Spark, whose session installs a handler for SIGINT."""
         for number in EXIT_CODES:
             signal.signal(number, self._on_signal)
 
@@ -68,12 +70,12 @@ class StopSignals:
             sys.exit(EXIT_CODES[signal.Signals(number)])
         self._received = signal.Signals(number)
         os.write(
-            STANDARD_ERROR, b"mansio: stopping; press Ctrl-C again to stop immediately\n"
+            STDERR_DESCRIPTOR, b"mansio: stopping; press Ctrl-C again to stop immediately\n"
         )  # print may be interrupted
 
 
 def _has_java_died(error: BaseException | None) -> bool:
-    """Whether the first error in the chain is an unanswered call to Java."""
+    """Whether the error, or one that it was raised from, is a lost connection to Spark's JVM."""
     while error is not None:
         if type(error).__name__ == "Py4JNetworkError":
             return True

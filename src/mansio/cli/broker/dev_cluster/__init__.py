@@ -1,7 +1,7 @@
 """`mansio dev-cluster`: etcd and several brokers on this machine.
 
-`plan` chooses ports and stores them with the data; `processes` starts, watches and stops; `restarts` decides which
-brokers are restarted; this file is the command.
+`plan` chooses ports and stores them with the data, `processes` starts and stops the processes, and `restarts` decides
+which brokers are restarted. This module defines the command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from mansio.cli.support.common import key_values, print_error, usage_error
+from mansio.cli.support.common import parse_name_values, print_error, usage_error
 
 BROKERS_MAX = 16
 
@@ -70,7 +70,7 @@ def dev_cluster(
     """
     if sys.platform == "win32":
         raise typer.Exit(print_error("dev-cluster requires signals, which Windows does not have"))
-    settings = dict(key_values(set_ or (), "--set"))
+    settings = dict(parse_name_values(set_ or (), "--set"))
     if etcd_members % 2 == 0:
         usage_error(
             f"{etcd_members} tolerate no more failures than {etcd_members - 1}; use 1, 3 or 5",
@@ -88,7 +88,7 @@ def dev_cluster(
 
 
 def _remove_unless_in_use(directory: str) -> None:
-    """Remove the temporary directory; keep it, and say so, while a broker that the user started uses it."""
+    """Remove the temporary directory, unless a broker that the user started again uses it; then print a message."""
     from mansio.cli.broker.dev_cluster.plan import data_directories_in_use
 
     in_use = data_directories_in_use(directory)

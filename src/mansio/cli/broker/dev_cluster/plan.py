@@ -1,8 +1,8 @@
-"""Processes and ports of a dev-cluster.
+"""Plan of the processes, directories and ports of `mansio dev-cluster`.
 
 Invariants:
-* A directory keeps its ports, because etcd members store each other's addresses.
-* Chosen ports are free at that time, distinct, and below the range for outgoing connections.
+* Later runs in the same directory use the same ports, because etcd members store each other's addresses.
+* Chosen ports are distinct, free when they are chosen, and below the range for outgoing connections.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 HOST: Final = "127.0.0.1"
-FILE: Final = "dev-cluster.json"
-PORTS_FROM: Final = 12_000
-PORTS_TO: Final = 32_000
-TRIES_MAX: Final = 1000
+PORTS_FILE_NAME: Final = "dev-cluster.json"
+PORT_MIN: Final = 12_000
+PORT_END: Final = 32_000
+PORT_ATTEMPTS_MAX: Final = 1000
 REPLICATION_FACTOR_MAX: Final = 3
 OWN_SETTINGS: Final = frozenset(
     {
@@ -49,7 +49,7 @@ OWN_SETTINGS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """One broker: node id, ports and directory."""
+    """One broker of the plan: node id, ports and data directory."""
 
     node_id: int
     kafka_port: int
@@ -71,7 +71,7 @@ class BrokerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The whole cluster. `settings` apply to every broker."""
+    """All processes of a dev-cluster. `settings` apply to every broker."""
 
     directory: str
     members: tuple[MemberPlan, ...]
@@ -87,7 +87,7 @@ class ClusterPlan:
         return ",".join(broker.kafka for broker in self.brokers)
 
     def arguments(self, broker: BrokerPlan) -> list[str]:
-        """The command-line arguments of that broker."""
+        """The arguments of the command `mansio` with which a broker is started."""
         arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
         arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd]
         for name, value in self.settings.items():
@@ -96,7 +96,7 @@ class ClusterPlan:
 
 
 def mansio_command() -> list[str]:
-    """The `mansio` command of this interpreter."""
+    """The command line that runs `mansio` with this Python interpreter."""
     return [sys.executable, "-m", "mansio"]
 
 
@@ -105,7 +105,7 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Plan a cluster in `directory`, reusing an existing plan, and store the plan. Raises `ConfigError`."""
     replication = {"default_replication_factor": str(min(brokers, REPLICATION_FACTOR_MAX))}
-    known = _read(directory)
+    known = _read_ports(directory)
     if known["members"] and len(known["members"]) != members:
         raise ConfigError(
             f"--etcd-members: {directory} has {len(known['members'])} members; their number cannot be changed"
@@ -122,7 +122,7 @@ def plan_cluster(
             ports.reserve(before[:1])
         kept = [ports.reuse(port) for port in before]
         broker_ports.append([*kept, *(ports.allocate() for _ in range(2 - len(kept)))])
-    _write(directory, {"members": etcd_ports, "brokers": [*broker_ports, *known["brokers"][brokers:]]})
+    _write_ports(directory, {"members": etcd_ports, "brokers": [*broker_ports, *known["brokers"][brokers:]]})
     return ClusterPlan(
         directory=directory,
         members=_member_plans(directory, etcd_ports),
@@ -163,18 +163,18 @@ def check_settings(settings: Mapping[str, str]) -> None:
 
 
 class _PortAllocator:
-    """Allocator of free ports."""
+    """Allocates free ports, each once."""
 
     def __init__(self) -> None:
         self._allocated: set[int] = set()
 
     def allocate(self) -> int:
-        for _ in range(TRIES_MAX):
-            port = random.randrange(PORTS_FROM, PORTS_TO)
+        for _ in range(PORT_ATTEMPTS_MAX):
+            port = random.randrange(PORT_MIN, PORT_END)
             if port not in self._allocated and _is_free(port):
                 self._allocated.add(port)
                 return port
-        raise Unavailable(f"no free port between {PORTS_FROM} and {PORTS_TO}")
+        raise Unavailable(f"no free port between {PORT_MIN} and {PORT_END}")
 
     def reserve(self, ports: list[int]) -> None:
         """Reserve exactly these ports. Raises `ConfigError` if one is in use."""
@@ -186,7 +186,7 @@ class _PortAllocator:
             self._allocated.add(port)
 
     def reuse(self, port: int) -> int:
-        """This port if it is free, else another one."""
+        """The port itself if it is free or already allocated, otherwise another free port."""
         if port in self._allocated:
             return port
         if not _is_free(port):
@@ -205,8 +205,8 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _read(directory: str) -> dict[str, Any]:
-    path = f"{directory}/{FILE}"
+def _read_ports(directory: str) -> dict[str, Any]:
+    path = f"{directory}/{PORTS_FILE_NAME}"
     if not os.path.exists(path):
         if os.path.isdir(directory) and os.listdir(directory):
             raise ConfigError(f"--data: {directory} is not empty and not the directory of a dev-cluster")
@@ -219,8 +219,8 @@ def _read(directory: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: not written by dev-cluster") from error
 
 
-def _write(directory: str, known: Mapping[str, Any]) -> None:
-    path = f"{directory}/{FILE}"
+def _write_ports(directory: str, known: Mapping[str, Any]) -> None:
+    path = f"{directory}/{PORTS_FILE_NAME}"
     with open(f"{path}.new", "w", encoding="utf-8") as file:
         json.dump(known, file)
     os.replace(f"{path}.new", path)

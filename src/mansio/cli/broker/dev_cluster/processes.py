@@ -1,10 +1,10 @@
-"""Processes of a dev-cluster: etcd is started first, then all brokers; stopped in reverse order.
+"""Processes of `mansio dev-cluster`: etcd is started first, then all brokers; they are stopped in reverse order.
 
 Invariants:
-* When `run_until_stopped` returns, no process that it started is left.
-* If a broker exits by itself, its last log lines are printed and it is restarted as `restarts` decides.
-* etcd runs as long as any broker does, also one that the user started with the printed command.
-* The first signal stops all processes cleanly, the second kills them.
+* When `run_until_stopped` returns, all processes that it started have ended.
+* If a broker exits by itself, its last log lines are printed, and it is restarted if `restarts` decides so.
+* etcd runs as long as a broker does, also a broker that the user has started with the printed command.
+* The first signal stops all processes cleanly, the second one kills them.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
     from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan
 
-    Formed = Callable[[ClusterPlan], Coroutine[Any, Any, None]]
+    WaitUntilFormed = Callable[[ClusterPlan], Coroutine[Any, Any, None]]
 
-ETCD_S_MAX: Final = 60.0
-BROKER_S_MAX: Final = 90.0
+ETCD_START_S_MAX: Final = 60.0
+BROKER_START_S_MAX: Final = 90.0
 FORMED_S_MAX: Final = 60.0
-STOP_S_MAX: Final = 20.0
+BROKER_STOP_S_MAX: Final = 20.0
 ETCD_STOP_S_MAX: Final = 2.0
-"""Members that stop at the same time would wait for each other until a timeout."""
+"""Timeout of the stop of an etcd member. Members that stop at the same time would otherwise wait for each other."""
 
-POLL_S: Final = 0.02
-IN_USE_POLL_S: Final = 0.5
-TAIL_LINES: Final = 15
-LOG_FAILED: Final = (b" ERROR log_failed ", b'"event": "log_failed"')
-"""In log lines as text and as JSON."""
-READY: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
+POLL_INTERVAL_S: Final = 0.02
+IN_USE_POLL_INTERVAL_S: Final = 0.5
+SHOWN_LOG_LINES: Final = 15
+LOG_FAILED_MARKERS: Final = (b" ERROR log_failed ", b'"event": "log_failed"')
+"""The event `log_failed` in a broker's log lines, in the text format and in JSON."""
+READY_LINE_PATTERN: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
 
 
 def print_status(text: str) -> None:
@@ -52,10 +52,13 @@ def print_status(text: str) -> None:
 
 
 class DevCluster:
-    """All processes of one plan. `command`: the `mansio` command; `formed` returns when the brokers have registered;
-    `restart`: restart brokers that die."""
+    """The processes of one plan. `command`: the command line of `mansio`. `formed`: coroutine that returns when all
+    brokers have registered. `restart`: whether brokers that exit are restarted.
+    """
 
-    def __init__(self, plan: ClusterPlan, command: Sequence[str], formed: Formed, *, restart: bool) -> None:
+    def __init__(
+        self, plan: ClusterPlan, command: Sequence[str], formed: WaitUntilFormed, *, restart: bool
+    ) -> None:
         self.plan = plan
         self._formed = formed
         self._restart = restart
@@ -66,17 +69,19 @@ class DevCluster:
         }
 
     async def start(self) -> None:
-        """Return when topics can be created on all brokers. Raises `MansioError` with the reason of a failure."""
+        """Start all processes; returns when topics can be created on all brokers. Raises `MansioError` with the reason
+        of a failure.
+        """
         loop = asyncio.get_running_loop()
         begun = loop.time()
         program = await asyncio.to_thread(find_program)
         count = len(self.plan.members)
         print_status(f"etcd {program.version} ({program.path}): starting {_count_text(count, 'member')}")
         self._members = [EtcdMember(member, program) for member in self.plan.members]
-        await _all(member.start(ETCD_S_MAX) for member in self._members)
+        await _run_all(member.start(ETCD_START_S_MAX) for member in self._members)
         print_status(f"etcd ready after {loop.time() - begun:.1f} s: {self.plan.etcd}")
-        await _all(self._start_broker(broker, child) for broker, child in self._brokers.items())
-        await _first_of(self._formed(self.plan), self._until_one_ends())
+        await _run_all(self._start_broker(broker, child) for broker, child in self._brokers.items())
+        await _run_until_first(self._formed(self.plan), self._until_one_ends())
 
     async def _until_one_ends(self) -> None:
         """Raise `Unavailable` when a broker exits."""
@@ -88,16 +93,16 @@ class DevCluster:
                 task.cancel()
         ended = done.pop()
         broker = waiting[ended]
-        print_status(_tail(broker, self._brokers[broker]))
+        print_status(_last_log_lines(broker, self._brokers[broker]))
         raise Unavailable(
             f"broker {broker.node_id} ended before the cluster was ready: {exit_reason(ended.result())}"
         )
 
     async def _start_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
         if not await self._start_child(broker, child):
-            print_status(_tail(broker, child))
+            print_status(_last_log_lines(broker, child))
             if child.is_running:
-                raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_S_MAX:g} s")
+                raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_START_S_MAX:g} s")
             raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(await child.wait())}")
 
     async def _start_child(self, broker: BrokerPlan, child: ChildProcess) -> bool:
@@ -106,10 +111,10 @@ class DevCluster:
         begun = loop.time()
         await child.start()
         print_status(f"broker {broker.node_id} starting: pid {child.pid}, log {broker.log_path}")
-        while READY.search(child.output()) is None:
-            if not child.is_running or loop.time() - begun > BROKER_S_MAX:
+        while READY_LINE_PATTERN.search(child.output()) is None:
+            if not child.is_running or loop.time() - begun > BROKER_START_S_MAX:
                 return False
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
         print_status(
             f"broker {broker.node_id} ready after {loop.time() - begun:.1f} s: "
             f"kafka={broker.kafka} http={broker.http}"
@@ -117,7 +122,7 @@ class DevCluster:
         return True
 
     def ready_line(self) -> str:
-        """The line for programs that wait for the cluster."""
+        """The line with all addresses that is printed for programs when the cluster is ready."""
         listeners = (
             f"kafka={self.plan.bootstrap_servers} http={','.join(one.http for one in self.plan.brokers)}"
         )
@@ -126,12 +131,14 @@ class DevCluster:
         return f"mansio {__version__} dev-cluster ready {listeners} {locations}"
 
     async def watch(self) -> None:
-        """Restart or report each broker that exits; return when none is left, restarted by the user or not."""
-        await _all(self._watch(broker, child) for broker, child in self._brokers.items())
+        """Restart or report each broker that exits. Returns when no broker is left, including those that the user
+        started again.
+        """
+        await _run_all(self._watch(broker, child) for broker, child in self._brokers.items())
         while True:
             if not data_directories_in_use(self.plan.directory):
                 return
-            await asyncio.sleep(IN_USE_POLL_S)
+            await asyncio.sleep(IN_USE_POLL_INTERVAL_S)
 
     async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
         loop = asyncio.get_running_loop()
@@ -140,8 +147,8 @@ class DevCluster:
             code = await child.wait()
             print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
             if code:
-                print_status(_tail(broker, child))
-            log_failed = await asyncio.to_thread(child.has_printed, *LOG_FAILED)
+                print_status(_last_log_lines(broker, child))
+            log_failed = await asyncio.to_thread(child.has_printed, *LOG_FAILED_MARKERS)
             decision = policy.on_exit(code, log_failed=log_failed, now_s=loop.time())
             if isinstance(decision, StayDown):
                 break
@@ -157,7 +164,7 @@ class DevCluster:
         )
 
     def kill(self) -> None:
-        """SIGKILL for every broker."""
+        """Send SIGKILL to every broker."""
         for child in self._brokers.values():
             child.send_signal(signal.SIGKILL)
 
@@ -170,24 +177,24 @@ class DevCluster:
         await asyncio.gather(*(member.stop(ETCD_STOP_S_MAX) for member in self._members))
 
     async def _stop_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
-        code = await child.stop(STOP_S_MAX)
+        code = await child.stop(BROKER_STOP_S_MAX)
         if code:
             print_status(f"broker {broker.node_id} did not stop cleanly: {exit_reason(code)}")
-            print_status(_tail(broker, child))
+            print_status(_last_log_lines(broker, child))
 
 
 async def run_until_stopped(
     plan: ClusterPlan,
     *,
     command: Sequence[str] | None = None,
-    formed: Formed | None = None,
+    formed: WaitUntilFormed | None = None,
     restart: bool = True,
 ) -> int:
-    """Start, report, watch until a signal or until no broker is left, stop. Returns the exit code.
+    """Run a dev-cluster until a signal arrives or no broker is left, then stop all processes. Returns the exit code.
 
-    With `restart` brokers that die are restarted (`restarts`).
+    With `restart` brokers that exit are restarted as `restarts` decides.
     """
-    cluster = DevCluster(plan, command or mansio_command(), formed or _until_formed, restart=restart)
+    cluster = DevCluster(plan, command or mansio_command(), formed or _wait_until_formed, restart=restart)
     stop = asyncio.Event()
     is_impatient = False
 
@@ -202,7 +209,7 @@ async def run_until_stopped(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, on_signal)
     try:
-        is_over = await _first_of(_run_cluster(cluster), stop.wait())
+        is_over = await _run_until_first(_run_cluster(cluster), stop.wait())
     finally:
         await cluster.stop()
     if not is_over:
@@ -212,15 +219,15 @@ async def run_until_stopped(
 
 
 async def _run_cluster(cluster: DevCluster) -> None:
-    """Run from the start until no broker is left."""
+    """Start the cluster, print its ready line, and watch it until no broker is left."""
     await cluster.start()
     print(cluster.ready_line(), flush=True)
     print_status(f"for other commands: export MANSIO_BOOTSTRAP_SERVERS={cluster.plan.bootstrap_servers}")
     await cluster.watch()
 
 
-async def _until_formed(plan: ClusterPlan) -> None:
-    """Return when a client sees all brokers. Raises `Unavailable` after a minute."""
+async def _wait_until_formed(plan: ClusterPlan) -> None:
+    """Return when the cluster's metadata has all brokers. Raises `Unavailable` after `FORMED_S_MAX`."""
     from mansio.client import connect
 
     seen = 0
@@ -233,16 +240,16 @@ async def _until_formed(plan: ClusterPlan) -> None:
                 seen = len((await client.admin.describe_cluster()).brokers)
                 if seen == len(plan.brokers):
                     return
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_INTERVAL_S)
     except TimeoutError:
         raise Unavailable(
             f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers have registered"
         ) from None
 
 
-async def _first_of(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
-    """Wait for either and cancel the other one; returns whether `work` completed first. Raises the error of the
-    first.
+async def _run_until_first(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
+    """Run both coroutines until the first one completes, and cancel the other one. Returns whether `work` has
+    completed; raises the error of the completed one.
     """
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
     try:
@@ -256,8 +263,8 @@ async def _first_of(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all concurrently. The first error cancels the others, and is raised when they have ended."""
+async def _run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all coroutines concurrently. The first error cancels the others, and is raised when they have ended."""
     tasks = [asyncio.ensure_future(one) for one in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -269,8 +276,8 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _tail(broker: BrokerPlan, child: ChildProcess) -> str:
-    lines = child.tail(TAIL_LINES) or ["(it wrote nothing)"]
+def _last_log_lines(broker: BrokerPlan, child: ChildProcess) -> str:
+    lines = child.tail(SHOWN_LOG_LINES) or ["(it wrote nothing)"]
     return "\n".join([f"the end of {broker.log_path}:", *(f"    {line}" for line in lines)])
 
 

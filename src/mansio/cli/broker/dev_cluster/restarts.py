@@ -1,10 +1,10 @@
-"""When `mansio dev-cluster` restarts a broker that exited: a decision without processes or clocks.
+"""Decision of `mansio dev-cluster` whether to restart a broker that exited. Accesses no process and no clock.
 
 Invariants:
-* A broker that was stopped with SIGTERM or Ctrl-C stays down, because it was stopped on purpose.
-* A broker whose log failed (`log_failed`) stays down. After a failed fsync the page cache may hold records that are
-  not on disk, and a restart would read them as if they were.
-* A broker is restarted at most `RESTARTS_MAX` times in any `WINDOW_S`.
+* A broker that was stopped with SIGTERM or Ctrl-C is not restarted, because the user has stopped it.
+* A broker with a failed log (`log_failed`) is not restarted. After a failed fsync the page cache may hold records that
+  are not on the disk, and a restarted broker would read them as if they were.
+* A broker is restarted at most `RESTARTS_MAX` times in any `RESTART_WINDOW_S`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from mansio.ports import Backoff
 
 RESTARTS_MAX: Final = 5
-WINDOW_S: Final = 60.0
-FIRST_DELAY_MS: Final = 500
-LONGEST_DELAY_MS: Final = 8_000
+RESTART_WINDOW_S: Final = 60.0
+RESTART_DELAY_MS_MIN: Final = 500
+RESTART_DELAY_MS_MAX: Final = 8_000
 FORCED_EXIT_CODE: Final = 130
 """Exit code of `mansio serve` after a second signal."""
 
@@ -35,21 +35,23 @@ class RestartAfter:
 
 @dataclass(frozen=True, slots=True)
 class StayDown:
-    """Do not restart the broker, and the reason for people."""
+    """Do not restart the broker, for this reason, which is printed."""
 
     reason: str
 
 
 class RestartPolicy:
-    """Restarts of one broker. `enabled` False: never restart."""
+    """Decides on the restarts of one broker. With `enabled` false it is never restarted."""
 
     def __init__(self, *, enabled: bool = True) -> None:
         self._enabled = enabled
         self._restarts_s: deque[float] = deque(maxlen=RESTARTS_MAX)
-        self._backoff = Backoff(FIRST_DELAY_MS, LONGEST_DELAY_MS, jitter=0.0)
+        self._backoff = Backoff(RESTART_DELAY_MS_MIN, RESTART_DELAY_MS_MAX, jitter=0.0)
 
     def on_exit(self, code: int, *, log_failed: bool, now_s: float) -> RestartAfter | StayDown:
-        """Decide after an exit. `code`: the exit code, negative for a signal; `now_s`: monotonic seconds."""
+        """Decide what to do after the broker exited. `code`: exit code, negative for a signal. `log_failed`: whether
+        the broker has logged `log_failed`. `now_s`: monotonic time in seconds.
+        """
         if not self._enabled:
             return StayDown("--no-restart")
         if code in (0, FORCED_EXIT_CODE) or -code in STOP_SIGNALS:
@@ -59,10 +61,10 @@ class RestartPolicy:
                 "a write or flush of a log failed: the disk may lack records that the page cache holds"
             )
         restarts = self._restarts_s
-        while restarts and restarts[0] <= now_s - WINDOW_S:
+        while restarts and restarts[0] <= now_s - RESTART_WINDOW_S:
             restarts.popleft()
         if len(restarts) == RESTARTS_MAX:
-            return StayDown(f"it was restarted {RESTARTS_MAX} times within {WINDOW_S:g} s")
+            return StayDown(f"it was restarted {RESTARTS_MAX} times within {RESTART_WINDOW_S:g} s")
         delay_s = self._backoff.delay_seconds(len(restarts) + 1)
         restarts.append(now_s + delay_s)
         return RestartAfter(delay_s)
