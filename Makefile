@@ -13,7 +13,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve quick test full check lint format bench bench-peers bench-spark nightly clean \
+.PHONY: help setup demo serve quick test full check lint format dist bench bench-peers bench-spark nightly clean \
 	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-suites nightly-pythons nightly-peers
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
 	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -suites, -pythons, -peers"
+	@echo "make dist      the wheel and the source distribution of this version, in dist/"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
 
@@ -86,6 +87,11 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
+
+dist: $(VENV)/.dev
+	@rm -rf dist
+	@tools/dist.sh dist
+	@ls -l dist
 
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist worksteal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from mansio.spark.session import COMMON_SETTINGS, chosen_settings, set_linked_spark_home
+from mansio.spark.session import COMMON_SETTINGS, session_settings, set_linked_spark_home
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def test_cluster_decides_about_its_machines_and_we_only_about_what_source_and_sink_rely_on() -> None:
-    told = chosen_settings("spark://head:7077", "x")
+    told = session_settings("spark://head:7077", "x")
     assert told == {"spark.master": "spark://head:7077", "spark.app.name": "x", **COMMON_SETTINGS}
 
 
@@ -28,7 +28,7 @@ def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "")
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    code = "from mansio.spark.session import chosen_settings as c; print(c(None, 'x')['spark.local.dir'])"
+    code = "from mansio.spark.session import session_settings as c; print(c(None, 'x')['spark.local.dir'])"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -41,7 +41,7 @@ def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
     assert done.stdout.startswith(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    told = chosen_settings("local[2]", "x")
+    told = session_settings("local[2]", "x")
     assert {told["spark.driver.host"], told["spark.driver.bindAddress"], os.environ["SPARK_LOCAL_IP"]} == {
         "127.0.0.1"
     }
