@@ -36,7 +36,7 @@ def shell(broker: mansio.Broker) -> Shell:
 
 
 @pytest.mark.row("A6")
-def test_a_single_broker_is_told_as_it_is(shell: Shell, broker: mansio.Broker) -> None:
+def test_a_single_broker_is_described_as_one(shell: Shell, broker: mansio.Broker) -> None:
     status = shell.json("cluster", "status")
     assert status.pop("cluster_id")
     assert status == {

@@ -169,7 +169,7 @@ def test_a_setting_that_no_group_has_and_a_value_that_makes_no_sense_are_refused
         ("nothing=1", "no such group setting"),
         ("consumer.session.timeout.ms=soon", "not a whole number"),
         ("consumer.session.timeout.ms=1", "below the minimum"),
-        ("streams.session.timeout.ms=1", "not offered"),
+        ("streams.session.timeout.ms=1", "not supported"),
     ):
         shell("group", "alter", "refused", good, wrong, code=1)
         assert word in shell.errors

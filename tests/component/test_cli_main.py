@@ -116,7 +116,7 @@ def test_version_is_the_packages():
         (["group", "list", "--bootstrap-servers", "127.0.0.1:9092,"], "'127.0.0.1:9092,'"),
     ],
 )
-def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(
+def test_an_invalid_command_line_exits_with_2_and_names_the_error(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as end:

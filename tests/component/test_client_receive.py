@@ -336,7 +336,7 @@ def test_leases_outlive_a_broker_that_is_killed_and_are_settled_when_it_is_back(
 
 
 @pytest.mark.row("D8")
-def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
+def test_no_caller_waits_for_ever_for_a_broker_that_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ack_sender, "ACK_EXPIRY_S_MIN", 0.3)

@@ -28,7 +28,7 @@ def test_importing_the_wire_imports_no_schema() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
-def test_bombs_are_refused_before_they_take_memory() -> None:
+def test_decompression_bombs_are_refused_before_they_take_memory() -> None:
     """In a process of its own that could not hold even one of them."""
     program = (
         "import pickle, resource, sys\n"

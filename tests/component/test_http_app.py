@@ -247,7 +247,7 @@ def test_metrics_show_partitions_and_counts_by_prometheus_conventions():
     assert "mansio_build_info{version=" in answer.text
 
 
-def test_metrics_speak_openmetrics_to_who_asks_for_it():
+def test_metrics_are_openmetrics_for_clients_that_accept_it():
     answer = get(View(), "/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")

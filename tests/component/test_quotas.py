@@ -361,7 +361,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.parametrize(("components", "strict", "expected"), FILTERS)
 @pytest.mark.parametrize("version", [0, 1])
-def test_filters_find_what_they_say(
+def test_quota_filters_select_the_matching_entities(
     filtered: World, components: list[Any], strict: bool, expected: tuple[str, ...], version: int
 ) -> None:
     wanted = [{"entity_type": kind, "match_type": how, "match": name} for kind, how, name in components]

@@ -37,7 +37,7 @@ def directories(data: Path) -> list[Path]:
 
 
 @pytest.mark.row("L5")
-def test_a_torn_tail_is_cut_and_what_comes_after_has_a_leader_epoch_of_its_own(tmp_path: Path) -> None:
+def test_a_torn_tail_is_truncated_and_later_records_have_a_new_leader_epoch(tmp_path: Path) -> None:
     with mansio.Broker(tmp_path) as broker:
         create(broker)
         publish(broker, b"kept", b"kept too")

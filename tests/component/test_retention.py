@@ -330,7 +330,7 @@ def test_what_was_deleted_stays_deleted_after_a_kill_right_after_the_answer(tmp_
 
 
 @pytest.mark.row("L6")
-def test_an_answer_under_way_is_not_disturbed_when_its_records_leave(
+def test_a_response_in_progress_is_complete_when_its_records_are_deleted(
     broker: mansio.Broker, data: Path
 ) -> None:
     world = World(broker.address, segment_bytes=str(16 << 20), retention_ms="-1")

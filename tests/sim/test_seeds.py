@@ -36,7 +36,7 @@ def run(first: int, count: int) -> Summary:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", FIRSTS)
-def test_no_history_breaks_a_promise(first: int) -> None:
+def test_no_simulated_history_violates_a_guarantee(first: int) -> None:
     summary = run(first, TOGETHER)
     assert summary.acknowledged > 100
     assert summary.read > 1000
@@ -44,7 +44,7 @@ def test_no_history_breaks_a_promise(first: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_no_history_breaks_a_promise_to_those_who_do_rarer_things() -> None:
+def test_no_simulated_history_with_rare_operations_violates_a_guarantee() -> None:
     """Several partitions in a request, records deleted, partitions added, settings changed, while all is in use."""
     done: Counter[str] = Counter()
     for seed in range(3000, 3000 + MORE_SEEDS):

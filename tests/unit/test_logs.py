@@ -170,7 +170,7 @@ def test_what_no_peer_can_cause_is_never_held_back(text: Sink) -> None:
     assert len(text.lines()) == 50
 
 
-def test_kinds_are_bounded_even_if_somebody_makes_them_up() -> None:
+def test_number_of_log_line_kinds_is_bounded() -> None:
     clock = Clock()
     gate = Gate(monotonic=clock)
     sink = Sink("uvicorn.error", TextFormatter(), gate)

@@ -29,7 +29,7 @@ SHARE_DEFECTS = (
         "state/share_partition/machine.py",
         "if run.request_batch.delivery_count not in (-1, batch.deliveries):",
         "if run.request_batch.delivery_count < -1:",
-        found_by("test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one"),
+        found_by("test_late_acknowledgement_of_an_earlier_delivery_does_not_end_the_later_one"),
     ),
     Defect(
         "expiry off by one",

@@ -22,7 +22,7 @@ NIGHTLY_TOGETHER = 250
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("first", range(FIRST_NIGHTLY_SEED, BEHIND_NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
-def test_no_history_of_many_breaks_a_promise(first: int) -> None:
+def test_no_simulated_history_of_many_violates_a_guarantee(first: int) -> None:
     summary = run(first, min(NIGHTLY_TOGETHER, BEHIND_NIGHTLY_SEEDS - first))
     leave(HISTORIES, **summary.numbers())
     if summary.seeds == NIGHTLY_TOGETHER:

@@ -345,7 +345,7 @@ def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> N
         (["--set", "num_partitions=0"], "num_partitions: 0 is below the minimum"),
     ],
 )
-def test_a_wrong_command_line_is_refused_before_anything_is_made(
+def test_an_invalid_command_line_is_refused_before_anything_is_created(
     tmp_path: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:

@@ -159,7 +159,7 @@ def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_no_endpoint_answers_names_every_one() -> None:
+def test_error_without_a_responding_endpoint_names_all_endpoints() -> None:
     async def main() -> None:
         urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
         with pytest.raises(Unavailable) as told:

@@ -151,7 +151,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
-def test_members_say_who_they_are(members: list[Etcd]) -> None:
+def test_etcd_members_are_listed_with_their_names(members: list[Etcd]) -> None:
     async def main() -> None:
         async with etcd_store(*(member.url for member in members), "http://127.0.0.1:9") as store:
 

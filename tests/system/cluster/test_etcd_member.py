@@ -85,7 +85,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
     asyncio.run(scenario())
 
 
-def test_a_member_alone_of_three_is_not_healthy_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_one_etcd_member_of_three_is_not_healthy_and_names_the_missing_members(tmp_path: Path) -> None:
     everybody = [address() for _ in range(3)]
 
     async def scenario() -> None:
@@ -254,7 +254,7 @@ def test_an_old_version_is_a_warning(
     assert ("etcd_version_old" in caplog.messages) is warned
 
 
-def test_no_program_and_one_that_is_no_etcd_are_told(tmp_path: Path) -> None:
+def test_a_missing_program_and_one_that_is_not_etcd_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a program"):
         find_program(str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="is not etcd"):

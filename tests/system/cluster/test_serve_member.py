@@ -92,7 +92,7 @@ def test_a_start_that_waits_for_a_majority_can_be_stopped(tmp_path: Path, join: 
         started.kill()
 
 
-def test_a_start_without_a_majority_ends_and_says_what_is_missing(tmp_path: Path, join: str) -> None:
+def test_a_start_without_a_majority_ends_and_names_the_missing_members(tmp_path: Path, join: str) -> None:
     started = Serving(
         tmp_path,
         f"{join},192.0.2.1,192.0.2.2",

@@ -61,7 +61,7 @@ def share_start_offset(peer: RawPeer, target: Target) -> int:
 
 
 @pytest.mark.parametrize("key", INTER_BROKER, ids=lambda key: key.name)
-def test_a_single_node_takes_nobody_for_a_broker(broker: ServedBroker, target: Target, key: ApiKey) -> None:
+def test_a_single_node_accepts_no_peer_as_a_broker(broker: ServedBroker, target: Target, key: ApiKey) -> None:
     for node_id in (0, 1, 7):  # 1 is the broker itself
         for epoch in (1, 2, *ABSURD_EPOCHS):
             check_refused(broker.kafka_port, key, target, RequestSender(node_id, epoch))

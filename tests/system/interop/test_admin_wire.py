@@ -309,7 +309,7 @@ def test_pages_of_topics_together_show_every_partition_once(
     assert errors == {**dict.fromkeys(counts, 0), "no-such-topic": UNKNOWN_TOPIC_OR_PARTITION}
 
 
-def test_a_cursor_whose_topic_is_gone_goes_on_with_the_next(
+def test_a_cursor_whose_topic_is_deleted_continues_with_the_next_topic(
     raw: RawPeer, make_topic: Callable[..., str]
 ) -> None:
     first, second = sorted([make_topic(2), make_topic(2)])

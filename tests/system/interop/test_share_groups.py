@@ -107,7 +107,7 @@ def test_each_record_is_accepted_released_or_rejected_by_itself(
 
 
 @pytest.mark.row("D1", "D2")
-def test_a_record_comes_as_often_as_the_limit_says(
+def test_a_record_is_delivered_up_to_the_delivery_limit(
     bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()

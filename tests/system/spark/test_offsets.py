@@ -329,7 +329,7 @@ def test_new_partitions_are_read_from_their_beginning_and_again_alike_after_a_re
     assert batch(relaxed, end)[1] == [2, 3]
 
 
-def test_a_topic_made_anew_ends_a_stream_or_is_read_from_its_beginning(topic: Callable[..., Topic]) -> None:
+def test_a_recreated_topic_ends_a_stream_or_is_read_from_its_beginning(topic: Callable[..., Topic]) -> None:
     """Known by its id while the query runs, even when the new topic is longer than the old one was."""
     here = topic()
     here.fill(5)

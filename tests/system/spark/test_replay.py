@@ -205,7 +205,7 @@ def test_without_deleted_records_only_what_the_topic_still_has_is_replayed(
     assert replay(table, bootstrap_servers, topic_name("other"), include_deleted=False).written == 0
 
 
-def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
+def test_a_recreated_topic_counts_all_archived_records_as_deleted(
     bootstrap_servers: str, source: str, archive: Archive, topic_name: Callable[[str], str]
 ) -> None:
     with mansio.blocking.connect(bootstrap_servers) as client:

@@ -103,7 +103,7 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
     reading.close()
 
 
-def test_a_reader_that_stops_early_leaves_a_door_that_works(topic: Callable[..., Topic]) -> None:
+def test_a_reader_that_stops_early_leaves_a_usable_connection(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(500, size=1_000, together=10)
     reading = fetch_range(
@@ -133,7 +133,7 @@ def test_a_slow_query_does_not_fail_by_the_answer_that_waited_for_it(
     close_sync_clients()
 
 
-def test_a_forked_process_opens_a_door_of_its_own(topic: Callable[..., Topic]) -> None:
+def test_a_forked_process_opens_a_connection_of_its_own(topic: Callable[..., Topic]) -> None:
     """Spark's workers are forked; the parent's sockets are not theirs."""
     here = topic()
     here.fill(10)

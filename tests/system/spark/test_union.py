@@ -246,9 +246,7 @@ def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -
 
 
 @pytest.mark.full
-def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
-    spark: SparkSession, case: Case
-) -> None:
+def test_a_recreated_topic_is_not_taken_for_the_archived_one(spark: SparkSession, case: Case) -> None:
     case.archive_up_to({0: 5, 1: 5})
     with mansio.blocking.connect(case.bootstrap_servers) as client:
         client.admin.delete_topic(case.topic)
@@ -260,7 +258,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
         case.read(spark)
 
 
-def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(case: Case) -> None:
+def test_a_recreated_topic_does_not_continue_an_archive_even_if_losses_are_accepted(case: Case) -> None:
     case.archive_up_to({0: 5, 1: 5})
     case.table.refresh()
     with mansio.blocking.connect(case.bootstrap_servers) as client:

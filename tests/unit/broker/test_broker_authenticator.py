@@ -245,7 +245,7 @@ class Seen(NamedTuple):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_attacker_who_has_seen_every_handshake_is_never_accepted(seed: int) -> None:
+def test_an_attacker_that_observed_every_handshake_is_never_accepted(seed: int) -> None:
     """Replays of nonces, identities and proofs of either side in any combination, on new connections to any broker."""
     chance = random.Random(seed)
     epochs = dict(EPOCHS)

@@ -70,7 +70,7 @@ def test_an_unchanged_heartbeat_writes_nothing_and_waits_for_nothing() -> None:
     assert broker.stored_bytes() == before
 
 
-def test_nobody_is_told_of_an_assignment_before_it_is_committed() -> None:
+def test_no_member_gets_an_assignment_before_it_is_committed() -> None:
     broker = ConsumerBroker()
     broker.home.holds = True
     joining = Member(broker, "a").begin()
@@ -217,7 +217,7 @@ def test_new_partitions_are_given_out_and_deleted_topics_are_taken_away() -> Non
     assert {name for name, _ in first.owned | second.owned} == {"t"}
 
 
-def test_a_topic_made_anew_is_another_topic() -> None:
+def test_a_recreated_topic_is_another_topic() -> None:
     broker = ConsumerBroker()
     member = Member(broker, "a")
     settle_down((member,))

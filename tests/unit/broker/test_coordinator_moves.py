@@ -316,7 +316,7 @@ def test_a_parked_sync_ends_with_the_leadership() -> None:
     assert parked.result().error_code == NOT_COORDINATOR
 
 
-def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_former_coordinator_runs_no_timer_and_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     """No timer ends a session there, nothing is written, and what it held back is held no more."""
     cluster = GroupCluster().made()
     old = cluster.brokers[LEADER]
@@ -347,7 +347,7 @@ def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     assert neighbour.committed(stays) == {("t", 0): 9}
 
 
-def test_a_role_that_is_told_again_changes_nothing() -> None:
+def test_a_repeated_role_changes_nothing() -> None:
     cluster = GroupCluster().made()
     broker = cluster.brokers[LEADER]
     broker.stable()

@@ -417,7 +417,7 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
     run(check, tmp_path)
 
 
-def test_a_target_deleted_and_made_anew_gets_what_was_on_its_way(
+def test_a_recreated_dead_letter_topic_gets_the_pending_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its name is the same and its id is not: what was reserved in the old one has no meaning there."""

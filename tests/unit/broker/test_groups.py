@@ -383,7 +383,7 @@ def test_the_number_of_groups_is_bounded() -> None:
     assert broker.join(group_id="second").result().error_code == 15
 
 
-def test_closing_answers_everyone_who_waits() -> None:
+def test_closing_answers_every_waiting_request() -> None:
     broker = Broker()
     joined = broker.stable()
     other = broker.join(version=3)

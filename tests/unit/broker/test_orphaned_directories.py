@@ -155,7 +155,7 @@ def test_a_removal_that_was_broken_off_is_finished_by_the_next_start(room: Room)
     assert room.names("removed") == []
 
 
-def test_a_full_disk_keeps_nobody_from_starting(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_starts_on_a_full_disk(room: Room, caplog: pytest.LogCaptureFixture) -> None:
     room.start(Metadata(), until=120)
     room.make(gone_topic())
 

@@ -87,7 +87,7 @@ def test_a_broker_that_is_gone_is_told_and_found_again_where_it_comes_back() -> 
     asyncio.run(run())
 
 
-def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one() -> None:
+def test_a_late_response_is_never_taken_for_the_response_to_the_next_request() -> None:
     async def run() -> None:
         async with StubBroker() as broker:
             asked = asyncio.Queue[int]()

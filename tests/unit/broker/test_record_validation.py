@@ -112,7 +112,7 @@ def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
     assert read_header(batch).max_timestamp_ms == 5
 
 
-def test_a_repeat_is_recognised_before_its_records_are_judged() -> None:
+def test_a_duplicate_batch_is_recognized_before_its_records_are_validated() -> None:
     bench = Bench()
     bench.plug_in_producers()
     batch = keyed(None, producer_id=7, producer_epoch=0, base_sequence=0)

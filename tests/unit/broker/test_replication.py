@@ -636,7 +636,9 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
     assert (cluster.state(0).isr, cluster.state(1).isr) == ((1, 2), (1, 2, 3))
 
 
-def test_a_defect_in_copying_one_partition_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_in_copying_one_partition_does_not_delay_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = running(partitions=2)
     append_as_follower, failing = Log.append_as_follower, [True]
 

@@ -8,7 +8,7 @@ from support.replica_faults import History
 
 
 @pytest.mark.parametrize("first", range(0, 12, 3))
-def test_no_history_loses_what_was_acknowledged(first: int) -> None:
+def test_no_history_loses_acknowledged_records(first: int) -> None:
     """One of three may have faults all the way, and nothing acknowledged."""
     histories = [History(seed) for seed in range(first, first + 3)]
     for history in histories:

@@ -142,7 +142,7 @@ def test_segments_older_than_retention_ms_go_and_their_files_with_them() -> None
     assert world.keeper.counts.size_bytes > 3 * (SEGMENT_BYTES - 100)
 
 
-def test_a_log_larger_than_retention_bytes_loses_what_it_can_spare() -> None:
+def test_a_log_larger_than_retention_bytes_loses_its_oldest_segments() -> None:
     world = World({"retention.bytes": "3000", "retention.ms": "-1"})
     world.fill(10)
     batch_bytes = world.partition.log.active_segment().size_bytes
@@ -277,7 +277,7 @@ def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end()
     assert world.segment_files() == [f"{1:020d}.log"]
 
 
-def test_a_follower_lets_go_of_nothing_by_itself() -> None:
+def test_a_follower_deletes_no_segment_by_itself() -> None:
     world = World({"retention.ms": "1"})
     world.fill(3)
     world.partition.become_follower(2, 4)
@@ -340,7 +340,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
         yield caplog
 
 
-def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
+def test_a_partition_that_cannot_be_checked_does_not_stop_other_checks(
     lines: pytest.LogCaptureFixture,
 ) -> None:
     world = World({"retention.ms": "1"}, {"retention.ms": "1"})
@@ -361,7 +361,7 @@ def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
     ]
 
 
-def test_a_defect_in_the_check_of_a_partition_keeps_nobody_else_from_being_checked(
+def test_an_unexpected_error_in_the_check_of_a_partition_does_not_stop_other_checks(
     lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World({"retention.ms": "1"}, {"retention.ms": "1"})

@@ -118,7 +118,7 @@ def test_a_topic_may_say_that_nobody_holds_it_back() -> None:
     assert world.start_after_check() == 3
 
 
-def test_nothing_goes_before_the_holds_are_known(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_deleted_before_the_retention_holds_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
     world = HeldWorld()
     world.loaded = False
     world.fill(4)

@@ -78,7 +78,7 @@ def test_commits_move_holds_and_deletions_end_them(groups: Groups) -> None:
     assert groups.held() == {}
 
 
-def test_a_deleted_topic_is_held_by_nobody(groups: Groups) -> None:
+def test_a_deleted_topic_has_no_retention_holds(groups: Groups) -> None:
     groups.commit(pipeline_group_id("a"), (0, 5), (1, 6))
     groups.scheduler.run(groups.coordinator.offsets.delete_offsets_of_topic("t"))
     assert groups.held() == {}

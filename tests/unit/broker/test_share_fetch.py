@@ -260,7 +260,7 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
     run(check, tmp_path)
 
 
-def test_nobody_is_told_of_leases_once_another_broker_leads(tmp_path: Path) -> None:
+def test_no_member_gets_leases_from_a_broker_that_is_not_the_leader_any_more(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await on_loaded(room, 5)
         await peer.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)
@@ -357,7 +357,7 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
         Room.topic_id = original  # type: ignore[method-assign]
 
 
-def test_a_stopping_broker_answers_who_waits(tmp_path: Path) -> None:
+def test_a_stopping_broker_answers_waiting_requests(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await on_loaded(room)
         waiting = asyncio.create_task(peer.fetch(1, wait_ms=20_000))

@@ -160,7 +160,7 @@ def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sen
 
 
 @SCRATCHES
-def test_a_piece_of_no_bytes_holds_up_nobody(
+def test_an_empty_buffer_does_not_delay_other_buffers(
     pair: tuple[socket.socket, socket.socket], tmp_path: Path, scratch: memoryview | None
 ) -> None:
     (tmp_path / "segment").write_bytes(bytes(SLICE_BYTES_MIN))

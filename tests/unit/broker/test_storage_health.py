@@ -35,7 +35,7 @@ def test_damage_of_a_partition_is_one_line_a_minute_however_often_it_is_met(
     assert storage_health.damaged["t", 0].times == 101
 
 
-def test_damage_everywhere_is_remembered_up_to_a_bound_and_said_no_more_often(
+def test_number_of_recorded_damaged_ranges_and_of_their_log_lines_is_bounded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     storage_health = StorageHealth(ManualClock())

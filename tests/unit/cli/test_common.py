@@ -29,7 +29,7 @@ NOW_MS = 1_700_000_000_000
         ("2013-11-21", int(datetime(2013, 11, 21).timestamp() * 1000)),  # noqa: DTZ001  # local on purpose
     ],
 )
-def test_a_time_can_be_said_in_each_documented_way(text: str, expected: int):
+def test_a_time_can_be_given_in_each_documented_form(text: str, expected: int):
     assert common.parse_time(text, NOW_MS) == expected
 
 

@@ -56,7 +56,7 @@ def test_a_run_as_it_should_be_is_good_and_its_times_are_told() -> None:
         (Attempt(0.9, POISON, 3, 0, 1, is_done=False), "was delivered as [1, 2, 3, 3]"),
     ],
 )
-def test_a_delivery_too_many_is_told(attempt: Attempt, words: str) -> None:
+def test_the_demo_reports_a_wrong_number_of_deliveries(attempt: Attempt, words: str) -> None:
     attempts = good()
     attempts.add(attempt)
     assert words in attempts.wrong_before_redrive()[0]
@@ -135,7 +135,7 @@ def joined(pause_s: float = 0.0, move_s: float = 0.0) -> RebalanceRun:
     return state
 
 
-def test_a_worker_that_joins_is_noticed_by_nobody_whose_partitions_stay() -> None:
+def test_a_joining_worker_does_not_interrupt_members_that_keep_their_partitions() -> None:
     state = joined()
     assert state.wrong() == []
     assert (state.moved, len(state.stayed)) == ({0, 1}, 6)

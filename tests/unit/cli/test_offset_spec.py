@@ -19,7 +19,7 @@ from mansio.cli.support.common import OffsetSpec, missing_at_sign_hint, parse_of
         ("2013-11-21T00:00:00Z", OffsetSpec("time", 1384992000000)),
     ],
 )
-def test_each_way_to_say_where(text: str, target: OffsetSpec):
+def test_each_form_of_an_offset_option_is_parsed(text: str, target: OffsetSpec):
     assert parse_offset_spec(text) == target
 
 

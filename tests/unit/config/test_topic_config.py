@@ -58,7 +58,7 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
         ("segment.bytes", "1", "below the minimum"),
         ("min.insync.replicas", "0", "below the minimum of 1"),
         ("flush.messages", "0", "below the minimum"),
-        ("message.format.version", "2.8", "not offered: only record batch format 2"),
+        ("message.format.version", "2.8", "not supported: only record batch format 2"),
         ("retention.msec", "1", "did you mean retention.ms?"),
         ("xyzzy", "1", "no such topic setting"),
     ],

@@ -352,7 +352,7 @@ def test_a_file_without_checksums_is_taken_over_and_has_them_from_then_on(
     assert "/x/59" in complaint
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     assert verify_store(str(tmp_path / NAME)) == [f"metadata {tmp_path / NAME} is missing"]
 
 

@@ -162,7 +162,7 @@ SHORT, LONG = {0: 5}, {0: 9}
         (SHORT, {0: 2, 1: 0}, {0: 5, 1: 4}, "q", 3, CommitDecision.CONFLICT),  # half of it is new
     ],
 )
-def test_judgement(
+def test_commit_decision_for_each_state_of_the_table(
     last: dict[int, int] | None,
     start: dict[int, int],
     end: dict[int, int],

@@ -102,7 +102,7 @@ def test_batch_that_starts_below_the_one_before_is_refused(tmp_path: Path) -> No
     writer.abort()
 
 
-def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
+def test_a_task_that_fails_leaves_no_file(tmp_path: Path) -> None:
     writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", file_bytes=1)
     writer.write(source_rows(0, range(5)))
     writer.write(source_rows(1, range(5)))

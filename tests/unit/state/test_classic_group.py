@@ -161,7 +161,7 @@ def test_an_assignment_is_not_given_out_before_it_is_stored() -> None:
     assert room.answers["s"] == SyncResponse(b"mine", "consumer", "range")
 
 
-def test_a_failed_store_sends_everybody_back_to_join() -> None:
+def test_after_a_failed_write_all_members_must_join_again() -> None:
     room = Room()
     room.join("a")
     room.after(200)
@@ -290,7 +290,7 @@ def test_the_protocol_most_members_prefer_wins_among_those_all_can_do() -> None:
         room.sync("s", room.answers["a"].member_id, {}, protocol="range")
 
 
-def test_a_full_group_takes_nobody_new() -> None:
+def test_a_full_group_refuses_new_members() -> None:
     room = Room(size_max=1)
     (leader,) = room.stable(None)
     with pytest.raises(GroupMaxSizeReached):

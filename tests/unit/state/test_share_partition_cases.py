@@ -119,7 +119,7 @@ def test_late_ack_counts_no_more_once_another_has_the_lease() -> None:
     assert leases.state_machine.ranges.start == 4
 
 
-def test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one() -> None:
+def test_late_acknowledgement_of_an_earlier_delivery_does_not_end_the_later_one() -> None:
     leases = Leases()
     leases.lease("a", 0, 0)
     leases.wait(LOCK_MS)

@@ -93,7 +93,7 @@ def test_everything_but_the_codec_is_kept(
 
 
 @pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
-def test_a_bomb_is_refused(codec: Codec) -> None:
+def test_a_decompression_bomb_is_refused(codec: Codec) -> None:
     batch = build_batch([(0, None, bytes(8 << 20), ())], codec=codec)
     assert len(batch) < LIMIT
     with pytest.raises(InvalidRecord, match="when decompressed"):
