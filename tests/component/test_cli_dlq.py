@@ -50,13 +50,15 @@ class World:
             assert configs is not None
             await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
             live = self.service.share_partition_manager.find("g", self.topic_id, 0)
-            core = await live.loaded()
+            core = await live.wait_loaded()
             if (
-                update := live.call_and_rearm(core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5)
+                update := live.call_machine_and_set_timer(
+                    core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5
+                )
             ) is not None:
                 await live.persist(update)
             core.acquirable_ranges("m", 100, live.partition.high_watermark, live.now_ms())
-            got, update = live.call_and_rearm(
+            got, update = live.call_machine_and_set_timer(
                 core.acquire, "m", [(first, last)], 100, strict=True, batch_ends=(), now_ms=live.now_ms()
             )
             if update is not None:

@@ -449,7 +449,7 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
 
 
 def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
-    (data / share_coordinator.BOOT_ID_FILE).write_text("a start of the machine")
+    (data / share_coordinator.BOOT_ID_FILE_NAME).write_text("a start of the machine")
     assert list(diagnose(data).each_finding()) == []
 
 

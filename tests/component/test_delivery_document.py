@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from tools import generate, share_states
 
-from mansio.broker.coordinator.share.dead_letter_copies import ID, OMITTED
+from mansio.broker.coordinator.share.dead_letter_copies import DEAD_LETTER_ID_HEADER, VALUE_OMITTED_HEADER
 from mansio.config import group_config
 from mansio.config.settings import Settings
 from mansio.state.share_partition import dead_letters, in_flight, machine
@@ -49,7 +49,9 @@ def test_every_named_setting_exists() -> None:
 
 
 def test_headers_and_limits_match_the_code() -> None:
-    assert {ID, OMITTED} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
+    assert {DEAD_LETTER_ID_HEADER, VALUE_OMITTED_HEADER} <= set(
+        re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT)
+    )
     for limit in (
         dead_letters.DEAD_RANGES_MAX,
         dead_letters.REDRIVES_MAX,

@@ -97,7 +97,7 @@ class Delivery:
             leader = world.network.brokers.get(place.leader)
             if leader is None or not leader.ready:
                 continue
-            share_partition = leader.core.shares.peek(ShareKey(GROUP, self.topic_id.bytes, index))
+            share_partition = leader.core.shares.find_ready(ShareKey(GROUP, self.topic_id.bytes, index))
             name = f"share partition {index}, led by {place.leader},"
             if share_partition is None:
                 yield f"{name} is not loaded"

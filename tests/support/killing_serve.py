@@ -69,13 +69,13 @@ def arm(point: str, countdown: _Countdown) -> None:
     elif point == "states loaded":
         after(ShareStateStore, "loaded", countdown, lambda *_: True)
     elif point == "copy appended":
-        appended = DeadLetterTopics._within
+        appended = DeadLetterTopics._wait_with_timeout
 
         async def wait(self: DeadLetterTopics, *arguments: Any) -> None:
             countdown.reached()
             await appended(self, *arguments)
 
-        DeadLetterTopics._within = wait  # type: ignore[method-assign]
+        DeadLetterTopics._wait_with_timeout = wait  # type: ignore[method-assign]
     elif point == "copy committed":
         append = DeadLetterTopics.append
 

@@ -126,7 +126,7 @@ class StateNode:
             create_topic=cluster.create,
             lock_ms=lambda _: LOCK_MS,
             lookup=StatePlacesInMemory(cluster),
-            remote=RemoteStateClients(
+            remote_client=RemoteStateClients(
                 peers,
                 NetworkPeers(cluster, self),
                 node_id=node_id,

@@ -56,7 +56,7 @@ class StateRoom:
         boot: str = "first",
         segment_bytes: int = 1 << 20,
         updates_per_snapshot: int = 500,
-        shares_max: int = 1000,
+        share_partitions_max: int = 1000,
         began_ms: float = 0.0,
     ) -> None:
         self.simulation = Simulation()
@@ -68,7 +68,7 @@ class StateRoom:
         self.options: dict[str, Any] = {
             "segment_bytes": segment_bytes,
             "updates_per_snapshot": updates_per_snapshot,
-            "shares_max": shares_max,
+            "share_partitions_max": share_partitions_max,
         }
         self.lock_ms = LOCK_MS
         self.partitions: list[Partition] = []
@@ -76,7 +76,9 @@ class StateRoom:
         self.disk.make_directory("data")
         self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
         self.state = ShareCoordinator(
-            settings=ShareStateSettings(updates_per_snapshot=updates_per_snapshot, shares_max=shares_max),
+            settings=ShareStateSettings(
+                updates_per_snapshot=updates_per_snapshot, share_partitions_max=share_partitions_max
+            ),
             prune_interval_ms=1 << 40,
             node_id=1,
             clock=self.clock,
@@ -120,7 +122,7 @@ class StateRoom:
         return self.simulation.run(work)
 
     def partition_of(self, key: ShareKey) -> Partition:
-        return self.partitions[self.store.index_of(key)]
+        return self.partitions[self.store.partition_for(key)]
 
     def begin(self, key: ShareKey, leader_epoch: int = 0, update: Update | None = None) -> None:
         """Read a state that is not there, and make it."""

@@ -22,10 +22,10 @@ from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, group_settings
 from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
-from mansio.broker.coordinator.share.dead_letter_manager import dead_letters
+from mansio.broker.coordinator.share.dead_letter_manager import create_dead_letter_manager
 from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
 from mansio.broker.coordinator.share.share_coordinator import BootIdFile, ShareCoordinator
-from mansio.broker.coordinator.share.share_partition_manager import share_partitions
+from mansio.broker.coordinator.share.share_partition_manager import create_share_partition_manager
 from mansio.broker.coordinator.share.state_client import RemoteStateClients
 from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.broker.maintenance.log_cleaner import LogCleaner
@@ -179,7 +179,7 @@ class BrokerRuntime:
         )
         self.groups = self._build_group_coordinator(group_configs.overrides)
         self.share_state = self._build_share_coordinator(group_configs.overrides)
-        self.dead_letters = dead_letters(
+        self.dead_letters = create_dead_letter_manager(
             settings,
             host_ports,
             topics=self.topics,
@@ -188,7 +188,7 @@ class BrokerRuntime:
             overrides=group_configs.overrides,
             peers=None if cluster_member is None else cluster_member.new_peers(),
         )
-        self.shares = share_partitions(
+        self.shares = create_share_partition_manager(
             settings,
             host_ports,
             self.partitions,
@@ -243,7 +243,7 @@ class BrokerRuntime:
             overrides=overrides,
             share_state=ShareStateOperations(
                 delete=lambda key: self.shares.delete(key),
-                wait_for_dead_letters=lambda key: self.shares.wait_for_dead_letters(key),
+                wait_until_dead_lettered=lambda key: self.shares.wait_until_dead_lettered(key),
                 initialize=lambda *start: self.shares.persister.initialize(*start),
             ),
         )
@@ -253,7 +253,7 @@ class BrokerRuntime:
     def _build_share_coordinator(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         partitions = settings.share_coordinator_state_topic_num_partitions
-        boot_id_file, remote = None, None
+        boot_id_file, remote_client = None, None
         if cluster_member is None:
             partitions = min(partitions, SINGLE_NODE_SHARE_STATE_PARTITIONS_MAX)
             boot_id_file = BootIdFile(
@@ -264,7 +264,7 @@ class BrokerRuntime:
                 host_ports.boot_id,
             )
         else:
-            remote = RemoteStateClients(
+            remote_client = RemoteStateClients(
                 cluster_member.new_peers(),
                 cluster_member.new_peers(),
                 node_id=settings.node_id,
@@ -274,7 +274,7 @@ class BrokerRuntime:
         return ShareCoordinator(
             settings=ShareStateSettings(
                 updates_per_snapshot=settings.share_coordinator_snapshot_update_records_per_snapshot,
-                cold_ms=settings.share_coordinator_state_topic_prune_interval_ms,
+                snapshot_age_ms_max=settings.share_coordinator_state_topic_prune_interval_ms,
             ),
             prune_interval_ms=settings.share_coordinator_state_topic_prune_interval_ms,
             node_id=settings.node_id,
@@ -286,7 +286,7 @@ class BrokerRuntime:
             lookup=None
             if cluster_member is None
             else ClusterCoordinatorLookup(self.state, SHARE_STATE_TOPIC),
-            remote=remote,
+            remote_client=remote_client,
         )
 
     def _connect_groups_to_shares(self) -> None:
@@ -466,7 +466,8 @@ class BrokerRuntime:
         self.retention.start()
         self.log_cleaner.start()
         self.log_scrubber.start()
-        for key in self.share_state.store.archiving():  # writing pending dead letters needs no group member
+        # Writing pending dead letters needs no group member.
+        for key in self.share_state.store.archiving_share_partitions():
             with contextlib.suppress(MansioError):
                 self.shares.find(*key)
 

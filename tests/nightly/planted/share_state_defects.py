@@ -50,7 +50,7 @@ SHARE_STATE_DEFECTS = (
     Defect(
         "whole share state written beside another update",
         "broker/coordinator/share/write_combiner.py",
-        "if self._snapshot_in_flight or (write.is_snapshot and self._in_flight):",
+        "if self._snapshot_in_flight or (write.is_snapshot and self._in_flight_count):",
         "if self._snapshot_in_flight:",
         (f"{TURNS}::test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_comes_after",),
     ),
@@ -69,8 +69,8 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "late write of a share state taken",
             "broker/coordinator/share/state_store.py",
-            "if write_token.number <= share.numbers[durable]:",
-            "if write_token.number < 0:",
+            "if write_token.write_number <= share.last_write_numbers[durable]:",
+            "if write_token.write_number < 0:",
         ),
         (
             "deleted share state comes back",
@@ -93,8 +93,8 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "uncertain share state certain too early",
             "broker/coordinator/share/state_store.py",
-            "share.resolved = self._withheld_ms(share) == 0",
-            "share.resolved = True",
+            "share.has_all_leases = self._withheld_ms(share) == 0",
+            "share.has_all_leases = True",
         ),
         (
             "uncertain share state certain after the next start",
@@ -117,8 +117,8 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "share state made over one that is there",
             "broker/coordinator/share/state_client.py",
-            "if state is not None and read_session is not None and read_session.absent:",
-            "if state is not None and read_session is not None and read_session.number < 0:",
+            "if state is not None and read_session is not None and read_session.was_absent:",
+            "if state is not None and read_session is not None and read_session.last_write_number < 0:",
         ),
         (
             "ticket's sequence lost where a range is cut",

@@ -142,7 +142,7 @@ class Room:
             partitions=service.partitions,
             scheduler=service.scheduler,
             overrides=lambda _: self.configs,
-            prefix="dlq.",
+            topic_name_prefix="dlq.",
         )
         self.dead_letters = DeadLetterManager(
             targets=self.targets,

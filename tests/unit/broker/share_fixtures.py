@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinator.share.share_partition_manager import (
     SharePartitionManager,
-    first_offset,
+    initial_offset,
     share_settings,
 )
 from mansio.config.settings import Settings
@@ -148,12 +148,12 @@ class Room:
         configs = {**CONFIGS, **configs}
         self.known_state = MemoryPersister(service.scheduler)
         shares = SharePartitionManager(
-            find=service.partitions.find,
+            find_partition=service.partitions.find,
             persister=self.known_state,
             settings=lambda _group, _partition: share_settings(configs, is_dead_letter_topic=False)._replace(
                 lock_ms=lock_ms
             ),
-            first_offset=lambda _, partition: first_offset(configs, partition, service.clock),
+            initial_offset=lambda _, partition: initial_offset(configs, partition, service.clock),
             clock=service.clock,
             scheduler=service.scheduler,
             random=self.broker.machine.random if hasattr(self.broker, "machine") else _Even(),

@@ -61,8 +61,8 @@ def records(count: int, *, size: int = 10) -> list[Any]:
 
 
 async def settled(room: Room) -> None:
-    await eventually(lambda: room.dead_letters.waiting == 0, DEADLINE_S, "no dead letter waits")
-    await eventually(lambda: all(not s.is_working for s in room.dead_letters._shares.values()))
+    await eventually(lambda: room.dead_letters.waiting_record_count == 0, DEADLINE_S, "no dead letter waits")
+    await eventually(lambda: all(not s.is_working for s in room.dead_letters._tasks.values()))
 
 
 def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
             "retention.ms": str(14 * 24 * 3600 * 1000),
         }
         assert room.dead(share_partition.key) == [(1, 2)]
-        assert room.dead_letters.counts.written == 2
+        assert room.dead_letters.counts.written_count == 2
 
     run(check, tmp_path)
 
@@ -272,8 +272,8 @@ def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tm
             await share_partitions[-1].lease(0, 0)
         await asyncio.gather(*(live_reject(share_partition, 0, 0) for share_partition in share_partitions))
         await settled(room)
-        assert room.dead_letters.counts.written == 4
-        assert room.dead_letters.counts.failures == 0
+        assert room.dead_letters.counts.written_count == 4
+        assert room.dead_letters.counts.failure_count == 0
 
     run(check, tmp_path)
 
@@ -315,8 +315,8 @@ def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Pat
             (b"k2", 3000),
         ]
         omitted = [headers(one).get("mansio-dlq-value-omitted") for one in found]
-        assert omitted == [None, "it is too large for this topic", None]
-        assert room.dead_letters.counts.omitted == 1
+        assert omitted == [None, "the record is too large for the dead-letter topic", None]
+        assert room.dead_letters.counts.omitted_count == 1
 
     run(check, tmp_path)
 
@@ -347,9 +347,9 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
         share_partition = await room.share_partition()
         with caplog.at_level(logging.WARNING):
             await share_partition.reject(0, 1)
-            await eventually(lambda: room.dead_letters.counts.failures >= 2)
+            await eventually(lambda: room.dead_letters.counts.failure_count >= 2)
         assert room.letters("own") == []
-        assert room.dead_letters.waiting == 2
+        assert room.dead_letters.waiting_record_count == 2
         assert last_error in room.dead_letters.last_error_of(share_partition.key)
         error_for_client = next(one for one in caplog.records if one.message == "dead_letter_not_written")
         assert getattr(error_for_client, FIELDS)["group"] == "g"
@@ -482,7 +482,7 @@ def test_what_left_the_log_meanwhile_has_a_letter_that_says_so(
         found = room.letters()
         assert ids(found) == expected_ids(share_partition.key, range(4))
         assert [one.key for one in found] == [None, None, b"k2", b"k3"]
-        assert headers(found[0])["mansio-dlq-value-omitted"] == "it is in the log no more"
+        assert headers(found[0])["mansio-dlq-value-omitted"] == "the record was deleted from the log"
         assert "own" not in headers(found[0])
 
     run(check, tmp_path)
@@ -576,7 +576,7 @@ def test_what_another_broker_refuses_is_understood(tmp_path: Path) -> None:
         share_partition = await room.share_partition()
         await share_partition.reject(0, 0)
         await settled(room)
-        target = room.targets.by_id(room.key(topic="dlq.t").topic_id, 0)
+        target = room.targets.find_by_id(room.key(topic="dlq.t").topic_id, 0)
         producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
         assert producer is not None
 

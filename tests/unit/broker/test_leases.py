@@ -61,12 +61,12 @@ class World:
     async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
         """As a fetch would: these offsets are the member's."""
         share_partition = self.service.share_partition_manager.find(group, self.topic_id, index)
-        state_machine = await share_partition.loaded()
+        state_machine = await share_partition.wait_loaded()
 
         async def due() -> bool:
             now_ms, wall_ms = share_partition.now_ms(), self.service.clock.wall_ms()
             if (
-                update := share_partition.call_and_rearm(state_machine.tick, now_ms, wall_ms, 0.5)
+                update := share_partition.call_machine_and_set_timer(state_machine.tick, now_ms, wall_ms, 0.5)
             ) is not None:
                 await share_partition.persist(update)
             return any(
@@ -77,7 +77,7 @@ class World:
             )
 
         await eventually(due, DEADLINE_S, f"{first} to {last} are to be had")
-        got, update = share_partition.call_and_rearm(
+        got, update = share_partition.call_machine_and_set_timer(
             state_machine.acquire,
             member,
             [(first, last)],

@@ -381,7 +381,7 @@ def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: P
         waiting = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
         await eventually(
             lambda: any(
-                share_partition.is_awaited
+                share_partition.has_waiters_or_writes
                 for share_partition in room.service.share_partition_manager.share_partitions()
             )
         )

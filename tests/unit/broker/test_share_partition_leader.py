@@ -11,7 +11,7 @@ import pytest
 from mansio.broker.coordinator.share.partition_leader import STALL_MS
 from mansio.broker.coordinator.share.share_partition_manager import (
     DEAD_LETTER_RELOAD_MS,
-    RETRY_MS,
+    LOAD_RETRY_DELAY_MS,
     SharePartitionManager,
 )
 from mansio.errors import CoordinatorNotAvailable, NotCoordinator, NotLeaderOrFollower, StorageError
@@ -101,10 +101,10 @@ class Room:
         self.partition.ensure_high_watermark_known = lambda: None
         self.partition.ensure_leader = self._check_leads
         self.shares = SharePartitionManager(
-            find=lambda *_: self.partition,
+            find_partition=lambda *_: self.partition,
             persister=self.known_state,
             settings=lambda *_: self.settings,
-            first_offset=lambda *_: 0,
+            initial_offset=lambda *_: 0,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]
             random=SimpleNamespace(uniform=lambda *_: 0.5),  # type: ignore[arg-type]
@@ -118,12 +118,12 @@ class Room:
 
     def share_partition(self) -> SharePartitionLeader:
         share_partition = self.shares.find("g", TOPIC, 0)
-        self.scheduler.run(share_partition.loaded())
+        self.scheduler.run(share_partition.wait_loaded())
         return share_partition
 
     def lease(self, share_partition: SharePartitionLeader, last: int) -> None:
         share_partition.state_machine.acquirable_ranges("m", last + 1, 100, share_partition.now_ms())
-        _, update = share_partition.call_and_rearm(
+        _, update = share_partition.call_machine_and_set_timer(
             share_partition.state_machine.acquire,
             "m",
             [(0, last)],
@@ -137,7 +137,7 @@ class Room:
 
     def reject(self, share_partition: SharePartitionLeader, last: int) -> None:
         said = [AcknowledgementBatch(0, last, bytes([REJECT]))]
-        update = share_partition.call_and_rearm(
+        update = share_partition.call_machine_and_set_timer(
             share_partition.state_machine.acknowledge,
             "m",
             said,
@@ -198,7 +198,7 @@ def state_lost(room: Room, error: MansioError) -> ShareKey:
     room.known_state.uncertain(withheld_ms=LOCK_MS)
     room.known_state.fail(1, error)
     acquire = share_partition.state_machine.acquire
-    _, update = share_partition.call_and_rearm(
+    _, update = share_partition.call_machine_and_set_timer(
         acquire, "n", [(5, 9)], 5, strict=True, batch_ends=(), now_ms=share_partition.now_ms()
     )
     with pytest.raises(type(error)):
@@ -210,7 +210,7 @@ def test_a_leader_that_lived_on_stores_what_the_state_lost_before_it_hands_out_a
     room = Room()
     key = state_lost(room, CoordinatorNotAvailable("no leader"))
     for again in (False, True):
-        room.scheduler.pass_time(2 * RETRY_MS)
+        room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
         if not again:
             room.known_state.fail(1, CoordinatorNotAvailable("still none"))
             with pytest.raises(CoordinatorNotAvailable):
@@ -231,7 +231,7 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
     room.partition.leader_epoch += why == "led in a later epoch"
     if why == "made anew":
         room.scheduler.run(room.known_state.initialize(key, 1, 0))
-    room.scheduler.pass_time(2 * RETRY_MS)
+    room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
     share_partition = room.share_partition()
     assert share_partition.state_machine.leased_count == 0
     assert share_partition.state_machine.counts(share_partition.now_ms()).withheld == (
@@ -242,10 +242,12 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
         with pytest.raises(NotCoordinator):
             room.scheduler.run(
                 share_partition.persist(
-                    share_partition.call_and_rearm(share_partition.state_machine.advance_log_start, 3)
+                    share_partition.call_machine_and_set_timer(
+                        share_partition.state_machine.advance_log_start, 3
+                    )
                 )
             )
-        room.scheduler.pass_time(2 * RETRY_MS)
+        room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
         assert room.share_partition().state_machine.counts(share_partition.now_ms()).withheld == 100, (
             "while it withholds it knows no better"
         )
@@ -260,10 +262,10 @@ def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: 
     room = Room()
     state_lost(room, NotCoordinator("moved"))
     monkeypatch.setattr("mansio.broker.coordinator.share.partition_leader.with_known_state", broken)
-    room.scheduler.pass_time(2 * RETRY_MS)
+    room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
     with pytest.raises(CoordinatorNotAvailable, match="they do not fit"):
         room.share_partition()
-    room.scheduler.pass_time(2 * RETRY_MS)
+    room.scheduler.pass_time(2 * LOAD_RETRY_DELAY_MS)
     share_partition = room.share_partition()
     assert share_partition.state_machine.counts(share_partition.now_ms()).withheld == 100
 
@@ -276,11 +278,11 @@ def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(re
     room.reject(share_partition, 4)
     assert room.desk.opened_with == [0]
     room.known_state.fail(1, CoordinatorNotAvailable("the disk is full"))
-    update = share_partition.call_and_rearm(
+    update = share_partition.call_machine_and_set_timer(
         share_partition.state_machine.release_member, "m", share_partition.now_ms()
     )
     assert update is not None
-    share_partition.store(update)
+    share_partition.persist_in_background(update)
     if reads_fail:
         read = room.known_state.read
         left = [3]
@@ -293,7 +295,7 @@ def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(re
 
         room.known_state.read = read_session  # type: ignore[method-assign]
     room.scheduler.turn()
-    assert share_partition.ended is not None
+    assert share_partition.end_error is not None
     room.scheduler.pass_time(5 * DEAD_LETTER_RELOAD_MS)
     assert room.desk.opened_with == [0, 5]
 
@@ -309,8 +311,8 @@ def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_b
 
     room.known_state.read = read_session  # type: ignore[method-assign]
     share_partition.end(CoordinatorNotAvailable("the disk is gone"))
-    for _ in range(10 * DEAD_LETTER_RELOAD_MS // RETRY_MS):  # members ask as soon as they may
-        room.scheduler.pass_time(RETRY_MS)
+    for _ in range(10 * DEAD_LETTER_RELOAD_MS // LOAD_RETRY_DELAY_MS):  # members ask as soon as they may
+        room.scheduler.pass_time(LOAD_RETRY_DELAY_MS)
         with suppress(CoordinatorNotAvailable):
             room.shares.find("g", TOPIC, 0)
         room.scheduler.turn()
@@ -344,7 +346,7 @@ def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_
     room.scheduler.run(share_partition.persist(share_partition.state_machine.mark_archived(places)))
     room.partition.start_offset = 3
     assert share_partition.ready_state_machine() is not None
-    update, result = share_partition.call_and_rearm(
+    update, result = share_partition.call_machine_and_set_timer(
         share_partition.state_machine.redrive, "again", None, 100, share_partition.now_ms()
     )
     assert update is not None

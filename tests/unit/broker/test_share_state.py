@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinator.share import state_store
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -113,7 +113,7 @@ def test_an_update_of_an_older_snapshot_says_nothing() -> None:
     epoch = room.store._shares[G].snapshot_epoch
     room.write(G, begun(start=10))
     late = encode_update(epoch, 0, leased(12, 13, durable=True))
-    index = room.store.index_of(G)
+    index = room.store.partition_for(G)
     room.run(_append(room, index, [(encode_key(UPDATE, G), late)]))
     assert room.read(G).changes == ()
     assert room.kill().read(G).changes == ()
@@ -212,7 +212,7 @@ def test_a_write_that_comes_late_or_again_is_refused() -> None:
     write(G, WriteToken(session, 2), 0, 0, leased(0, 1))
     write(G, WriteToken(session, 1), 0, 0, acked(5, 6))  # the way of those that wait has an order of its own
     for number, update in ((2, leased(0, 1)), (1, leased(2, 3)), (1, acked(5, 6))):
-        with pytest.raises(NotCoordinator, match="comes late"):
+        with pytest.raises(NotCoordinator, match="is late or repeated"):
             write(G, WriteToken(session, number), 0, 0, update)
     write(G, WriteToken(session, 3), 0, 0, leased(2, 3))
 
@@ -276,7 +276,7 @@ class _Failing:
 
 
 def test_there_is_a_bound_of_states() -> None:
-    room = StateRoom(shares_max=2)
+    room = StateRoom(share_partitions_max=2)
     room.begin(key_of("a"))
     room.begin(key_of("b"))
     with pytest.raises(CoordinatorNotAvailable):
@@ -335,7 +335,7 @@ def test_a_log_that_lost_its_end_at_the_start_makes_its_states_uncertain() -> No
     room = StateRoom()
     room.begin(G)
     room.write(G, leased(0, 1, durable=True))
-    index = room.store.index_of(G)
+    index = room.store.partition_for(G)
     name = f"data/s-{index}/00000000000000000000.log"
     disk = room.disk
     torn = disk.open(name)
@@ -356,7 +356,7 @@ def test_a_state_is_written_as_a_whole_after_so_many_updates() -> None:
     share = room.store._shares[G]
     for number in range(12):
         room.write(G, leased(number, number))
-    assert (share.snapshot_epoch, share.updates) == (2, 2)
+    assert (share.snapshot_epoch, share.update_count) == (2, 2)
     assert room.kill().read(G).changes == (StateBatch(0, 11, ACQUIRED, 1, holder="m"),)
 
 
@@ -392,7 +392,7 @@ def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_
 def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_little() -> None:
     room = StateRoom(segment_bytes=4000, updates_per_snapshot=10)
     room.begin(G)
-    index = room.store.index_of(G)
+    index = room.store.partition_for(G)
     for number in range(400):
         room.write(G, leased(number, number, durable=number % 20 == 0))
     before = segments(room, index)
@@ -412,7 +412,7 @@ def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:
     cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
     room.begin(cold, update=begun()._replace(changes=(StateBatch(3, 9, ACKNOWLEDGED, 2),)))
     room.begin(G)
-    index = room.store.index_of(G)
+    index = room.store.partition_for(G)
     for number in range(60):  # some segments, fewer than are too many
         room.write(G, leased(number, number))
     offset = room.store._shares[cold].snapshot_offset
@@ -435,14 +435,14 @@ def test_a_state_that_keeps_too_many_segments_is_written_anew_at_once() -> None:
     room.begin(G)
     for number in range(300):
         room.write(G, leased(number, number))
-    assert len(segments(room, room.store.index_of(G))) > 10
+    assert len(segments(room, room.store.partition_for(G))) > 10
     room.run(room.state.prune())
     room.simulation.run_for(2000)
-    assert len(segments(room, room.store.index_of(G))) < 10
+    assert len(segments(room, room.store.partition_for(G))) < 10
 
 
 def room_index(key: ShareKey) -> int:
-    return index_of(coordinator_key(key), 2)
+    return partition_for(coordinator_key(key), 2)
 
 
 def test_the_log_of_states_that_are_all_gone_is_let_go() -> None:
@@ -453,7 +453,7 @@ def test_the_log_of_states_that_are_all_gone_is_let_go() -> None:
     room.run(room.persister.delete(G))
     room.run(room.state.prune())
     room.simulation.run_for(2000)
-    assert len(segments(room, room.store.index_of(G))) == 1
+    assert len(segments(room, room.store.partition_for(G))) == 1
     assert room.kill().read(G) is None
 
 

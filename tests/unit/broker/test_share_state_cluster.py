@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
 from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
     RequestSender,
@@ -51,7 +51,7 @@ from unit.state.test_share_state_records_properties import ANY_UPDATES, INT32, I
 
 def keys_in(index: int, count: int = 1) -> list[ShareKey]:
     found = (key_of(f"g{n}") for n in range(1000))
-    return [key for key in found if index_of(coordinator_key(key), PARTITIONS) == index][:count]
+    return [key for key in found if partition_for(coordinator_key(key), PARTITIONS) == index][:count]
 
 
 def begin(cluster: StateCluster, node_id: int, key: ShareKey, leader_epoch: int = 0) -> None:
@@ -402,7 +402,7 @@ class _Leader:
         await self.read()
         for number in range(steps):
             if self.random_fraction.random() < 0.08:
-                index = index_of(coordinator_key(self.key), PARTITIONS)
+                index = partition_for(coordinator_key(self.key), PARTITIONS)
                 self.cluster.move(
                     index, self.random_fraction.randint(1, 3), truncated=self.random_fraction.random() < 0.5
                 )

@@ -267,24 +267,24 @@ def _shares(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "dead_letters_pending",
         "Dead-lettered records not yet written to the dead-letter topic.",
-        manager.waiting,
+        manager.waiting_record_count,
     )
-    yield _counter("dead_letters_written", "Records written to a dead-letter topic.", counts.written)
+    yield _counter("dead_letters_written", "Records written to a dead-letter topic.", counts.written_count)
     yield _counter(
         "dead_letter_values_omitted",
         "Dead letters written without their value because it was too large for the topic.",
-        counts.omitted,
+        counts.omitted_count,
     )
     yield _counter(
         "dead_letter_failures",
         "Failed writes of dead letters; they are retried.",
-        counts.failures,
+        counts.failure_count,
     )
 
 
 def dead_letter_warnings(broker: RunningBroker) -> Iterator[Problem]:
     """Return a warning for each share partition whose dead letters could not be written at the last attempt."""
-    failing = broker.services.dead_letters.failing()
+    failing = broker.services.dead_letters.failing_share_partitions()
     if failing:
         records = sum(waiting for _, waiting, _ in failing)
         key, _, reason = failing[0]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.checkpoint import decode_checkpoint
-from mansio.broker.coordinator.share.share_coordinator import BOOT_ID_FILE
+from mansio.broker.coordinator.share.share_coordinator import BOOT_ID_FILE_NAME
 from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.broker.maintenance.orphaned_directories import FILE as SEEN_NAME
 from mansio.broker.maintenance.orphaned_directories import QUARANTINED, REMOVED
@@ -61,8 +61,8 @@ TOP_NAMES: Final = frozenset(
         SEEN_NAME,
         "hosted-partitions",
         "etcd",
-        BOOT_ID_FILE,
-        f"{BOOT_ID_FILE}.new",
+        BOOT_ID_FILE_NAME,
+        f"{BOOT_ID_FILE_NAME}.new",
     }
     | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
 )

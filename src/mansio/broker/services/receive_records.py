@@ -169,7 +169,7 @@ class ReceiveService:
                 received = await receive.run(())
                 result = await self._decoded(group_id, member_id, names, received, receive, caller)
                 if promise.done():
-                    await self._share_partition_manager.release(group_id, member_id)
+                    await self._share_partition_manager.release_leases(group_id, member_id)
                 else:
                     is_complete = True
                     promise.set_result(result)
@@ -189,7 +189,7 @@ class ReceiveService:
             receive.finish()
             if is_complete and not is_returned:
                 self._scheduler.spawn(
-                    self._share_partition_manager.release(group_id, member_id), name="release leases"
+                    self._share_partition_manager.release_leases(group_id, member_id), name="release leases"
                 )
 
     def _led(self, names: Mapping[bytes, str]) -> list[TopicPartition]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share.gather_results import gather_results
-from mansio.broker.coordinator.share.share_partition_manager import RETRY_MS
+from mansio.broker.coordinator.share.share_partition_manager import LOAD_RETRY_DELAY_MS
 from mansio.broker.services.groups import MEMBER_BYTES_MAX
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -203,7 +203,7 @@ class ShareService:
     async def _acknowledge(
         self, group_id: str, member_id: str, part: PartitionAcknowledgements, result: AcknowledgeResult
     ) -> None:
-        leader = self.share_partition_manager.peek(ShareKey(group_id, part.topic_id, part.partition))
+        leader = self.share_partition_manager.find_ready(ShareKey(group_id, part.topic_id, part.partition))
         if leader is None:
             try:
                 leader = await self._load_existing(group_id, part.topic_id, part.partition)
@@ -236,7 +236,7 @@ class ShareService:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
                 leader = self.share_partition_manager.find(group_id, part.topic_id, part.partition)
-                await leader.loaded()
+                await leader.wait_loaded()
             except MansioError as error:
                 result.error = error
             else:
@@ -245,7 +245,7 @@ class ShareService:
         for result, leader, part in loaded:
             result.leader = leader
             try:
-                result.update = leader.call(leader.acknowledge, member_id, part.batches)
+                result.update = leader.call_machine(leader.acknowledge, member_id, part.batches)
             except MansioError as error:
                 result.error = error
         return results
@@ -318,12 +318,12 @@ class ShareService:
         partition.ensure_leader()
         key = ShareKey(group_id, topic_id, index)
         if (
-            self.share_partition_manager.peek(key) is None
+            self.share_partition_manager.find_ready(key) is None
             and await self.share_partition_manager.persister.summary(key) is None
         ):
             raise GroupIdNotFound(f"group {group_id} has read nothing of {partition.name}")
         leader = self.share_partition_manager.find(group_id, topic_id, index)
-        await leader.loaded()
+        await leader.wait_loaded()
         return leader
 
     # ------------------------------------------------------------------ redrive
@@ -357,7 +357,7 @@ class ShareService:
         leader.ready_state_machine()
         leader.ensure_leader()
         machine = leader.state_machine
-        update, result = leader.call_and_rearm(
+        update, result = leader.call_machine_and_set_timer(
             machine.redrive, redrive_id, offsets, records_max, leader.now_ms()
         )
         if update is not None:
@@ -369,11 +369,11 @@ class ShareService:
         afterwards."""
         for _ in range(ARCHIVE_CHECKS_MAX):
             ranges = leader.state_machine.ranges
-            if leader.ended is not None or all(
+            if leader.end_error is not None or all(
                 each.pending_token == NOT_PENDING for each in ranges if each.state == ARCHIVED
             ):
                 return
-            await leader.wait_change(ARCHIVE_CHECK_INTERVAL_MS)
+            await leader.wait_for_change(ARCHIVE_CHECK_INTERVAL_MS)
 
 
 class ReceiveOperation:
@@ -459,7 +459,7 @@ class ReceiveOperation:
                 left_ms = self._deadline_ms - self._now_ms()
                 if left_ms <= 0:
                     return received
-                await self._wait(min(left_ms, RETRY_MS) if is_unavailable else left_ms)
+                await self._wait(min(left_ms, LOAD_RETRY_DELAY_MS) if is_unavailable else left_ms)
                 if not self._is_active():
                     # Leases would be released again, and their records would count as delivered.
                     return received
@@ -485,7 +485,7 @@ class ReceiveOperation:
             try:
                 leader = self._service.share_partition_manager.find(self._group_id, topic_id, index)
                 # An unexpected error ends the leader; otherwise its changed records would stay pending for ever.
-                acquired = leader.call(
+                acquired = leader.call_machine(
                     leader.acquire, self._member_id, left, space, strict=self._strict, is_first=not found
                 )
             except TRANSIENT_ERRORS:
@@ -496,7 +496,7 @@ class ReceiveOperation:
                 continue
             if acquired is not None:
                 found.append((leader, acquired))
-                left -= acquired.records
+                left -= acquired.record_count
                 space -= acquired.size_bytes
         return found, is_unavailable
 

@@ -180,11 +180,11 @@ class ShareOffsetService:
         if start_offset < 0:
             raise InvalidRequest(f"{start_offset} is not an offset")
         manager = self._share_partition_manager
-        await manager.wait_for_dead_letters(key)
+        await manager.wait_until_dead_lettered(key)
         summary = await manager.persister.summary(key)
         state_epoch = 0 if summary is None else summary.state_epoch + 1
         await manager.persister.initialize(key, state_epoch, start_offset)
-        manager.forget(key)
+        manager.drop(key)
 
     async def _record_state(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]

@@ -140,7 +140,7 @@ class _ShareFetch:
                 strict=request.acquire_mode == RECORD_LIMIT,
             )
         if session.replaced:
-            await shares.release(group, member)
+            await shares.release_leases(group, member)
         results = await share.apply_acknowledgements(
             group, member, parts, allows_renewal=request.is_renew_ack
         )
@@ -150,7 +150,7 @@ class _ShareFetch:
         else:
             await share.store_acknowledgements(results)
         if not shares.sessions.holds(group, member):
-            await shares.release(group, member)
+            await shares.release_leases(group, member)
         leaders = LeaderHints(service)
         lock_ms = receive.lock_ms if receive is not None else 0
         return self._encode(_merged(received, results, leaders), leaders, lock_ms or find_lock_ms(results))
@@ -338,7 +338,7 @@ async def _acknowledge(
     results = await share.apply_acknowledgements(group, member, parts, allows_renewal=request.is_renew_ack)
     await share.store_acknowledgements(results)
     if not sessions.holds(group, member):
-        await service.share_partition_manager.release(group, member)
+        await service.share_partition_manager.release_leases(group, member)
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service)
     for result in results:

@@ -64,7 +64,7 @@ class ShareStateOperations(NamedTuple):
     """Operations on the delivery state of a share partition, which its share coordinator and its leader perform."""
 
     delete: Callable[[ShareKey], Awaitable[None]]
-    wait_for_dead_letters: Callable[[ShareKey], Awaitable[None]]
+    wait_until_dead_lettered: Callable[[ShareKey], Awaitable[None]]
     """Wait until all records that are being archived are copied to the dead-letter topic."""
     initialize: Callable[[ShareKey, int, int], Awaitable[None]]
     """Create the state of a share partition with this state epoch and start offset."""
@@ -212,7 +212,7 @@ class ShareGroups:
 
     async def _wait_for_dead_letters(self, key: ShareKey) -> None:
         if self._state is not None:
-            await self._state.wait_for_dead_letters(key)
+            await self._state.wait_until_dead_lettered(key)
 
     async def delete_all_topics(self, entry: GroupEntry, group: ShareGroup) -> None:
         """Delete all share state of a group without members, before the group is deleted."""

@@ -1,12 +1,13 @@
-"""Copies of records for the dead-letter topic: read from the log, extended with headers, built into one batch.
+"""Copies of dead-lettered records, which are read from the log, get additional headers and form one batch.
 
-A batch has as many records as sequences were reserved for it, however often it is built: a record that was deleted or
-cannot be read has a copy with the reason and its position. If the target does not accept the batch otherwise,
-values are omitted, the largest first, then keys and the headers of the records.
+A batch has as many records as sequences were reserved for it, also when it is built again. The copy of a record that
+was deleted or cannot be read has headers with the position of the record and the reason, and no value. If a batch
+exceeds `max.message.bytes` of the dead-letter topic, values are omitted, the largest first, then keys and the headers
+of the records.
 
-Invariant: the headers of the record come first and unchanged; added headers follow, all UTF-8 text.
+Invariant: the headers of the record come first and unchanged; the added headers follow, with values in UTF-8.
 
-Source: KIP-1191 (`__dlq.errors.*`). Extension: the copy of the record, and `mansio-dlq-*`.
+Source: KIP-1191 (the headers `__dlq.errors.*`). Extensions: the copy of the record, and the headers `mansio-dlq-*`.
 """
 
 from __future__ import annotations
@@ -36,45 +37,52 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import Header, NewRecord
 
 RECORDS_MAX: Final = 500
-"""Records of one batch of dead letters."""
+"""Maximum number of records in one batch of a dead-letter topic."""
 
 DECODED_BYTES_MAX: Final = 128 * 1024 * 1024
-"""Maximum size of a decompressed batch."""
+"""Maximum size in bytes of a decompressed batch of the source topic; a larger batch counts as unreadable."""
 
-HEADERS_BYTES: Final = 1024
-"""Upper bound of the added headers of one record, apart from unusually long names and reasons."""
+ADDED_HEADERS_BYTES_MAX: Final = 1024
+"""Upper bound of the size in bytes of the headers added to one record, unless group name or reason is very long."""
 
-ID: Final = "mansio-dlq-id"
-OMITTED: Final = "mansio-dlq-value-omitted"
+DEAD_LETTER_ID_HEADER: Final = "mansio-dlq-id"
+VALUE_OMITTED_HEADER: Final = "mansio-dlq-value-omitted"
 
-GONE: Final = "it is in the log no more"
-UNREADABLE: Final = "it cannot be read"
-TOO_LARGE: Final = "it is too large for this topic"
-NOT_ASKED: Final = "the group has set errors.deadletterqueue.copy.record.enable=false"
+REASON_DELETED: Final = "the record was deleted from the log"
+REASON_UNREADABLE: Final = "the record cannot be read"
+REASON_TOO_LARGE: Final = "the record is too large for the dead-letter topic"
+REASON_COPY_DISABLED: Final = "errors.deadletterqueue.copy.record.enable=false is set for the group"
 
-MESSAGES: Final = {True: "Offset rejected by client.", False: "Offset delivery count exceeded the threshold."}
+ERROR_MESSAGES: Final = {
+    True: "Offset rejected by client.",
+    False: "Offset delivery count exceeded the threshold.",
+}
 
 
 class DeadLetterCopy(NamedTuple):
-    """Copy of one record. `omitted`: why the value is omitted, "" if it is included."""
+    """Copy of one record for the dead-letter topic.
+
+    `omitted_reason`: the reason why the value is omitted, "" if it is included. `codec`: the compression of the batch
+    that contained the record.
+    """
 
     offset: int
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
-    omitted: str = ""
+    omitted_reason: str = ""
     codec: Codec = Codec.NONE
 
     @property
     def size_bytes(self) -> int:
         own = sum(len(name) + len(value or b"") + 8 for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + own + HEADERS_BYTES
+        return len(self.key or b"") + len(self.value or b"") + own + ADDED_HEADERS_BYTES_MAX
 
 
-def without_records(ranges: Iterable[tuple[int, int]], why: str) -> list[DeadLetterCopy]:
-    """Copies with positions only."""
+def copies_without_records(ranges: Iterable[tuple[int, int]], reason: str) -> list[DeadLetterCopy]:
+    """Return one copy without key, value and headers for each offset of the ranges (first and last offset)."""
     return [
-        DeadLetterCopy(offset, None, None, (), why)
+        DeadLetterCopy(offset, None, None, (), reason)
         for first, last in ranges
         for offset in range(first, last + 1)
     ]
@@ -83,9 +91,10 @@ def without_records(ranges: Iterable[tuple[int, int]], why: str) -> list[DeadLet
 def read_copies(
     partition: Partition, ranges: Sequence[tuple[int, int]], bytes_max: float = float("inf")
 ) -> list[DeadLetterCopy]:
-    """One copy for each offset of these ascending ranges, as many as fit into `bytes_max`, at least one.
+    """Return one copy for each offset of ascending ranges, as many as fit into `bytes_max`, at least one.
 
-    Raises `StorageError`, and `NotLeaderOrFollower` or `OffsetNotAvailable` if the records are not available now.
+    Raises `StorageError`, `NotLeaderOrFollower` if the partition is not led by this broker, and `OffsetNotAvailable` if
+    an offset is not below the high watermark.
     """
     partition.ensure_leader()
     copies: list[DeadLetterCopy] = []
@@ -104,12 +113,12 @@ def _read(partition: Partition, ranges: Sequence[tuple[int, int]]) -> Iterator[D
     for first, last in ranges:
         for offset in range(first, last + 1):
             if offset >= until:
-                known, until = _batch_at(partition, offset)
-            yield known.get(offset) or DeadLetterCopy(offset, None, None, (), GONE)
+                known, until = _read_batch_at(partition, offset)
+            yield known.get(offset) or DeadLetterCopy(offset, None, None, (), REASON_DELETED)
 
 
-def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int]:
-    """The records of the batch with an offset (or of the next one), and the end offset of the batch."""
+def _read_batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCopy], int]:
+    """Return copies of the records of the first batch that ends above `offset`, by offset, and its end offset."""
     start = partition.log.start_offset
     if offset < start:
         return {}, min(offset + 1, start)
@@ -128,7 +137,7 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
     except OffsetOutOfRange:
         return {}, offset + 1
     except (CorruptLog, CorruptMessage, InvalidRecord, UnsupportedCompression):
-        return {offset: DeadLetterCopy(offset, None, None, (), UNREADABLE)}, offset + 1
+        return {offset: DeadLetterCopy(offset, None, None, (), REASON_UNREADABLE)}, offset + 1
     copies = {
         each.offset: DeadLetterCopy(each.offset, each.key, each.value, each.headers, codec=codec)
         for each in records
@@ -139,12 +148,12 @@ def _batch_at(partition: Partition, offset: int) -> tuple[dict[int, DeadLetterCo
 # Batches
 
 
-def batch_bytes(
+def encode_dead_letter_batch(
     batch: DeadLetterBatch, copies: Sequence[DeadLetterCopy], topic: str, now_ms: int, bytes_max: int
 ) -> tuple[bytes, int]:
-    """The encoded batch, and the number of values omitted to fit into `bytes_max`.
+    """Return the encoded batch, and the number of values omitted so that it fits into `bytes_max`.
 
-    It may still be larger than `bytes_max`, if not even the positions fit.
+    The batch exceeds `bytes_max` if it does so even without the keys, values and headers of all records.
     """
     ranges = _range_of_each_record(batch)
     codec = next((each.codec for each in copies if each.codec is not Codec.NONE), Codec.NONE)
@@ -157,16 +166,16 @@ def batch_bytes(
         more = max(2 * omitted, 1)
         for at in largest[omitted:more]:
             if kept[at].value is not None:
-                kept[at] = kept[at]._replace(value=None, omitted=TOO_LARGE)
+                kept[at] = kept[at]._replace(value=None, omitted_reason=REASON_TOO_LARGE)
         omitted = min(more, len(copies))
     if len(data) > bytes_max:
-        kept = without_records([(each.offset, each.offset) for each in copies], TOO_LARGE)
+        kept = copies_without_records([(each.offset, each.offset) for each in copies], REASON_TOO_LARGE)
         data = _encode(batch, kept, ranges, topic, now_ms, codec)
-    return data, sum(each.omitted == TOO_LARGE for each in kept)
+    return data, sum(each.omitted_reason == REASON_TOO_LARGE for each in kept)
 
 
 def _range_of_each_record(batch: DeadLetterBatch) -> list[ArchivingRange]:
-    """The archiving range of each record of the batch."""
+    """Return the archiving range of each record of the batch."""
     return [each for each in batch.ranges for _ in range(each.first, each.last + 1)]
 
 
@@ -179,7 +188,7 @@ def _encode(
     codec: Codec,
 ) -> bytes:
     records: list[NewRecord] = [
-        (now_ms, copy.key, copy.value, (*copy.headers, *_own_headers(archiving_range, copy, topic)))
+        (now_ms, copy.key, copy.value, (*copy.headers, *_added_headers(archiving_range, copy, topic)))
         for archiving_range, copy in zip(ranges, copies, strict=True)
     ]
     return build_batch(
@@ -191,7 +200,7 @@ def _encode(
     )
 
 
-def _own_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: str) -> Iterator[Header]:
+def _added_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: str) -> Iterator[Header]:
     key, reservation = archiving_range.key, archiving_range.reservation
     rejected = reservation.cause == CAUSE_REJECTED
     yield "__dlq.errors.topic", topic.encode()
@@ -199,17 +208,17 @@ def _own_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: s
     yield "__dlq.errors.offset", b"%d" % copy.offset
     yield "__dlq.errors.group", key.group.encode()
     yield "__dlq.errors.delivery.count", b"%d" % archiving_range.deliveries
-    yield "__dlq.errors.message", MESSAGES[rejected].encode()
-    yield ID, dead_letter_id(key, copy.offset, archiving_range.deliveries).encode()
+    yield "__dlq.errors.message", ERROR_MESSAGES[rejected].encode()
+    yield DEAD_LETTER_ID_HEADER, dead_letter_id(key, copy.offset, archiving_range.deliveries).encode()
     yield "mansio-dlq-consumer", reservation.consumer.encode()
     yield "mansio-dlq-first-ms", b"%d" % reservation.archiving_since_ms
     if reservation.reason:
         yield "mansio-dlq-reason", reservation.reason.encode()
-    if copy.omitted:
-        yield OMITTED, copy.omitted.encode()
+    if copy.omitted_reason:
+        yield VALUE_OMITTED_HEADER, copy.omitted_reason.encode()
 
 
 def dead_letter_id(key: ShareKey, offset: int, deliveries: int) -> str:
-    """Unique id of a dead letter: `group/topic id/partition/offset/delivery`."""
+    """Return the unique id of a dead letter, `group/topic id/partition/offset/delivery count`."""
     uuid = base64.urlsafe_b64encode(key.topic_id).rstrip(b"=").decode()
     return f"{key.group}/{uuid}/{key.partition}/{offset}/{deliveries}"

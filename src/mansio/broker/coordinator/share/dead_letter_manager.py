@@ -1,18 +1,18 @@
-"""Dead letters of share groups: writes copies of records that were given up to the dead-letter topics.
+"""Writer of dead-letter topics: it copies rejected and too often delivered records of share groups to these topics.
 
-Each share partition led here has a `DeadLetterTask` with a `DeadLetterQueue`, which decides the next step, and a
-running task while there is something to do: find or create the topic, reserve sequences in it, read the records,
-append their copies, store that they are committed. Failures are retried without limit, after 1 s, 2 s, up to a
-minute, and at once when the target or the settings of the group change. Each failure is reported in the log, in
-`/metrics` and in the description of the group.
+Each share partition led by this broker has a `DeadLetterTask`. Its `DeadLetterQueue` decides the next step: find or
+create the dead-letter topic, reserve sequences in it, read the records, append the copies, store in the share state
+that the copies are committed. A failed step is retried without limit, after 1 s, 2 s and so on up to 60 s, and at once
+when the dead-letter topic or the settings of the group change. Each failure is reported in the log, in `/metrics` and
+in the description of the group.
 
 Invariants:
-* Nothing is appended before its reservation is stored, and no record is archived before its copy is committed. After
-  each wait the task checks that the share partition is still led here.
-* After any failure the same batch is sent again, and the target recognises it.
-* At most `WRITERS_MAX` share partitions have records in memory.
+* No copy is appended before its reservation is stored, and no record is archived before its copy is committed. After
+  each wait the task checks that this broker still leads the share partition.
+* After any failure the same batch is sent again, and the dead-letter topic recognizes it as a repeated one.
+* At most `WRITERS_MAX` share partitions have copies in memory.
 
-Source: KIP-1191. Exactly once by the sequences of an idempotent producer (KIP-98): see
+Source: KIP-1191. Copies are written exactly once by means of the sequences of an idempotent producer (KIP-98): see
 `state.share_partition.dead_letters`.
 """
 
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WRITERS_MAX: Final = 16
+"""Maximum number of share partitions whose dead letters are written at the same time."""
 
 PRODUCER_STATE_LOST: Final = (
     OutOfOrderSequence,
@@ -64,14 +65,15 @@ PRODUCER_STATE_LOST: Final = (
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
 )
-"""Errors of a target that lost the state of the producer. The batch is not in the log."""
+"""Errors of a dead-letter topic that lost the producer's state. The batch was not appended."""
 
 PRODUCER_FENCED: Final = (InvalidProducerEpoch, InvalidProducerIdMapping)
-"""Of these, errors after which the next epoch would be refused as well: they need another producer id."""
+"""The errors in `PRODUCER_STATE_LOST` after which a higher producer epoch is refused, too; a new producer id is needed.
+"""
 
 
 class DeadLetterSource(Protocol):
-    """The leader of a share partition, as used here."""
+    """The part of `SharePartitionLeader` that dead-letter tasks use."""
 
     @property
     def key(self) -> ShareKey: ...
@@ -80,38 +82,41 @@ class DeadLetterSource(Protocol):
     def state_machine(self) -> SharePartition: ...
 
     async def persist(self, update: Update) -> None:
-        """Store an update of `state_machine` and report it. If it fails, or its outcome is unknown, it raises,
-        `state_machine` is discarded and `DeadLetterManager.on_closed` is called."""
+        """Store an update of `state_machine` and report to `state_machine` that it is stored.
+
+        If storing fails or its outcome is unknown, this method discards `state_machine`, calls
+        `DeadLetterManager.on_closed` and raises the error."""
 
     def end(self, error: MansioError) -> None:
-        """Discard `state_machine`, so that the state is loaded again; calls `DeadLetterManager.on_closed`."""
+        """Discard `state_machine`, so that the state is loaded again, and call `DeadLetterManager.on_closed`."""
 
 
 class DeadLetterCounts:
-    """Numbers of records, and of failed attempts (`failures`)."""
+    """Numbers of copies written, of values omitted because they were too large, and of failed attempts."""
 
-    __slots__ = ("failures", "omitted", "written")
+    __slots__ = ("failure_count", "omitted_count", "written_count")
 
     def __init__(self) -> None:
-        self.written = 0
-        self.omitted = 0
-        self.failures = 0
+        self.written_count = 0
+        self.omitted_count = 0
+        self.failure_count = 0
 
 
-class _Ended(MansioError):
-    """The share partition is not led here any more."""
+class _ShareEnded(MansioError):
+    """Raised in a task whose share partition is not led by this broker any more."""
 
 
 class DeadLetterTask:
-    """Dead letters of one share partition, and the state of the task that writes them.
+    """The dead letters of one share partition, and the state of the task that writes them.
 
-    `ended`: the share partition is not led here any more; `last_error`: why the last attempt failed, "" for none.
+    `has_ended`: this broker does not lead the share partition any more. `last_error`: message of the error with which
+    the last attempt failed, "" after a successful one.
     """
 
     __slots__ = (
         "_wake",
         "backoff_ms",
-        "ended",
+        "has_ended",
         "is_working",
         "last_error",
         "queue",
@@ -120,45 +125,45 @@ class DeadLetterTask:
     )
 
     def __init__(self, share_partition: DeadLetterSource, topic: str, producer: Producer | None) -> None:
-        """`topic`: name of its topic; `producer`: as stored."""
+        """`topic`: name of the topic with the records; `producer`: the producer in the share state, if any."""
         self.share_partition = share_partition
         self.topic = topic
         self.queue = DeadLetterQueue(producer)
-        self.ended = False
+        self.has_ended = False
         self.last_error = ""
         self.is_working = False
         self.backoff_ms = RETRY_MS_MIN
         self._wake: Promise[None] | None = None
 
     def log_fields(self) -> dict[str, Any]:
-        """Identifies the share partition in the log."""
+        """Return the fields that identify the share partition in log events."""
         key = self.share_partition.key
         return {"group": key.group, "topic": self.topic, "partition": key.partition}
 
-    def check(self) -> None:
-        """Called after each wait; raises if the share partition has ended."""
-        if self.ended:
-            raise _Ended
+    def ensure_not_ended(self) -> None:
+        """Raise `_ShareEnded` if the task has ended; called after each wait."""
+        if self.has_ended:
+            raise _ShareEnded
 
     def end(self) -> None:
-        """The share partition is not led here any more."""
-        self.ended = True
+        """Let the task stop at its next step, because this broker does not lead the share partition any more."""
+        self.has_ended = True
         self.wake()
 
     def retry_now(self) -> None:
-        """Skip the backoff: the cause of the failure may be gone."""
+        """End the backoff and reset it to the minimum, because the cause of the failure may be removed."""
         self.backoff_ms = RETRY_MS_MIN
         self.queue.retry_now()
         self.wake()
 
     def wake(self) -> None:
-        """End a backoff."""
+        """End the current backoff, if there is one."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def back_off(self, scheduler: Scheduler, delay_ms: float) -> None:
-        """Wait for the delay, or until `wake`."""
-        if delay_ms <= 0 or self.ended:
+        """Wait for the delay in milliseconds, or until `wake` is called."""
+        if delay_ms <= 0 or self.has_ended:
             return
         wake = self._wake = scheduler.promise()
         timer = scheduler.call_later(delay_ms, self.wake)
@@ -169,7 +174,7 @@ class DeadLetterTask:
 
 
 class DeadLetterWriter:
-    """Writes the batches of a task: the steps of one batch in the order of its queue."""
+    """Writes the batches of dead-letter tasks, each in the steps that the `DeadLetterQueue` of the task requires."""
 
     def __init__(
         self,
@@ -187,74 +192,76 @@ class DeadLetterWriter:
         self._clock = clock
         self.counts = DeadLetterCounts()
 
-    async def next_batch(self, share: DeadLetterTask) -> None:
-        """Write the current batch, or the next one, to its topic."""
-        copies = await self._plan(share) if share.queue.needs_reservation else None
-        batch = share.queue.next_batch(self._now_ms())
-        if batch is None or share.ended:
+    async def write_next_batch(self, task: DeadLetterTask) -> None:
+        """Write the task's unfinished batch, or else its next batch, to the dead-letter topic."""
+        copies = await self._reserve_next_batch(task) if task.queue.needs_reservation else None
+        batch = task.queue.next_batch(self._now_ms())
+        if batch is None or task.has_ended:
             return
         try:
-            await self._send(share, batch, copies)
+            await self._send(task, batch, copies)
         except MansioError:
-            if share.queue.phase is Phase.SENDING:
-                share.queue.mark_failed(self._now_ms())
+            if task.queue.phase is Phase.SENDING:
+                task.queue.mark_failed(self._now_ms())
             raise
 
-    async def _plan(self, share: DeadLetterTask) -> list[DeadLetterCopy]:
-        """Reserve sequences for the next records, as many as the target accepts in one batch; returns their copies."""
-        share_partition, queue = share.share_partition, share.queue
+    async def _reserve_next_batch(self, task: DeadLetterTask) -> list[DeadLetterCopy]:
+        """Reserve sequences for as many of the next records as fit into one batch; return the copies of the records."""
+        share_partition, queue = task.share_partition, task.queue
         source = self._topics.find_by_id(UUID(bytes=share_partition.key.topic_id))
         target = await self._targets.find(share_partition.key.group, source, share_partition.key.partition)
         if queue.needs_producer:
             queue.set_producer(await self._new_producer_id())
-        share.check()
-        copies = self._read(share, queue.peek(copying.RECORDS_MAX), target.bytes_max)
-        await self._reserve(share, queue.reserve(target.topic_id, target.partition, len(copies)))
+        task.ensure_not_ended()
+        copies = self._read(task, queue.peek(copying.RECORDS_MAX), target.bytes_max)
+        await self._reserve(task, queue.reserve(target.topic_id, target.partition, len(copies)))
         return copies
 
-    async def _reserve(self, share: DeadLetterTask, reserved: tuple[Producer, Reservations]) -> None:
-        await share.share_partition.persist(share.share_partition.state_machine.reserve(*reserved))
-        share.check()
-        share.queue.mark_reserved()
+    async def _reserve(self, task: DeadLetterTask, reserved: tuple[Producer, Reservations]) -> None:
+        await task.share_partition.persist(task.share_partition.state_machine.reserve(*reserved))
+        task.ensure_not_ended()
+        task.queue.mark_reserved()
 
     async def _send(
-        self, share: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
+        self, task: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
     ) -> None:
-        """Append a reserved batch unless it is in the log already, and store that its copies are committed."""
-        queue, targets = share.queue, self._targets
+        """Append a reserved batch unless the topic contains it already; store that its copies are committed."""
+        queue, targets = task.queue, self._targets
         try:
-            if not (self._may_be_unknown(batch) and await targets.holds(batch, self._clock.wall_ms())):
-                await self._append(share, batch, copies)
+            if not (
+                self._may_be_unrecognized(batch) and await targets.contains(batch, self._clock.wall_ms())
+            ):
+                await self._append(task, batch, copies)
         except PRODUCER_STATE_LOST as error:
-            if not (batch.is_repeat and await targets.holds(batch, self._clock.wall_ms())):
-                await self._renumber(share, error)
+            if not (batch.is_repeat and await targets.contains(batch, self._clock.wall_ms())):
+                await self._reserve_in_new_epoch(task, error)
                 return
         except UnknownTopicId as error:
-            await self._move(share, batch, error)
+            await self._reserve_in_new_target(task, batch, error)
             return
-        share.check()
-        await share.share_partition.persist(
-            share.share_partition.state_machine.mark_archived(queue.mark_written())
+        task.ensure_not_ended()
+        await task.share_partition.persist(
+            task.share_partition.state_machine.mark_archived(queue.mark_written())
         )
-        share.check()
+        task.ensure_not_ended()
         queue.mark_finished()
-        self.counts.written += batch.record_count
-        if share.last_error:
-            share.last_error = ""
-            logger.info("dead_letters_written_again", extra=fields(**share.log_fields()))
+        self.counts.written_count += batch.record_count
+        if task.last_error:
+            task.last_error = ""
+            logger.info("dead_letters_written_again", extra=fields(**task.log_fields()))
 
-    def _may_be_unknown(self, batch: DeadLetterBatch) -> bool:
+    def _may_be_unrecognized(self, batch: DeadLetterBatch) -> bool:
         return batch.may_be_unrecognized(self._clock.wall_ms()) or (
             batch.is_repeat and self._targets.is_unknown_producer(batch)
         )
 
     async def _append(
-        self, share: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
+        self, task: DeadLetterTask, batch: DeadLetterBatch, copies: list[DeadLetterCopy] | None
     ) -> None:
-        target = self._targets.by_id(batch.topic_id, batch.partition)
-        copies = copies or self._read(share, batch.ranges)
-        data, omitted = copying.batch_bytes(
-            batch, copies, share.topic, self._clock.wall_ms(), target.bytes_max
+        target = self._targets.find_by_id(batch.topic_id, batch.partition)
+        copies = copies or self._read(task, batch.ranges)
+        data, omitted = copying.encode_dead_letter_batch(
+            batch, copies, task.topic, self._clock.wall_ms(), target.bytes_max
         )
         if len(data) > target.bytes_max:
             raise MessageTooLarge(
@@ -262,46 +269,48 @@ class DeadLetterWriter:
                 f" max.message.bytes={target.bytes_max}"
             )
         await self._targets.append(target, data)
-        self.counts.omitted += omitted
+        self.counts.omitted_count += omitted
 
     def _read(
-        self, share: DeadLetterTask, ranges: Sequence[ArchivingRange], bytes_max: float = float("inf")
+        self, task: DeadLetterTask, ranges: Sequence[ArchivingRange], bytes_max: float = float("inf")
     ) -> list[DeadLetterCopy]:
-        """Copies of the records of these ranges, in their order."""
-        key = share.share_partition.key
+        """Return the copies of the records of the ranges, in order, as many as fit into `bytes_max`."""
+        key = task.share_partition.key
         offsets = [(each.first, each.last) for each in ranges]
-        if not self._targets.copied(key.group):
-            return copying.without_records(offsets, copying.NOT_ASKED)
+        if not self._targets.copies_records(key.group):
+            return copying.copies_without_records(offsets, copying.REASON_COPY_DISABLED)
         try:
             partition = self._partitions.find(None, key.topic_id, key.partition)
         except UnknownTopicId:
-            return copying.without_records(offsets, copying.GONE)
+            return copying.copies_without_records(offsets, copying.REASON_DELETED)
         return copying.read_copies(partition, offsets, bytes_max)
 
-    async def _renumber(self, share: DeadLetterTask, error: MansioError) -> None:
-        """The target lost the producer state: continue in a higher epoch, or with another producer id."""
-        self.note(share, error)
-        taken = isinstance(error, PRODUCER_FENCED) or share.queue.needs_producer
+    async def _reserve_in_new_epoch(self, task: DeadLetterTask, error: MansioError) -> None:
+        """Reserve a higher producer epoch or a new producer id, after the topic has lost the producer's state."""
+        self.record_failure(task, error)
+        taken = isinstance(error, PRODUCER_FENCED) or task.queue.needs_producer
         producer_id = await self._new_producer_id() if taken else -1
-        share.check()
-        await self._reserve(share, share.queue.reserve_in_new_epoch(producer_id))
+        task.ensure_not_ended()
+        await self._reserve(task, task.queue.reserve_in_new_epoch(producer_id))
 
-    async def _move(self, share: DeadLetterTask, batch: DeadLetterBatch, error: MansioError) -> None:
-        """The target topic was deleted: continue with the current one."""
-        key = share.share_partition.key
+    async def _reserve_in_new_target(
+        self, task: DeadLetterTask, batch: DeadLetterBatch, error: MansioError
+    ) -> None:
+        """Reserve the batch in the current dead-letter topic of the group, after the former one was deleted."""
+        key = task.share_partition.key
         source = self._topics.find_by_id(UUID(bytes=key.topic_id))
         target = await self._targets.find(key.group, source, key.partition)
-        share.check()
+        task.ensure_not_ended()
         if target.topic_id == batch.topic_id:  # it was missing only temporarily
             raise error
-        self.note(share, error)
-        await self._reserve(share, share.queue.reserve_in_new_target(target.topic_id, target.partition))
+        self.record_failure(task, error)
+        await self._reserve(task, task.queue.reserve_in_new_target(target.topic_id, target.partition))
 
-    def note(self, share: DeadLetterTask, error: MansioError) -> None:
-        """Record a failed attempt."""
-        self.counts.failures += 1
-        share.last_error = error.message
-        log = fields(**share.log_fields(), records=share.queue.waiting_record_count, reason=error)
+    def record_failure(self, task: DeadLetterTask, error: MansioError) -> None:
+        """Count and log a failed attempt, and keep its error as `last_error` of the task."""
+        self.counts.failure_count += 1
+        task.last_error = error.message
+        log = fields(**task.log_fields(), records=task.queue.waiting_record_count, reason=error)
         logger.warning("dead_letter_not_written", extra=log)
 
     def _now_ms(self) -> float:
@@ -309,7 +318,7 @@ class DeadLetterWriter:
 
 
 class DeadLetterManager:
-    """All methods run on the broker's event loop."""
+    """Dead-letter tasks of all share partitions led by this broker. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -325,158 +334,159 @@ class DeadLetterManager:
         self._topics = topics
         self._clock = clock
         self._scheduler = scheduler
-        self._shares: dict[ShareKey, DeadLetterTask] = {}
-        self._writers = 0
-        self._turns: deque[Promise[None]] = deque()
+        self._tasks: dict[ShareKey, DeadLetterTask] = {}
+        self._active_writer_count = 0
+        self._waiting_for_writer: deque[Promise[None]] = deque()
         self._closed = False
-        self._sending = DeadLetterWriter(
+        self._writer = DeadLetterWriter(
             targets=targets,
             topics=topics,
             partitions=partitions,
             new_producer_id=new_producer_id,
             clock=clock,
         )
-        self.counts = self._sending.counts
+        self.counts = self._writer.counts
 
     # ------------------------------------------------------------------ events
 
     def on_loaded(self, share_partition: DeadLetterSource, producer: Producer | None) -> None:
-        """The share partition is led here; its archiving ranges are resumed. `producer`: as stored."""
-        if (before := self._shares.get(share_partition.key)) is not None:
+        """Start a task for the archiving ranges of a share partition whose state was loaded by this broker.
+
+        `producer`: the producer of its dead letters in the share state, if any."""
+        if (before := self._tasks.get(share_partition.key)) is not None:
             before.end()
         topic = self._topics.state.topics_by_id.get(UUID(bytes=share_partition.key.topic_id))
-        share = self._shares[share_partition.key] = DeadLetterTask(
+        task = self._tasks[share_partition.key] = DeadLetterTask(
             share_partition, "" if topic is None else topic.name, producer
         )
-        self._add(share, share_partition.state_machine.archiving_ranges())
+        self._add(task, share_partition.state_machine.archiving_ranges())
 
     def add(self, share_partition: DeadLetterSource, ranges: Sequence[ArchivingRange]) -> None:
-        """Ranges to be dead-lettered, stored as such."""
-        share = self._shares.get(share_partition.key)
-        if share is not None and share.share_partition is share_partition:
-            self._add(share, ranges)
+        """Add ranges that have to be dead-lettered; the share state contains them as archiving."""
+        task = self._tasks.get(share_partition.key)
+        if task is not None and task.share_partition is share_partition:
+            self._add(task, ranges)
 
-    def _add(self, share: DeadLetterTask, ranges: Sequence[ArchivingRange]) -> None:
+    def _add(self, task: DeadLetterTask, ranges: Sequence[ArchivingRange]) -> None:
         for archiving_range in ranges:
-            share.queue.add(archiving_range)
-        if ranges and not share.is_working and not self._closed:
-            share.is_working = True
-            key = share.share_partition.key
+            task.queue.add(archiving_range)
+        if ranges and not task.is_working and not self._closed:
+            task.is_working = True
+            key = task.share_partition.key
             name = f"dead letters of group {key.group}, partition {key.partition}"
-            self._scheduler.spawn(self._work(share), name=name)
+            self._scheduler.spawn(self._run(task), name=name)
 
     def on_closed(self, share_partition: DeadLetterSource) -> None:
-        """The share partition is not led here any more, or its state is loaded again."""
-        share = self._shares.get(share_partition.key)
-        if share is not None and share.share_partition is share_partition:
-            del self._shares[share_partition.key]
-            share.end()
+        """End the task, because this broker does not lead the share partition any more, or loads its state again."""
+        task = self._tasks.get(share_partition.key)
+        if task is not None and task.share_partition is share_partition:
+            del self._tasks[share_partition.key]
+            task.end()
             is_deleted = UUID(bytes=share_partition.key.topic_id) not in self._topics.state.topics_by_id
-            if is_deleted and share.queue.waiting_record_count:
-                log = fields(**share.log_fields(), records=share.queue.waiting_record_count)
+            if is_deleted and task.queue.waiting_record_count:
+                log = fields(**task.log_fields(), records=task.queue.waiting_record_count)
                 logger.warning("dead_letters_abandoned_topic_deleted", extra=log)
 
     def topic_changed(self, change: TopicChange) -> None:
-        """Retry failed tasks of this topic: it may exist now, have a leader, or accept the batch."""
+        """Retry failed tasks of a dead-letter topic whose metadata or settings changed."""
         names = [topic.name for topic in (change.before, change.after) if topic is not None]
-        for share in self._shares.values():
+        for task in self._tasks.values():
             if (
-                share.last_error
-                and self._targets.name_of(share.share_partition.key.group, share.topic) in names
+                task.last_error
+                and self._targets.dead_letter_topic_name(task.share_partition.key.group, task.topic) in names
             ):
-                share.retry_now()
+                task.retry_now()
 
     def settings_changed(self, group: str) -> None:
-        """Retry failed tasks of the group: its settings may have another target."""
-        for share in self._shares.values():
-            if share.last_error and share.share_partition.key.group == group:
-                share.retry_now()
+        """Retry failed tasks of a group whose settings changed; they may name another dead-letter topic."""
+        for task in self._tasks.values():
+            if task.last_error and task.share_partition.key.group == group:
+                task.retry_now()
 
     def close(self) -> None:
-        """Stop all tasks."""
+        """End all tasks."""
         self._closed = True
-        for share in self._shares.values():
-            share.end()
-        self._shares.clear()
+        for task in self._tasks.values():
+            task.end()
+        self._tasks.clear()
 
     # ------------------------------------------------------------------ inspection
 
     @property
-    def waiting(self) -> int:
-        """Number of records without a copy, of all share partitions led here."""
-        return sum(share.queue.waiting_record_count for share in self._shares.values())
+    def waiting_record_count(self) -> int:
+        """The number of records, of all share partitions led by this broker, whose copy is not committed yet."""
+        return sum(task.queue.waiting_record_count for task in self._tasks.values())
 
-    def failing(self) -> list[tuple[ShareKey, int, str]]:
-        """Share partitions whose last attempt failed: number of waiting records, and the error."""
+    def failing_share_partitions(self) -> list[tuple[ShareKey, int, str]]:
+        """Return key, number of waiting records and last error of share partitions whose last attempt failed."""
         return [
-            (key, share.queue.waiting_record_count, share.last_error)
-            for key, share in self._shares.items()
-            if share.last_error
+            (key, task.queue.waiting_record_count, task.last_error)
+            for key, task in self._tasks.items()
+            if task.last_error
         ]
 
     def last_error_of(self, key: ShareKey) -> str:
-        """The last error of a share partition; "" for none."""
-        share = self._shares.get(key)
-        return "" if share is None else share.last_error
+        """Return the message of the error with which the last attempt of a share partition failed, "" for none."""
+        task = self._tasks.get(key)
+        return "" if task is None else task.last_error
 
     # ------------------------------------------------------------------ tasks
 
-    async def _work(self, share: DeadLetterTask) -> None:
+    async def _run(self, task: DeadLetterTask) -> None:
         try:
-            while not share.ended and await self._step(share):
+            while not task.has_ended and await self._do_next_step(task):
                 pass
         except Exception as error:  # a defect: the queue is in a phase that does not continue by itself
-            log = fields(**share.log_fields(), records=share.queue.waiting_record_count, reason=error)
+            log = fields(**task.log_fields(), records=task.queue.waiting_record_count, reason=error)
             logger.error("dead_letters_failed", extra=log, exc_info=error)
-            share.share_partition.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
+            task.share_partition.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
         finally:
-            share.is_working = False
+            task.is_working = False
 
-    async def _step(self, share: DeadLetterTask) -> bool:
-        """Do the next step. Returns False if there is none, or the share partition has ended."""
-        queue = share.queue
+    async def _do_next_step(self, task: DeadLetterTask) -> bool:
+        """Do the next step of a task. Returns False if there is none, or if the task has ended."""
+        queue = task.queue
         if queue.phase is Phase.READY:
-            await share.back_off(self._scheduler, queue.retry_at_ms - self._now_ms())
+            await task.back_off(self._scheduler, queue.retry_at_ms - self._now_ms())
         elif not queue.needs_reservation:
             return False
         try:
-            await self._with_writer(share)
+            await self._write_in_turn(task)
         except MansioError as error:
-            if share.ended or queue.phase not in (Phase.OPEN, Phase.READY):
+            if task.has_ended or queue.phase not in (Phase.OPEN, Phase.READY):
                 return False  # the state could not be stored: it is loaded again, and resumed then
-            self._sending.note(share, error)
+            self._writer.record_failure(task, error)
             if queue.phase is Phase.OPEN:
-                await share.back_off(self._scheduler, share.backoff_ms)
-                share.backoff_ms = min(2 * share.backoff_ms, RETRY_MS_MAX)
+                await task.back_off(self._scheduler, task.backoff_ms)
+                task.backoff_ms = min(2 * task.backoff_ms, RETRY_MS_MAX)
         else:
-            share.backoff_ms = RETRY_MS_MIN
+            task.backoff_ms = RETRY_MS_MIN
         return True
 
-    # Taking turns, resting
-
-    async def _with_writer(self, share: DeadLetterTask) -> None:
-        if self._writers >= WRITERS_MAX:
+    async def _write_in_turn(self, task: DeadLetterTask) -> None:
+        """Write a batch of the task once fewer than `WRITERS_MAX` other tasks are writing."""
+        if self._active_writer_count >= WRITERS_MAX:
             turn: Promise[None] = self._scheduler.promise()
-            self._turns.append(turn)
+            self._waiting_for_writer.append(turn)
             await turn
         else:
-            self._writers += 1
+            self._active_writer_count += 1
         try:
-            if not share.ended:
-                await self._sending.next_batch(share)
+            if not task.has_ended:
+                await self._writer.write_next_batch(task)
         finally:
-            while self._turns and self._turns[0].done():  # the waiter was cancelled
-                self._turns.popleft()
-            if self._turns:
-                self._turns.popleft().set_result(None)
+            while self._waiting_for_writer and self._waiting_for_writer[0].done():  # the waiter was cancelled
+                self._waiting_for_writer.popleft()
+            if self._waiting_for_writer:
+                self._waiting_for_writer.popleft().set_result(None)
             else:
-                self._writers -= 1
+                self._active_writer_count -= 1
 
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000
 
 
-def dead_letters(
+def create_dead_letter_manager(
     settings: Settings,
     host_ports: HostPorts,
     *,
@@ -486,15 +496,17 @@ def dead_letters(
     overrides: Callable[[str], Mapping[str, str]],
     peers: Peers | None = None,
 ) -> DeadLetterManager:
-    """Dead letters of one broker. `overrides`: settings of a group; `peers`: connections to other brokers on which no
-    request waits for long, None on a single node."""
+    """Return the dead-letter manager of one broker.
+
+    `overrides`: returns the settings of a group; `peers`: connections to other brokers on which no request waits for
+    long, None on a single node."""
     targets = DeadLetterTopics(
         node_id=settings.node_id,
         topics=topics,
         partitions=partitions,
         scheduler=host_ports.scheduler,
         overrides=overrides,
-        prefix=settings.errors_deadletterqueue_topic_name_prefix,
+        topic_name_prefix=settings.errors_deadletterqueue_topic_name_prefix,
         peers=peers,
     )
     return DeadLetterManager(

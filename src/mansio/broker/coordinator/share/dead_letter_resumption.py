@@ -1,10 +1,10 @@
-"""Resumption of waiting dead letters in a cluster, wherever their share partition is led, whether in use or not.
+"""Resumption of waiting dead letters in a cluster, also of groups that no member uses.
 
-The leader of a share partition resumes its dead letters when it loads the state, and it loads the state when the
-group is used. The broker that keeps the state therefore checks periodically for waiting dead letters and calls their
-leaders with a DescribeLeases request, which makes them load the state.
+The leader of a share partition resumes its dead letters when it loads the share state, which it does when a member
+uses the group. The broker that keeps the share state therefore checks periodically for waiting dead letters and sends
+a DescribeLeases request to the leader of their share partition; the leader loads the state to answer it.
 
-Invariants: nothing is written; a failed call is repeated at the next check; one check at a time is in flight.
+Invariants: no state is changed; a failed request is repeated at the next check; one check at a time is in flight.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import ShareKey
 
 CLIENT_ID: Final = "mansio-dead-letters"
-TIMEOUT_MS: Final = 5_000
+REQUEST_TIMEOUT_MS: Final = 5_000
 
 
 class DeadLetterResumption:
-    """All methods run on the broker's event loop."""
+    """Makes the leaders of share partitions resume dead letters. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -41,33 +41,34 @@ class DeadLetterResumption:
         scheduler: Scheduler,
         load_partition: Callable[[ShareKey], object],
     ) -> None:
-        """`load_partition`: loads a share partition led here."""
+        """`load_partition`: loads the state of a share partition that this broker leads."""
         self._node_id = node_id
         self._state = state
         self._peers = peers
         self._scheduler = scheduler
         self._load_partition = load_partition
-        self._calling = False
+        self._is_resuming = False
 
     def resume(self, keys: Sequence[ShareKey]) -> None:
-        """Have the leaders of these share partitions resume their dead letters."""
-        if keys and not self._calling:
-            self._calling = True
-            self._scheduler.spawn(self._call(keys), name="call for dead letters")
+        """Start to make the leaders of these share partitions resume their dead letters; no effect while the last call
+        is in progress."""
+        if keys and not self._is_resuming:
+            self._is_resuming = True
+            self._scheduler.spawn(self._resume(keys), name="resume dead letters")
 
-    async def _call(self, keys: Sequence[ShareKey]) -> None:
+    async def _resume(self, keys: Sequence[ShareKey]) -> None:
         try:
-            works = []
-            for (leader, group), found in self._by_leader(keys).items():
+            requests = []
+            for (leader, group), found in self._group_by_leader(keys).items():
                 if leader == self._node_id:
-                    self._here(found)
+                    self._load_locally(found)
                 elif leader in self._state.brokers:
-                    works.append(self._ask(leader, group, found))
-            await gather_results(self._scheduler, works, name="call for dead letters")
+                    requests.append(self._send_describe_leases(leader, group, found))
+            await gather_results(self._scheduler, requests, name="resume dead letters")
         finally:
-            self._calling = False
+            self._is_resuming = False
 
-    def _by_leader(self, keys: Sequence[ShareKey]) -> dict[tuple[int, str], list[ShareKey]]:
+    def _group_by_leader(self, keys: Sequence[ShareKey]) -> dict[tuple[int, str], list[ShareKey]]:
         found: dict[tuple[int, str], list[ShareKey]] = defaultdict(list)
         for key in keys:
             topic = self._state.topics_by_id.get(UUID(bytes=key.topic_id))
@@ -75,14 +76,14 @@ class DeadLetterResumption:
                 found[topic.partitions[key.partition].leader, key.group].append(key)
         return found
 
-    def _here(self, keys: Sequence[ShareKey]) -> None:
+    def _load_locally(self, keys: Sequence[ShareKey]) -> None:
         for key in keys:
             try:
                 self._load_partition(key)
             except MansioError:  # it is led by another broker, or cannot be loaded now
                 continue
 
-    async def _ask(self, leader: int, group: str, keys: Sequence[ShareKey]) -> None:
+    async def _send_describe_leases(self, leader: int, group: str, keys: Sequence[ShareKey]) -> None:
         indexes: dict[bytes, list[int]] = defaultdict(list)
         for key in keys:
             indexes[key.topic_id].append(key.partition)
@@ -94,4 +95,4 @@ class DeadLetterResumption:
             "ranges_max": 0,
         }
         request = messages.encode_request(ApiKey.DESCRIBE_LEASES, 0, 0, CLIENT_ID, fields)
-        await self._peers.send(leader, request, timeout_ms=TIMEOUT_MS)
+        await self._peers.send(leader, request, timeout_ms=REQUEST_TIMEOUT_MS)

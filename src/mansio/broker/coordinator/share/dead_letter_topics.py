@@ -1,11 +1,11 @@
 """Dead-letter topics: selection and creation of the topic of a group, and appends to it, locally or on another broker.
 
-A topic accepts dead letters if it has `errors.deadletterqueue.group.enable=true`; records of such a topic that are
-given up are not copied (otherwise every failure would fail again). The target partition is that of the record
-modulo the number of partitions.
+A topic accepts dead letters if it has `errors.deadletterqueue.group.enable=true`. Records of such a topic are not
+dead-lettered themselves, so that a record that always fails is not copied again and again. The partition number of a
+dead letter is that of its record modulo the number of partitions of the dead-letter topic.
 
-Invariants: an append succeeds only when the batch is committed, as with acks=all. A batch goes to the topic with the id
-for which it was reserved, never to another one with that name.
+Invariants: an append succeeds only when the batch is committed, as with acks=all. A batch is appended only to the topic
+with the topic id for which it was reserved, never to a new topic of the same name.
 
 Source: KIP-1191.
 """
@@ -48,26 +48,28 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 RETENTION_MS: Final = 14 * 24 * 3600 * 1000
-HEADERS_ROOM_BYTES: Final = 64 * 1024
-"""Added to the largest batch of the source topic for a dead-letter topic created here."""
+"""`retention.ms` of a dead-letter topic that the broker creates."""
+
+ADDED_HEADERS_RESERVE_BYTES: Final = 64 * 1024
+"""`max.message.bytes` of a dead-letter topic that the broker creates exceeds that of the source topic by this."""
 
 WRITE_TIMEOUT_MS: Final = 10_000
-ALL: Final = -1
+ACKS_ALL: Final = -1
 PRODUCE_VERSION: Final = 13
 DUPLICATE_SEQUENCE: Final = 46
 CLIENT_ID: Final = "mansio-dead-letters"
 
-CLOCKS_APART_MS: Final = 60 * 60 * 1000
-"""Upper bound of the clock difference of two brokers."""
+CLOCK_SKEW_MS_MAX: Final = 60 * 60 * 1000
+"""Assumed upper bound of the difference between the clocks of two brokers."""
 
 FETCH_VERSION: Final = 17
 FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
-MEASURED_VALUES_MAX: Final = 1_000
-"""Batches searched before the event loop continues with other tasks."""
+BATCHES_PER_ITERATION_MAX: Final = 1_000
+"""Maximum number of batches searched in one iteration of the event loop."""
 
 
 class DeadLetterPartition(NamedTuple):
-    """One partition of a dead-letter topic. `bytes_max`: its largest batch."""
+    """One partition of a dead-letter topic. `bytes_max`: maximum size of a batch, `max.message.bytes` of the topic."""
 
     topic: str
     topic_id: bytes
@@ -76,7 +78,7 @@ class DeadLetterPartition(NamedTuple):
 
 
 class DeadLetterTopics:
-    """All methods run on the broker's event loop."""
+    """Dead-letter topics of all groups. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -86,52 +88,55 @@ class DeadLetterTopics:
         partitions: PartitionSet,
         scheduler: Scheduler,
         overrides: Callable[[str], Mapping[str, str]],
-        prefix: str,
+        topic_name_prefix: str,
         peers: Peers | None = None,
     ) -> None:
-        """`overrides`: settings of a group; `peers`: None on a single node."""
+        """`overrides`: returns the settings of a group; `topic_name_prefix`: prefix of the name of a source topic for
+        the default name of its dead-letter topic; `peers`: None on a single node."""
         self._node_id = node_id
         self._topics = topics
         self._partitions = partitions
         self._scheduler = scheduler
         self._overrides = overrides
-        self._prefix = prefix
+        self._topic_name_prefix = topic_name_prefix
         self._peers = peers
         self._creating: dict[str, list[Promise[None]]] = {}  # waiters for the topic of that name
 
     # ------------------------------------------------------------------ selection
 
     def is_dead_letter_topic(self, topic: Topic) -> bool:
-        """Whether a topic accepts dead letters."""
+        """Return whether a topic accepts dead letters."""
         return self._topics.settings_of(topic).is_dead_letter_topic
 
-    def copied(self, group: str) -> bool:
-        """Whether dead letters of a group contain the record, or only its position."""
+    def copies_records(self, group: str) -> bool:
+        """Return whether dead letters of a group contain the record, not only headers with its position."""
         return bool(effective_value(DEAD_LETTER_COPY_ENABLE, self._overrides(group)) == "true")
 
-    def name_of(self, group: str, topic: str) -> str:
-        """Name of the dead-letter topic for a topic."""
-        return effective_value(DEAD_LETTER_TOPIC, self._overrides(group)) or f"{self._prefix}{topic}"
+    def dead_letter_topic_name(self, group: str, topic: str) -> str:
+        """Return the name of the dead-letter topic of a group for records of a topic."""
+        return effective_value(DEAD_LETTER_TOPIC, self._overrides(group)) or (
+            f"{self._topic_name_prefix}{topic}"
+        )
 
-    async def find(self, group: str, source: Topic, index: int) -> DeadLetterPartition:
-        """The target partition for a partition; creates the topic if it does not exist.
+    async def find(self, group: str, source_topic: Topic, source_partition: int) -> DeadLetterPartition:
+        """Return the dead-letter partition for records of a partition; create the topic if it does not exist.
 
         Raises `PolicyViolation` for a topic that does not accept dead letters, `InvalidTopic` for an invalid name, and
-        as `TopicService.create`.
+        the errors of `TopicService.create`.
         """
-        name = self.name_of(group, source.name)
+        name = self.dead_letter_topic_name(group, source_topic.name)
         if name.startswith("__"):
             raise InvalidTopic(
                 f"a dead-letter topic cannot be named {name}: names that start with __ are internal"
             )
         while name in self._creating:
             await self._wait_created(name)
-        topic = self._topics.state.topics.get(name) or await self._create_once(name, source)
+        topic = self._topics.state.topics.get(name) or await self._create_once(name, source_topic)
         if not self.is_dead_letter_topic(topic):
             raise PolicyViolation(
                 f"topic {name} does not accept dead letters: set {DEAD_LETTER_TOPIC_ENABLE}=true"
             )
-        partition = index % len(topic.partitions)
+        partition = source_partition % len(topic.partitions)
         return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
 
     async def _wait_created(self, name: str) -> None:
@@ -156,7 +161,7 @@ class DeadLetterTopics:
 
     async def _create(self, name: str, source: Topic) -> Topic:
         settings = self._topics.settings_of(source)
-        largest = min(settings.max_message_bytes + HEADERS_ROOM_BYTES, INT32_MAX)
+        largest = min(settings.max_message_bytes + ADDED_HEADERS_RESERVE_BYTES, INT32_MAX)
         configs = (
             (DEAD_LETTER_TOPIC_ENABLE, "true"),
             ("max.message.bytes", str(largest)),
@@ -167,8 +172,8 @@ class DeadLetterTopics:
             NewTopic(name, len(source.partitions), source.replication_factor, configs=configs)
         )
 
-    def by_id(self, topic_id: bytes, partition: int) -> DeadLetterPartition:
-        """The target of a reserved batch. Raises `UnknownTopicId` if it was deleted."""
+    def find_by_id(self, topic_id: bytes, partition: int) -> DeadLetterPartition:
+        """Return the dead-letter partition with this topic id and number. Raises `UnknownTopicId` if it was deleted."""
         topic = self._topics.find_by_id(UUID(bytes=topic_id))
         if partition >= len(topic.partitions):
             raise UnknownTopicId(f"topic {topic.name} has no partition {partition} any more")
@@ -180,17 +185,19 @@ class DeadLetterTopics:
     # ------------------------------------------------------------------ appends
 
     async def append(self, target: DeadLetterPartition, data: bytes) -> None:
-        """Returns when the batch is committed, also by an earlier append. Raises if it is not, or if that is
-        unknown."""
+        """Append a batch and return when it is committed, by this append or an earlier one.
+
+        Raises the error of the append, or one of the errors of a timeout or a lost connection, after which it is
+        unknown whether the batch was appended."""
         leader = self._leader_of(target)
         if leader is None:
-            partition = self._here(target)
-            appended = await self._append_here(partition, data)
-            await self._within(partition.committed(appended.end_offset), partition.name)
+            partition = self._local_partition(target)
+            appended = await self._append_locally(partition, data)
+            await self._wait_with_timeout(partition.committed(appended.end_offset), partition.name)
             return
         topics = [(None, target.topic_id, [(target.partition, data)])]
         request = b"".join(
-            produce.encode_request(PRODUCE_VERSION, 0, CLIENT_ID, ALL, WRITE_TIMEOUT_MS, topics)
+            produce.encode_request(PRODUCE_VERSION, 0, CLIENT_ID, ACKS_ALL, WRITE_TIMEOUT_MS, topics)
         )
         answer = await self._send(leader, request)
         response = produce.decode_response(PRODUCE_VERSION, answer)
@@ -199,8 +206,8 @@ class DeadLetterTopics:
                 if result.error_code not in (0, DUPLICATE_SEQUENCE):
                     raise error_for(result.error_code, result.error_message)
 
-    async def _append_here(self, partition: Partition, data: bytes) -> AppendResult:
-        """Append with the topic's compression.type, as a client's batch."""
+    async def _append_locally(self, partition: Partition, data: bytes) -> AppendResult:
+        """Append the batch on this broker with the topic's `compression.type`, like a batch of a client."""
         promise: Promise[AppendResult] = self._scheduler.promise()
 
         def on_appended(outcome: AppendResult | MansioError) -> None:
@@ -215,22 +222,25 @@ class DeadLetterTopics:
         return await promise
 
     def is_unknown_producer(self, batch: DeadLetterBatch) -> bool:
-        """Whether the target is led here and has no state of the producer; it would then accept a duplicate."""
-        if self._leader_of(self.by_id(batch.topic_id, batch.partition)) is not None:
+        """Return whether this broker leads the dead-letter partition and has no state of the batch's producer in it.
+
+        The partition would then accept the batch a second time."""
+        if self._leader_of(self.find_by_id(batch.topic_id, batch.partition)) is not None:
             return False
-        hook = self._here(self.by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
+        hook = self._local_partition(self.find_by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
         return hook is None or hook.table.get(batch.producer_id) is None
 
-    async def holds(self, batch: DeadLetterBatch, wall_ms: int) -> bool:
-        """Whether the target contains this batch, searched from the time when its records were given up.
+    async def contains(self, batch: DeadLetterBatch, wall_ms: int) -> bool:
+        """Return whether the dead-letter partition contains the batch.
 
-        It is identified by producer, epoch and sequence, which are unique in a partition. `wall_ms`: now. Raises errors
-        of reading.
+        On this broker the search starts at the time when the batch's records became archiving. The batch is identified
+        by producer id, epoch and base sequence, which are unique in a partition. `wall_ms`: the current time. Raises
+        the errors of reading the partition.
         """
-        target = self.by_id(batch.topic_id, batch.partition)
-        since_ms = max(min(batch.oldest_ms, wall_ms) - CLOCKS_APART_MS, 0)
+        target = self.find_by_id(batch.topic_id, batch.partition)
+        since_ms = max(min(batch.oldest_ms, wall_ms) - CLOCK_SKEW_MS_MAX, 0)
         if self._leader_of(target) is None:
-            return await self._contains_locally(self._here(target), batch, since_ms)
+            return await self._contains_locally(self._local_partition(target), batch, since_ms)
         return await self._contains_remotely(target, batch)
 
     async def _contains_locally(self, partition: Partition, batch: DeadLetterBatch, since_ms: int) -> bool:
@@ -238,44 +248,44 @@ class DeadLetterTopics:
         found = partition.offset_at_timestamp(since_ms, partition.end_offset)
         if found is None:
             return False
-        for looked_at, header in enumerate(partition.log.batch_headers(found[0]), 1):
-            if _is_of(header, batch):
-                await self._within(partition.committed(header.last_offset + 1), partition.name)
+        for searched_count, header in enumerate(partition.log.batch_headers(found[0]), 1):
+            if _is_same_batch(header, batch):
+                await self._wait_with_timeout(partition.committed(header.last_offset + 1), partition.name)
                 return True
-            if looked_at % MEASURED_VALUES_MAX == 0:
+            if searched_count % BATCHES_PER_ITERATION_MAX == 0:
                 await self._scheduler.sleep(0)
         return False
 
     async def _contains_remotely(self, target: DeadLetterPartition, batch: DeadLetterBatch) -> bool:
-        """Search by reading the whole target: rare, and it needs one API only."""
+        """Search the whole partition on another broker with Fetch requests; this is rarely needed."""
         offset = 0
         while True:
-            asked = fetch.FetchPartition(target.partition, -1, offset, -1, -1, FETCH_BYTES_MAX)
+            fetch_partition = fetch.FetchPartition(target.partition, -1, offset, -1, -1, FETCH_BYTES_MAX)
             request = fetch.encode_request(
                 FETCH_VERSION,
                 0,
                 CLIENT_ID,
-                [(None, target.topic_id, [asked])],
+                [(None, target.topic_id, [fetch_partition])],
                 max_wait_ms=0,
                 min_bytes=0,
                 max_bytes=FETCH_BYTES_MAX,
             )
             answer = await self._send(self._leader_of(target), request)
-            found = _fetched(fetch.decode_response(FETCH_VERSION, answer))
+            found = _fetched_partition(fetch.decode_response(FETCH_VERSION, answer))
             if found.error_code == OffsetOutOfRange.kafka_code and offset < found.log_start_offset:
                 offset = found.log_start_offset
                 continue
             if found.error_code:
                 raise error_for(found.error_code)
             headers = [header for _, header in iterate_batches(found.records or b"")]
-            if any(_is_of(header, batch) for header in headers):
+            if any(_is_same_batch(header, batch) for header in headers):
                 return True
             if not headers:
                 return False
             offset = headers[-1].last_offset + 1
 
     def _leader_of(self, target: DeadLetterPartition) -> int | None:
-        """The leader; None if it is this broker."""
+        """Return the node id of the partition's leader, None if this broker is the leader."""
         topic = self._topics.find_by_id(UUID(bytes=target.topic_id))
         leader = topic.partitions[target.partition].leader
         if leader == self._node_id or self._peers is None:
@@ -284,7 +294,7 @@ class DeadLetterTopics:
             raise LeaderNotAvailable(f"no leader for {target.topic}-{target.partition}")
         return leader
 
-    def _here(self, target: DeadLetterPartition) -> Partition:
+    def _local_partition(self, target: DeadLetterPartition) -> Partition:
         partition = self._partitions.find(None, target.topic_id, target.partition)
         partition.ensure_leader()
         return partition
@@ -294,32 +304,32 @@ class DeadLetterTopics:
             raise NotLeaderOrFollower("the leader of the dead-letter topic has moved")
         return await self._peers.send(node_id, request, timeout_ms=2 * WRITE_TIMEOUT_MS)
 
-    async def _within(self, promise: Promise[Any], name: str) -> None:
-        """Wait for a promise with a time limit."""
-        late: Promise[Any] = self._scheduler.promise()
+    async def _wait_with_timeout(self, promise: Promise[Any], name: str) -> None:
+        """Wait for the promise of a commit for at most `WRITE_TIMEOUT_MS`; then raise `RequestTimedOut`."""
+        limited: Promise[Any] = self._scheduler.promise()
 
         def complete(outcome: Any) -> None:
-            if not late.done():
+            if not limited.done():
                 try:
-                    late.set_result(outcome.result())
+                    limited.set_result(outcome.result())
                 except Exception as error:  # noqa: BLE001 - it is handed on
-                    late.set_exception(error)
+                    limited.set_exception(error)
 
         def end() -> None:
-            if not late.done():
-                late.set_exception(
+            if not limited.done():
+                limited.set_exception(
                     RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
                 )
 
         promise.add_done_callback(complete)
         timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
         try:
-            await late
+            await limited
         finally:
             timer.cancel()
 
 
-def _is_of(header: BatchHeader, batch: DeadLetterBatch) -> bool:
+def _is_same_batch(header: BatchHeader, batch: DeadLetterBatch) -> bool:
     return (header.producer_id, header.producer_epoch, header.base_sequence) == (
         batch.producer_id,
         batch.epoch,
@@ -327,8 +337,8 @@ def _is_of(header: BatchHeader, batch: DeadLetterBatch) -> bool:
     )
 
 
-def _fetched(answer: fetch.FetchResponse) -> fetch.FetchedPartition:
-    """The requested partition. Raises its error."""
+def _fetched_partition(answer: fetch.FetchResponse) -> fetch.FetchedPartition:
+    """Return the only partition of a Fetch response. Raises the error of the response."""
     if answer.error_code:
         raise error_for(answer.error_code)
     for _, _, partitions in answer.topics:

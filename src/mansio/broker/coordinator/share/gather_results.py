@@ -1,6 +1,7 @@
 """Concurrent execution of several coroutines with one result each.
 
-Invariant: only work that ended normally succeeded; cancelled work, and work with an unexpected error, did not.
+Invariant: the result is None (success) only for a coroutine that returned; a coroutine that was cancelled or raised an
+unexpected exception has the result `CoordinatorNotAvailable`. An only coroutine raises such an exception instead.
 """
 
 from __future__ import annotations
@@ -16,34 +17,34 @@ if TYPE_CHECKING:
 
 
 async def gather_results(
-    scheduler: Scheduler, works: Sequence[Coroutine[Any, Any, None]], *, name: str
+    scheduler: Scheduler, coroutines: Sequence[Coroutine[Any, Any, None]], *, name: str
 ) -> list[MansioError | None]:
-    """Run all works; returns the error of each in order, None for success."""
-    if len(works) == 1:
-        return [await _outcome(works[0])]
-    outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: interrupted")] * len(works)
-    left = len(works)
+    """Run all coroutines in tasks with this name; return the error of each one in order, None for success."""
+    if len(coroutines) == 1:
+        return [await _outcome(coroutines[0])]
+    outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: interrupted")] * len(coroutines)
+    unfinished = len(coroutines)
     done: Promise[None] = scheduler.promise()
 
-    async def one(number: int, work: Coroutine[Any, Any, None]) -> None:
-        nonlocal left
+    async def run_one(number: int, coroutine: Coroutine[Any, Any, None]) -> None:
+        nonlocal unfinished
         try:
-            outcomes[number] = await _outcome(work)
+            outcomes[number] = await _outcome(coroutine)
         finally:
-            left -= 1
-            if not left and not done.done():
+            unfinished -= 1
+            if not unfinished and not done.done():
                 done.set_result(None)
 
-    for number, work in enumerate(works):
-        scheduler.spawn(one(number, work), name=name)
-    if works:
+    for number, coroutine in enumerate(coroutines):
+        scheduler.spawn(run_one(number, coroutine), name=name)
+    if coroutines:
         await done
     return outcomes
 
 
-async def _outcome(work: Coroutine[Any, Any, None]) -> MansioError | None:
+async def _outcome(coroutine: Coroutine[Any, Any, None]) -> MansioError | None:
     try:
-        await work
+        await coroutine
     except MansioError as error:
         return error
     return None

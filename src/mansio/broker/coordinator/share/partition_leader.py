@@ -2,19 +2,19 @@
 
     LOADING ── state is read ──► ready ── a write fails, the role changes, it is idle ──► ended
 
-Every decision of the state machine is stored through `persist` before it is reported. If that fails, or its outcome is
-unknown, this object ends for good and the next one loads the state again. If the state moves to another broker,
-the next object gets what this one knew (`known_state`): changes that the state may have lost in the move are
-written again, all of them, before anything is delivered.
+Every update of the state machine is stored through `persist` before its result is sent to a client. If storing fails or
+its outcome is unknown, this object ends, and the next object for the share partition loads the state again. If the
+share state moved to another broker meanwhile, the next object gets the state of this object (`known_state`) and writes
+it as a whole before it delivers records, because updates may have been lost in the move.
 
 Invariants:
 * Updates are written in the order of the `WriteCombiner`; an update with the whole state is written alone.
-* There is one timer, never later than the next deadline of the state machine. A timer that fires much too late shows
-  that the broker was stalled, not the members: they get a grace period to use their leases. One per deadline: if every
-  timer is late, leases end nevertheless.
+* There is one timer, which never fires later than the next deadline of the state machine. A timer that fires more than
+  `STALL_MS` late shows that the broker was stalled; leases then end after a grace period of `STALL_MS`, so that members
+  can still acknowledge. Each deadline gets one grace period only.
 * Nothing is decided in another leader epoch than the one in which the state was loaded.
-* Only offsets whose bytes are in the result are leased, all below the readable end. Records are slices of the log
-  files, never decoded or copied.
+* Only offsets whose bytes are in the result are leased, and only below the high watermark. Records are slices of the
+  log files, never decoded or copied.
 """
 
 from __future__ import annotations
@@ -64,16 +64,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STALL_MS: Final = 1_000
-"""A timer this late shows that the broker was stalled, not the members."""
+"""Delay of a timer after which the broker counts as stalled, and duration of the grace period that leases then get."""
 
 STATE_UNAVAILABLE: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress)
-"""Errors of a write whose state moved to another broker, or has no leader; its outcome is unknown."""
+"""Errors of a write to a share state that moved to another broker or has no leader; the write's outcome is unknown."""
 
-_BELOW_ONE: Final = 1 - 2**-53
+_LARGEST_BELOW_ONE: Final = 1 - 2**-53
 
 
 class AcquiredRecords(NamedTuple):
-    """Records for a member: leases, valid once `update` is stored, and the bytes."""
+    """Records for a member.
+
+    `acquired`: the leased ranges, valid once `update` is stored. `slices`: the parts of the log with the records,
+    `size_bytes` in total.
+    """
 
     acquired: list[AcquiredRange]
     update: Update | None
@@ -81,8 +85,8 @@ class AcquiredRecords(NamedTuple):
     size_bytes: int
 
     @property
-    def records(self) -> int:
-        """Number of leased offsets."""
+    def record_count(self) -> int:
+        """The number of leased offsets."""
         return sum(last - first + 1 for first, last, _ in self.acquired)
 
 
@@ -90,45 +94,50 @@ class DeadLetterSink(Protocol):
     """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
     def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
-        """A share partition is led here; its archiving ranges are to be resumed."""
+        """Resume the archiving ranges of a share partition whose state was loaded by this broker.
+
+        `producer`: the producer of its dead letters in the share state, if any."""
 
     def add(self, share_partition: SharePartitionLeader, ranges: Sequence[ArchivingRange]) -> None:
-        """Ranges to be dead-lettered, stored as such."""
+        """Add ranges that have to be dead-lettered; the share state contains them as archiving."""
 
     def on_closed(self, share_partition: SharePartitionLeader) -> None:
-        """The share partition is not led here any more, or its state is loaded again."""
+        """Stop, because this broker does not lead the share partition any more, or loads its state again."""
 
 
 class NoDeadLetters:
-    """Ignores all: ranges stay ARCHIVING until a broker resumes them."""
+    """A `DeadLetterSink` without effect: records stay archiving until a broker with a working sink resumes them."""
 
     def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def add(self, share_partition: SharePartitionLeader, ranges: Sequence[ArchivingRange]) -> None:
-        """Ignored."""
+        """Do nothing."""
 
     def on_closed(self, share_partition: SharePartitionLeader) -> None:
-        """Ignored."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareDependencies:
-    """Dependencies shared by all share partitions of a broker. `on_end` is called for each that ended; `first_offset`:
-    start of a group without state."""
+    """Dependencies shared by all share partitions of a broker.
+
+    `settings`: returns the settings of a group for a partition. `initial_offset`: returns the offset at which a group
+    without state starts in a partition. `on_end`: called with each `SharePartitionLeader` that ended.
+    """
 
     persister: SharePersister
     clock: Clock
     scheduler: Scheduler
     random: Random
     settings: Callable[[str, Partition], ShareSettings]
-    first_offset: Callable[[str, Partition], int]
+    initial_offset: Callable[[str, Partition], int]
     dead_letters: DeadLetterSink
     on_end: Callable[[SharePartitionLeader], None]
 
 
 class SharePartitionLeader:
-    """All methods run on the broker's event loop."""
+    """The leader of one share partition. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_dependencies",
@@ -140,7 +149,7 @@ class SharePartitionLeader:
         "_timer_due_ms",
         "_waiters",
         "_writes",
-        "ended",
+        "end_error",
         "key",
         "known_state",
         "last_used_ms",
@@ -153,17 +162,17 @@ class SharePartitionLeader:
         key: ShareKey,
         partition: Partition,
         dependencies: ShareDependencies,
-        known: LoadedState | None = None,
+        known_state: LoadedState | None = None,
     ) -> None:
-        """`known`: the `known_state` of the object before."""
+        """`known_state`: the `known_state` of the former object for the share partition."""
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self._state_machine: SharePartition | None = None
-        self.ended: MansioError | None = None
-        """The reason after the end, otherwise None."""
-        self.known_state = known
-        """State for the next object."""
+        self.end_error: MansioError | None = None
+        """The error with which this object ended; None before."""
+        self.known_state = known_state
+        """The state that the next object for the share partition writes again, if updates may have been lost."""
         self.last_used_ms = dependencies.clock.monotonic() * 1000
         self._dependencies = dependencies
         self._state_epoch = 0
@@ -176,22 +185,22 @@ class SharePartitionLeader:
 
     @property
     def state_machine(self) -> SharePartition:
-        """The state machine; valid once it is loaded."""
+        """The state machine. The state must be loaded."""
         assert self._state_machine is not None, "the state is not loaded"
         return self._state_machine
 
     @property
     def is_ready(self) -> bool:
-        return self._state_machine is not None and self.ended is None
+        return self._state_machine is not None and self.end_error is None
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether there are waiters or pending writes."""
+    def has_waiters_or_writes(self) -> bool:
+        """Whether requests wait for records, or updates are being written."""
         return bool(self._waiters or self._writes)
 
     @property
     def has_pending_dead_letters(self) -> bool | None:
-        """Whether records wait for their dead letter; None before the state is loaded."""
+        """Whether records wait for their copy in the dead-letter topic; None before the state is loaded."""
         return (
             None if self._state_machine is None else self._state_machine.counts(self.now_ms()).archiving > 0
         )
@@ -199,18 +208,18 @@ class SharePartitionLeader:
     def now_ms(self) -> float:
         return self._dependencies.clock.monotonic() * 1000
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ load and end
 
     async def load(self) -> None:
-        """Load the state, or create one. Ends this object on failure; never raises."""
+        """Load the state, or create one. Ends this object if that fails; never raises."""
         try:
             await self._load()
         except MansioError as error:
             self.end(error)
-        except Exception as error:  # noqa: BLE001 - a defect costs this object, not the broker
-            self._failed(error)
+        except Exception as error:  # noqa: BLE001 - a defect ends this object, not the broker
+            self._end_after_defect(error)
         else:
-            self._arm()
+            self._set_timer()
             self.wake()
 
     async def _load(self) -> None:
@@ -222,7 +231,7 @@ class SharePartitionLeader:
         )
         if state is None:
             partition.ensure_high_watermark_known()
-            start = dependencies.first_offset(self.key.group, partition)
+            start = dependencies.initial_offset(self.key.group, partition)
             state = LoadedState(
                 0,
                 self.leader_epoch,
@@ -256,22 +265,22 @@ class SharePartitionLeader:
             ready, self._state_machine = (
                 state_machine,
                 None,
-            )  # nothing is delivered before all of it is stored
+            )  # no record is delivered before the whole state is stored
             update = ready.full_update(now_ms)
             await dependencies.persister.write(self.key, self._state_epoch, self.leader_epoch, update)
             self.ensure_leader()
-            if self.ended is not None:
-                raise self.ended
+            if self.end_error is not None:
+                raise self.end_error
             ready.mark_persisted(update.token)
             self._state_machine = ready
         self.known_state = None
         dependencies.dead_letters.on_loaded(self, state.producer)
 
     def end(self, error: MansioError) -> None:
-        """End for good; waiters look for the next object."""
-        if self.ended is not None:
+        """End this object; requests that wait for it continue with a new object for the share partition."""
+        if self.end_error is not None:
             return
-        self.ended = error
+        self.end_error = error
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -280,8 +289,8 @@ class SharePartitionLeader:
         self._dependencies.on_end(self)
         self.wake()
 
-    def _failed(self, error: Exception) -> MansioError:
-        """End after a defect: the state is loaded again, without `known_state`, which may be related to the defect."""
+    def _end_after_defect(self, error: Exception) -> MansioError:
+        """End after an unexpected exception and drop `known_state`, which may have caused it; return the new error."""
         self.known_state = None
         known = fields(group=self.key.group, partition=self.partition.name, reason=error)
         logger.error("share_partition_failed", extra=known, exc_info=error)
@@ -290,7 +299,7 @@ class SharePartitionLeader:
         return ended
 
     def ensure_leader(self) -> None:
-        """Raise `NotLeaderOrFollower` unless this broker certainly leads in the epoch in which the state was loaded."""
+        """Raise `NotLeaderOrFollower` unless this broker certainly leads in the leader epoch of the loaded state."""
         partition = self.partition
         if not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch:
             raise NotLeaderOrFollower(f"{partition.name} is led by another broker or in a later epoch")
@@ -299,15 +308,15 @@ class SharePartitionLeader:
 
     @property
     def is_stale(self) -> bool:
-        """Whether another broker leads, or this one in a later epoch."""
+        """Whether this broker does not lead the partition any more, or leads it in a later epoch."""
         partition = self.partition
         return not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch
 
-    async def loaded(self) -> SharePartition:
-        """Wait until the state is loaded; returns the state machine. Raises the reason if loading failed."""
+    async def wait_loaded(self) -> SharePartition:
+        """Wait until the state is loaded; return the state machine. Raises `end_error` if this object has ended."""
         while self._state_machine is None:
-            if self.ended is not None:
-                raise self.ended
+            if self.end_error is not None:
+                raise self.end_error
             promise = self._dependencies.scheduler.promise()
 
             def wake(promise: Promise[None] = promise) -> None:
@@ -319,36 +328,38 @@ class SharePartitionLeader:
                 await promise
             finally:
                 self.unpark(wake)
-        if self.ended is not None:
-            raise self.ended
+        if self.end_error is not None:
+            raise self.end_error
         return self._state_machine
 
-    def call_and_rearm(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Like `call`, and set the timer to the next deadline."""
+    def call_machine_and_set_timer(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Like `call_machine`; afterwards set the timer to the next deadline."""
         try:
-            return self.call(method, *args, **named)
+            return self.call_machine(method, *args, **named)
         finally:
-            self._arm()
+            self._set_timer()
 
-    def call(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
-        """Call a method of the state machine. A typed error has changed nothing; any other error ends this object.
+    def call_machine(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Call a method of the state machine. A `MansioError` is raised unchanged; another exception ends this object.
 
-        The timer is not changed: for methods whose deadlines change only once their update is stored.
+        The timer is not set, because deadlines change only when the update is stored, unless the method documents it.
         """
         try:
             return method(*args, **named)
         except MansioError:
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._end_after_defect(error) from error
 
     # ------------------------------------------------------------------ acquisition and acknowledgement
 
     def acquire(
         self, member: str, max_records: int, max_bytes: int, *, strict: bool, is_first: bool
     ) -> AcquiredRecords | None:
-        """Lease available records to a member, or return None. `is_first`: the result has no records yet, so one batch
-        may exceed `max_bytes`. Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
+        """Lease available records to a member; return None if there are none.
+
+        `strict`: lease at most `max_records`, even within a batch. `is_first`: the response has no records yet, so the
+        first batch may exceed `max_bytes`. Raises `NotLeaderOrFollower`, `CorruptLog`, `StorageError`."""
         machine = self.ready_state_machine()
         if machine is None:
             return None
@@ -356,16 +367,18 @@ class SharePartitionLeader:
         now_ms, end = self.now_ms(), self.partition.readable_end()
         damage: list[DamagedRange] = []
         while True:
-            # Damaged records take no space of the others.
+            # Damaged records do not count towards `max_records`.
             unreadable = sorted((each.first_offset, each.end_offset - 1) for each in damage)
-            ranges = self.call(machine.acquirable_ranges, member, max_records, end, now_ms, unreadable)
+            ranges = self.call_machine(
+                machine.acquirable_ranges, member, max_records, end, now_ms, unreadable
+            )
             read, slices, found = (
                 self._read(ranges, max_bytes, end, is_first=is_first) if ranges else ([], [], [])
             )
             damage += found
             if read or not found:
                 break
-        acquired, update = self.call(
+        acquired, update = self.call_machine(
             machine.acquire,
             member,
             read,
@@ -389,17 +402,20 @@ class SharePartitionLeader:
     def _read(
         self, ranges: list[tuple[int, int]], max_bytes: int, limit: int, *, is_first: bool
     ) -> tuple[list[tuple[int, int]], list[LogSlice], list[DamagedRange]]:
-        """The parts of these ranges that fit, each to the end of its last batch, and their slices.
+        """Read as much of the ranges as fits into `max_bytes`, whole batches below the offset `limit`.
 
-        Damaged batches, the third value, are reported and passed over: their records stay available, for after a
-        repair. Raises `StorageError` if the limits of the damage are not known and nothing was read before it."""
+        Returns the ranges read, their slices, and the damaged ranges. Damaged batches are reported and skipped; their
+        records stay available and can be leased after a repair. Raises `StorageError` if the end of a damaged range is
+        unknown and nothing was read before it."""
         partition = self.partition
         damage: list[DamagedRange] = []
         read: list[tuple[int, int]] = []
         slices: list[LogSlice] = []
         space, next_offset = max_bytes, -1
         for first, last in ranges:
-            while (start := max(first, next_offset)) <= last:  # else it is covered by the batch before
+            while (
+                start := max(first, next_offset)
+            ) <= last:  # otherwise the last batch read contains the range
                 try:
                     part = partition.log.read_range(start, last, space, limit) if space > 0 else None
                 except DamagedRange as error:
@@ -423,24 +439,24 @@ class SharePartitionLeader:
         return read, slices, damage
 
     def acknowledge(self, member: str, batches: Sequence[AcknowledgementBatch]) -> Update | None:
-        """Apply acknowledgements, all or none; returns the update to store, None for nothing. The state is loaded.
+        """Apply acknowledgements, all or none; return the update to store, None if nothing changed.
 
-        Raises `InvalidRequest`, `InvalidRecordState`, and the reason if the share partition is not led here.
+        The state must be loaded. Raises `InvalidRequest`, `InvalidRecordState`, `NotLeaderOrFollower` if this broker
+        does not lead the share partition, and `end_error` if this object has ended.
         """
         machine = self.ready_state_machine()
         self.ensure_leader()
         if machine is None:
-            raise self.ended or NotLeaderOrFollower(f"{self.partition.name} is not led here")
-        # A renewal is effective at once, and its deadline may be earlier than the old one if the duration of leases was
-        # reduced.
+            raise self.end_error or NotLeaderOrFollower(f"{self.partition.name} is not led here")
+        # A renewal takes effect at once; its deadline is earlier than the old one if the lease duration was reduced.
         is_renewal = any(RENEW in each.types for each in batches)
-        call = self.call_and_rearm if is_renewal else self.call
+        call = self.call_machine_and_set_timer if is_renewal else self.call_machine
         return call(
             machine.acknowledge, member, batches, self.now_ms(), self.wall_ms(), self.random_fraction()
         )
 
-    async def wait_change(self, timeout_ms: float) -> None:
-        """Wait until there may be more to lease, until this object ends, or for the timeout."""
+    async def wait_for_change(self, timeout_ms: float) -> None:
+        """Wait until more records may be available, this object ends, or the timeout in milliseconds has passed."""
         woken = self._dependencies.scheduler.promise()
 
         def wake(woken: Promise[None] = woken) -> None:
@@ -458,128 +474,138 @@ class SharePartitionLeader:
     # ------------------------------------------------------------------ waiters
 
     def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever more may be available, and at the end, until `unpark`."""
+        """Call `wake` whenever more records may be available and when this object ends, until `unpark(wake)`."""
         self._waiters[wake] = None
 
     def unpark(self, wake: Callable[[], None]) -> None:
+        """Undo `park(wake)`."""
         self._waiters.pop(wake, None)
 
     def wake(self) -> None:
+        """Call all functions registered with `park`."""
         for wake in tuple(self._waiters):
             wake()
 
     # ------------------------------------------------------------------ writes
 
     def persist(self, *updates: Update) -> Coroutine[Any, Any, None]:
-        """Store updates of the state machine as one and report them to it. Their position in the order of writes is
-        taken at once; the result has to be awaited.
+        """Store updates of the state machine as one write and report to the state machine that they are stored.
 
-        Raises the error of the write, after which this object has ended and the outcome is unknown, or the reason if it
-        ended meanwhile."""
+        The call itself determines their position in the order of writes; the returned coroutine must be awaited. It
+        raises the error of the write, after which this object has ended and the outcome of the write is unknown, or
+        `end_error` if this object ended meanwhile."""
         joined = self._writes.join(updates)
-        return self._write(self._writes.enqueue(updates)) if joined is None else self._written(joined)
+        return (
+            self._write(self._writes.enqueue(updates))
+            if joined is None
+            else self._wait_for_combined_write(joined)
+        )
 
     async def _write(self, turn: CombinedWrite) -> None:
         stored = False
         try:
             if turn.promise is not None:
                 await turn.promise
-            if self.ended is not None:
-                raise self.ended
+            if self.end_error is not None:
+                raise self.end_error
             await self._dependencies.persister.write(
                 self.key, self._state_epoch, self.leader_epoch, combine_updates(turn.updates)
             )
             stored = True
-            if self.ended is not None:
-                raise self.ended
-            self._settled(turn.updates)
+            if self.end_error is not None:
+                raise self.end_error
+            self._mark_persisted(turn.updates)
         except MansioError as error:
-            self._not_written(error)
+            self._end_after_failed_write(error)
             raise
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._end_after_defect(error) from error
         finally:
             self._writes.finish(turn, stored=stored)
         self.wake()
 
-    def _not_written(self, error: MansioError) -> None:
+    def _end_after_failed_write(self, error: MansioError) -> None:
         try:
             if isinstance(error, STATE_UNAVAILABLE):
-                self._remember()
+                self._keep_known_state()
         except Exception as defect:  # noqa: BLE001 - a defect drops `known_state` and ends this object
-            self._failed(defect)
+            self._end_after_defect(defect)
         self.end(error)
 
-    def _remember(self) -> None:
-        """Keep the state for the next object, unless it has withheld leases: the next one has to withhold them
+    def _keep_known_state(self) -> None:
+        """Keep the current state for the next object, unless records are withheld: the next object has to withhold them
         again."""
         now_ms = self.now_ms()
-        if self.ended is None and not self.state_machine.counts(now_ms).withheld:
+        if self.end_error is None and not self.state_machine.counts(now_ms).withheld:
             self.known_state = self.state_machine.snapshot(now_ms)
 
-    async def _written(self, joined: Promise[bool]) -> None:
-        """Wait for a write that includes the updates."""
+    async def _wait_for_combined_write(self, joined: Promise[bool]) -> None:
+        """Wait for the combined write that contains the updates."""
         stored = await joined
-        if self.ended is not None:
-            raise self.ended
+        if self.end_error is not None:
+            raise self.end_error
         if not stored:
             raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: interrupted")
 
-    def _settled(self, updates: Sequence[Update]) -> None:
+    def _mark_persisted(self, updates: Sequence[Update]) -> None:
         state_machine = self.state_machine
         dead_letters: list[ArchivingRange] = []
         for each in updates:
             dead_letters += state_machine.mark_persisted(each.token)
-        self._arm()
+        self._set_timer()
         if dead_letters:
             self._dependencies.dead_letters.add(self, dead_letters)
 
-    def store(self, update: Update | None) -> None:
-        """Store in the background. The position in the order of writes is taken at once, because the start and the dead
-        ranges of later updates are newer."""
-        if update is not None:
-            self._dependencies.scheduler.spawn(self._stored(self.persist(update)), name="share state")
+    def persist_in_background(self, update: Update | None) -> None:
+        """Store an update in the background and log an error.
 
-    async def _stored(self, written: Coroutine[Any, Any, None]) -> None:
+        The call itself determines the position in the order of writes, because later updates replace the start offset
+        and the dead ranges of this one."""
+        if update is not None:
+            self._dependencies.scheduler.spawn(
+                self._log_write_error(self.persist(update)), name="share state"
+            )
+
+    async def _log_write_error(self, written: Coroutine[Any, Any, None]) -> None:
         try:
             await written
         except MansioError as error:
             known = fields(group=self.key.group, partition=self.partition.name, reason=error)
             logger.warning("share_state_not_stored", extra=known)
 
-    # ------------------------------------------------------------------ time, and the start of the log
+    # ------------------------------------------------------------------ log start offset and timer
 
     def ready_state_machine(self) -> SharePartition | None:
-        """The state machine if it is ready, with the current start of the log."""
+        """Return the state machine after it was given the current log start offset; None if it is not ready."""
         state_machine = self._state_machine
-        if state_machine is None or self.ended is not None:
+        if state_machine is None or self.end_error is not None:
             return None
         self.last_used_ms = self.now_ms()
         start = self.partition.start_offset
         if start != self._log_start:
             self._log_start = start
-            self._trimmed(state_machine, start)
+            self._apply_log_start(state_machine, start)
         return state_machine
 
-    def _trimmed(self, state_machine: SharePartition, start: int) -> None:
+    def _apply_log_start(self, state_machine: SharePartition, start: int) -> None:
         aged = state_machine.aged_out_records
-        if (update := self.call_and_rearm(state_machine.advance_log_start, start)) is not None:
-            self.store(update)
+        if (update := self.call_machine_and_set_timer(state_machine.advance_log_start, start)) is not None:
+            self.persist_in_background(update)
         if state_machine.aged_out_records > aged:
             records = state_machine.aged_out_records - aged
             known = fields(group=self.key.group, partition=self.partition.name, records=records)
             logger.warning("records_expired_undelivered", extra=known)
 
     def reconfigure(self) -> None:
-        """Apply changed settings of the group."""
-        if self._state_machine is not None and self.ended is None:
+        """Apply the current settings of the group."""
+        if self._state_machine is not None and self.end_error is None:
             self._state_machine.reconfigure(self._dependencies.settings(self.key.group, self.partition))
-            self._arm()
+            self._set_timer()
             self.wake()
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
         state_machine = self._state_machine
-        if state_machine is None or self.ended is not None:
+        if state_machine is None or self.end_error is not None:
             return
         due_ms = max(state_machine.next_deadline_ms(), self._grace_until_ms)
         if self._timer is not None:
@@ -595,7 +621,7 @@ class SharePartitionLeader:
     def _tick(self, due_ms: float) -> None:
         self._timer = None
         state_machine, now_ms = self._state_machine, self.now_ms()
-        if state_machine is None or self.ended is not None:
+        if state_machine is None or self.end_error is not None:
             return
         if self.is_stale:
             self.end(
@@ -608,20 +634,20 @@ class SharePartitionLeader:
             )
             logger.warning("share_timer_late", extra=known)
             self._grace_until_ms = now_ms + STALL_MS
-            self._arm()
+            self._set_timer()
             return
         try:
-            update = self.call_and_rearm(
+            update = self.call_machine_and_set_timer(
                 state_machine.tick, now_ms, self._dependencies.clock.wall_ms(), self.random_fraction()
             )
         except MansioError:
             return
-        self.store(update)
+        self.persist_in_background(update)
         self.wake()
 
     def random_fraction(self) -> float:
-        """A random number in [0, 1)."""
-        return min(self._dependencies.random.uniform(0.0, 1.0), _BELOW_ONE)
+        """Return a random number in [0, 1)."""
+        return min(self._dependencies.random.uniform(0.0, 1.0), _LARGEST_BELOW_ONE)
 
     def wall_ms(self) -> int:
         return self._dependencies.clock.wall_ms()

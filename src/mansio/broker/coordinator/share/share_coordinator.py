@@ -1,9 +1,10 @@
 """Share coordinator of one broker (Kafka's ShareCoordinator): the topic `__share_group_state`, its view and its client.
 
-The topic is created when a share group is used for the first time; until then the broker only checks whether it exists.
+The topic is created when a share group is used for the first time.
 
-On a single node no appended record is missing after a start, unless the machine was rebooted meanwhile or the log was
-truncated (`BootIdFile`). In a cluster this is never certain: the current leader may lack the end of the log.
+On a single node the log of the topic is complete after a start, unless the machine was rebooted meanwhile
+(`BootIdFile`) or the log was truncated. In a cluster a log never counts as complete: the current leader may lack
+records that a former leader appended.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.broker.coordinator.share.state_client import LocalStateClient, RoutingPersister
-from mansio.broker.coordinator.share.state_lookup import index_of
+from mansio.broker.coordinator.share.state_lookup import partition_for
 from mansio.broker.coordinator.share.state_store import ShareStateSettings, ShareStateStore
 from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
 from mansio.host.atomic_file import write_file_atomically
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEAD_LETTER_CHECK_MS: Final = 3_000
-"""Interval of the check for waiting dead letters in a cluster."""
+"""Interval in which a broker of a cluster searches the states it keeps for waiting dead letters."""
 
 
 class ShareCoordinator:
-    """All methods run on the broker's event loop."""
+    """The share coordinator of one broker. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -54,10 +55,10 @@ class ShareCoordinator:
         lock_ms: Callable[[str], int],
         boot_id_file: BootIdFile | None = None,
         lookup: StateLookup | None = None,
-        remote: Callable[[int], StateClient] | None = None,
+        remote_client: Callable[[int], StateClient] | None = None,
     ) -> None:
-        """`lock_ms`: duration of a lease of a group. `boot_id_file` is set on a single node; `lookup`, and
-        `remote` with the clients of other brokers, in a cluster."""
+        """`lock_ms`: returns the lease duration of a group. `boot_id_file` is None in a cluster. `lookup` and
+        `remote_client`, which returns the state client of another broker, are None on a single node."""
         self.lookup = lookup
         self._node_id = node_id
         self._scheduler = scheduler
@@ -71,9 +72,9 @@ class ShareCoordinator:
         self._pruning: Timer | None = None
         self._dead_letter_timer: Timer | None = None
         self.on_archiving: Callable[[Sequence[ShareKey]], None] = lambda _: None
-        """Called periodically in a cluster with the share partitions, of states kept here, that wait for dead
-        letters."""
-        self.store = ShareStateStore(settings, clock, lock_ms=lock_ms, check_complete_log=self._is_complete)
+        """Called periodically in a cluster with the share partitions whose state this broker keeps and which have
+        waiting dead letters."""
+        self.store = ShareStateStore(settings, clock, lock_ms=lock_ms, is_log_complete=self._is_complete)
         self.topic = CoordinatorRuntime(
             SHARE_STATE_TOPIC,
             view=self.store,
@@ -87,27 +88,35 @@ class ShareCoordinator:
         self.store.on_loaded = self._start_timers
         self.client = LocalStateClient(self.store)
         self.persister = RoutingPersister(
-            self.client, node_id=node_id, scheduler=scheduler, clock=clock, lookup=lookup, remote=remote
+            self.client,
+            node_id=node_id,
+            scheduler=scheduler,
+            clock=clock,
+            lookup=lookup,
+            remote_client=remote_client,
         )
 
-    # ------------------------------------------------------------------ life
+    # ------------------------------------------------------------------ start and close
 
     async def start(
         self, partitions: Sequence[CoordinatorPartition | StorageError], truncated: Sequence[int] = ()
     ) -> None:
-        """On a single node: load all partitions. `truncated`: those whose logs were truncated at this start."""
+        """Load all partitions of the topic, on a single node.
+
+        `truncated`: the numbers of partitions whose logs were truncated at this start."""
         self._truncated = dict.fromkeys(truncated)
         self._is_log_complete = (
             bool(partitions) and self._boot_id_file is not None and self._boot_id_file.is_current_boot()
         )
         await self.topic.start(partitions)
         if partitions and self._boot_id_file is not None and not self._is_log_complete:
-            # Possibly leased records are withheld until then; after an earlier restart they have to be withheld again.
+            # Possibly leased records are withheld for the longest lease duration. After a restart before its end they
+            # have to be withheld again.
             self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._write_boot_id))
 
     def handle_role_change(self, partition: CoordinatorReplica) -> None:
-        """In a cluster: apply the role of a partition of the topic. Called after each change of its role, and
-        before it is closed; idempotent."""
+        """Apply this broker's role for a partition of the topic, in a cluster. Called after each change of the role and
+        before the partition is closed; idempotent."""
         index, leader_epoch = partition.index, partition.leader_epoch
         if self._closed or not partition.is_leader or partition.closed:
             self.topic.resign(index)
@@ -115,7 +124,7 @@ class ShareCoordinator:
             self.topic.lead(index, partition, leader_epoch)
 
     async def close(self) -> None:
-        """Stop all maintenance."""
+        """Cancel all timers and close the topic."""
         self._closed = True
         for timer in self._timers:
             timer.cancel()
@@ -132,26 +141,26 @@ class ShareCoordinator:
 
     def _write_boot_id(self) -> None:
         assert self._boot_id_file is not None
-        self._scheduler.spawn(self._boot_id_file.write(), name="boot mark")
+        self._scheduler.spawn(self._boot_id_file.write(), name="write boot id")
 
     def _is_complete(self, index: int) -> bool:
         return self._is_log_complete and index not in self._truncated
 
     # ------------------------------------------------------------------ lookup
 
-    async def find_state_leader(self, text: str) -> BrokerState | None:
-        """The broker that keeps the state of a share partition, named `group:topic id:partition`; None for a
-        single node.
+    async def find_state_leader(self, key_text: str) -> BrokerState | None:
+        """Return the broker that keeps the state of a share partition; None on a single node.
 
-        Creates the topic if it does not exist. Raises `InvalidRequest`, `CoordinatorNotAvailable`.
+        `key_text`: `group:topic id:partition`, as returned by `coordinator_key`. Creates the topic if it does not
+        exist. Raises `InvalidRequest`, `CoordinatorNotAvailable`.
         """
-        group, _, _ = text.rpartition(":")[0].rpartition(":")
+        group, _, _ = key_text.rpartition(":")[0].rpartition(":")
         if not group:
-            raise InvalidRequest("a share partition is named group:topic id:partition")
+            raise InvalidRequest("the key of a share partition has the form group:topic id:partition")
         if self.lookup is None:
             return None
-        await self.client.ready()
-        broker = self.lookup.leader(index_of(text, self.lookup.partition_count()))
+        await self.client.ensure_topic_exists()
+        broker = self.lookup.leader(partition_for(key_text, self.lookup.partition_count()))
         if broker is None:
             raise CoordinatorNotAvailable(f"no leader for the partition with the state of {group!r}")
         return broker
@@ -159,7 +168,7 @@ class ShareCoordinator:
     # ------------------------------------------------------------------ maintenance
 
     def _start_timers(self) -> None:
-        """Start maintenance once a partition is loaded."""
+        """Start the timers, unless they are started already; called when a partition was loaded."""
         if self._pruning is None:
             self._schedule_pruning()
         if self._dead_letter_timer is None and self.lookup is not None:
@@ -167,7 +176,7 @@ class ShareCoordinator:
 
     def _check_dead_letters(self) -> None:
         if not self._closed:
-            self.on_archiving(self.store.archiving())
+            self.on_archiving(self.store.archiving_share_partitions())
             self._dead_letter_timer = self._scheduler.call_later(
                 DEAD_LETTER_CHECK_MS, self._check_dead_letters
             )
@@ -180,7 +189,7 @@ class ShareCoordinator:
         self._scheduler.spawn(self.prune(), name="prune share states")
 
     async def prune(self) -> None:
-        """Delete records that no state needs from every partition led here."""
+        """Delete the records that no state needs from all partitions of the topic that this broker leads."""
         try:
             for index in self.topic.loaded_partitions():
                 try:
@@ -192,17 +201,17 @@ class ShareCoordinator:
             self._schedule_pruning()
 
 
-BOOT_ID_FILE: Final = "boot"
+BOOT_ID_FILE_NAME: Final = "boot"
 
 
 class BootIdFile:
-    """Stores the kernel boot id to detect a reboot (lost page cache).
+    """File with the kernel's boot id, by which the broker detects a reboot and thus a loss of the page cache.
 
-    What was appended and not synced survives the end of the process, but not a reboot. If the file has the current boot
-    id, no log of the data directory lacks an appended record. Invariant: after a start where this is not certain, the
-    file keeps the older id until `write`, so that a restart before that is not certain either.
+    Bytes that were appended and not flushed survive the end of the process, but not a reboot. If the file contains the
+    current boot id, no log of the data directory lacks an appended record. Invariant: after a reboot the file keeps the
+    older boot id until `write` is called, so that a restart before that is recognized as following a reboot, too.
 
-    `boot_id`: of the current boot, "" if unknown.
+    `boot_id`: the id of the current boot, "" if it is unknown.
     """
 
     def __init__(
@@ -216,16 +225,16 @@ class BootIdFile:
 
     @property
     def _path(self) -> str:
-        return f"{self._directory}/{BOOT_ID_FILE}"
+        return f"{self._directory}/{BOOT_ID_FILE_NAME}"
 
     def is_current_boot(self) -> bool:
-        """Whether the machine was not rebooted since the file was written."""
+        """Return whether the file contains the current boot id: the machine was not rebooted since it was written."""
         if not self._boot_id or not self._disk.exists(self._path):
             return False
         return self._disk.read_file(self._path) == self._boot_id.encode()
 
     async def write(self) -> None:
-        """Store the current boot id. A disk error is logged; it only delays deliveries after a later start."""
+        """Store the current boot id. A disk error is logged; records may then be withheld after the next start."""
         if not self._boot_id or self.is_current_boot():
             return
         done: Promise[BaseException | None] = self._scheduler.promise()

@@ -1,11 +1,12 @@
 """Share partitions led by this broker (Kafka's SharePartitionManager), created on first use.
 
-Owns the `SharePartitionLeader`s and the share sessions. A leader object is dropped when its partition is led
-elsewhere or closed, when its state is replaced or deleted, when a write fails, and when it was idle for a while.
+Owns the `SharePartitionLeader` objects and the share sessions. A leader object is dropped when another broker leads the
+partition, when the partition is closed, when the share state is replaced or deleted, when a write fails, and after
+`IDLE_MS` without use.
 
-Invariants: there is at most one object per share partition, of the current leader epoch when it is found, and at most
-`SHARE_PARTITIONS_MAX`. When a session of a member ends, its leases are released as soon as no update of them is
-pending.
+Invariants: there is at most one leader object per share partition, there are at most `SHARE_PARTITIONS_MAX` in total,
+and `find` returns one of the current leader epoch. When a member's session ends, its leases are released, apart from
+those with an update in flight.
 """
 
 from __future__ import annotations
@@ -66,56 +67,66 @@ if TYPE_CHECKING:
 
 
 IN_FLIGHT_RANGES_MAX: Final = 20_000
-"""Maximum number of offset ranges in the in-flight part of a share partition."""
+"""Maximum number of in-flight batches of a share partition."""
 
 logger = logging.getLogger(__name__)
 
 N = TypeVar("N")
 
 SHARE_PARTITIONS_MAX: Final = 100_000
-RETRY_MS: Final = 100
-"""Delay before a state is read again after a failure."""
+LOAD_RETRY_DELAY_MS: Final = 100
+"""Delay before the state of a share partition is read again after a failure."""
 
 
 class ParkedReceive(Protocol):
     """A request that waits for records to lease."""
 
     def finish(self) -> None:
-        """Stop waiting and return what there is."""
+        """Stop waiting and answer with the records found so far."""
 
 
 FAILURES_MAX: Final = 10_000
+"""Maximum number of recent errors of share partitions that are remembered."""
+
 IDLE_MS: Final = 10 * 60_000
+"""Time without use after which the leader object of a share partition is dropped."""
+
 SWEEP_INTERVAL_MS: Final = 60_000
+"""Interval in which idle leader objects are searched."""
+
 DEAD_LETTER_WAIT_MS_MAX: Final = 5_000
+"""Maximum time for which the deletion of a share state waits for its dead letters."""
+
 DEAD_LETTER_CHECK_MS: Final = 50
+"""Interval in which the deletion of a share state checks whether its dead letters are written."""
+
 DEAD_LETTER_RELOAD_MS: Final = 1_000
 """Delay before a failed share partition is loaded again for its dead letters, if it is not used."""
 
 
 class SharePartitionManager:
-    """All methods run on the broker's event loop."""
+    """The share partitions led by one broker. All methods run on the broker's event loop."""
 
     def __init__(
         self,
         *,
-        find: Callable[[str | None, bytes | None, int], Partition],
+        find_partition: Callable[[str | None, bytes | None, int], Partition],
         persister: SharePersister,
         settings: Callable[[str, Partition], ShareSettings],
-        first_offset: Callable[[str, Partition], int],
+        initial_offset: Callable[[str, Partition], int],
         clock: Clock,
         scheduler: Scheduler,
         random: Random,
         sessions_max: int,
         dead_letters: DeadLetterSink | None = None,
     ) -> None:
-        """`find`: returns a partition of this broker, or raises; `settings`: of a group for a partition;
-        `first_offset`:
-        start of a group in a partition."""
+        """`find_partition`: returns a partition by topic name or id and number, or raises; `settings`: returns the
+        settings of a group for a partition; `initial_offset`: returns the offset at which a group without state starts
+        in a partition."""
         self.persister = persister
         self.sessions = Sessions(sessions_max)
         self.parked: dict[ParkedReceive, None] = {}
-        self._find = find
+        self._find_partition = find_partition
         self._clock = clock
         self._scheduler = scheduler
         self._settings = settings
@@ -125,13 +136,13 @@ class SharePartitionManager:
             scheduler,
             random,
             settings,
-            first_offset,
+            initial_offset,
             dead_letters or NoDeadLetters(),
-            self._ended,
+            self._on_end,
         )
         self._share_partitions: dict[ShareKey, SharePartitionLeader] = {}
-        self._of_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
-        self._of_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
+        self._by_group: dict[str, dict[ShareKey, SharePartitionLeader]] = {}
+        self._by_partition: dict[tuple[bytes, int], dict[ShareKey, SharePartitionLeader]] = {}
         self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
         self._dead_letter_timers: dict[
             ShareKey, Timer
@@ -143,14 +154,16 @@ class SharePartitionManager:
         return len(self._share_partitions)
 
     def share_partitions(self) -> list[SharePartitionLeader]:
-        """All share partitions, in order of creation."""
+        """Return the leader objects of all share partitions, in order of creation."""
         return list(self._share_partitions.values())
 
     # ------------------------------------------------------------------ lookup
 
     def find(self, group: str, topic_id: bytes, index: int) -> SharePartitionLeader:
-        """The share partition, which may still be loading. Raises `UnknownTopicId`, `UnknownTopicOrPartition`,
-        `NotLeaderOrFollower`, `InvalidTopic` (an internal one), and a recent error of reading its state."""
+        """Return the leader object of a share partition, created on first use; its state may still be loading.
+
+        Raises `UnknownTopicId`, `UnknownTopicOrPartition`, `NotLeaderOrFollower`, `InvalidTopic` for an internal topic,
+        and for `LOAD_RETRY_DELAY_MS` after a failure the error of that failure."""
         key = ShareKey(group, topic_id, index)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
@@ -161,16 +174,16 @@ class SharePartitionManager:
                     f"{share_partition.partition.name} is led by another broker, or in a later epoch"
                 )
             )
-        partition = self._find(None, topic_id, index)
+        partition = self._find_partition(None, topic_id, index)
         if partition.internal:
             raise InvalidTopic(f"{partition.topic} is an internal topic; it cannot be used by a share group")
         partition.ensure_leader()
         if partition.is_leadership_uncertain:
             raise NotLeaderOrFollower(f"another broker may lead {partition.name}")
-        return self._begin(key, partition)
+        return self._create_and_load(key, partition)
 
-    def peek(self, key: ShareKey) -> SharePartitionLeader | None:
-        """The share partition if it is ready, otherwise None."""
+    def find_ready(self, key: ShareKey) -> SharePartitionLeader | None:
+        """Return the leader object of a share partition if its state is loaded, otherwise None."""
         share_partition = self._share_partitions.get(key)
         return (
             share_partition
@@ -179,10 +192,10 @@ class SharePartitionManager:
         )
 
     def settings_of(self, group: str, partition: Partition) -> ShareSettings:
-        """The settings of a group for a partition."""
+        """Return the settings of a group for a partition."""
         return self._settings(group, partition)
 
-    def _begin(self, key: ShareKey, partition: Partition) -> SharePartitionLeader:
+    def _create_and_load(self, key: ShareKey, partition: Partition) -> SharePartitionLeader:
         if self._closed:
             raise NotCoordinator("the broker is stopping")
         known: LoadedState | None = None
@@ -195,8 +208,8 @@ class SharePartitionManager:
             raise CoordinatorNotAvailable(f"the limit of {SHARE_PARTITIONS_MAX} share partitions is reached")
         share_partition = SharePartitionLeader(key, partition, self._dependencies, known)
         self._share_partitions[key] = share_partition
-        self._of_group.setdefault(key.group, {})[key] = share_partition
-        self._of_partition.setdefault((key.topic_id, key.partition), {})[key] = share_partition
+        self._by_group.setdefault(key.group, {})[key] = share_partition
+        self._by_partition.setdefault((key.topic_id, key.partition), {})[key] = share_partition
         if self._sweep is None:
             self._sweep = self._scheduler.call_later(SWEEP_INTERVAL_MS, self._sweep_idle)
         self._scheduler.spawn(share_partition.load(), name="load share partition")
@@ -207,27 +220,28 @@ class SharePartitionManager:
 
     # ------------------------------------------------------------------ end
 
-    def _ended(self, share_partition: SharePartitionLeader) -> None:
+    def _on_end(self, share_partition: SharePartitionLeader) -> None:
         key = share_partition.key
         if self._share_partitions.get(key) is not share_partition:
             return
         del self._share_partitions[key]
-        _remove_from(self._of_group, key.group, key)
-        _remove_from(self._of_partition, (key.topic_id, key.partition), key)
-        error = share_partition.ended
+        _remove_from(self._by_group, key.group, key)
+        _remove_from(self._by_partition, (key.topic_id, key.partition), key)
+        error = share_partition.end_error
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
             logger.warning("share_partition_dropped", extra=known)
             if len(self._failures) >= FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
-            self._failures[key] = (self._now_ms() + RETRY_MS, error, share_partition.known_state)
+            self._failures[key] = (self._now_ms() + LOAD_RETRY_DELAY_MS, error, share_partition.known_state)
             self._schedule_dead_letters(share_partition)
         else:
             self._cancel_dead_letters(key)
 
     def _schedule_dead_letters(self, share_partition: SharePartitionLeader) -> None:
-        """Schedule a reload if dead letters wait, whether or not the group is used. A share partition that was never
-        loaded keeps the schedule of the object before."""
+        """Schedule a reload of a share partition with waiting dead letters, also if no member uses the group.
+
+        If this object was never loaded, a reload is scheduled if one was scheduled for the former object."""
         key, pending = share_partition.key, share_partition.has_pending_dead_letters
         was_scheduled = key in self._dead_letter_timers
         self._cancel_dead_letters(key)
@@ -249,21 +263,21 @@ class SharePartitionManager:
         try:
             self.find(*key)
         except (NotLeaderOrFollower, UnknownTopicId, UnknownTopicOrPartition):
-            del self._dead_letter_timers[key]  # its leader resumes them
+            del self._dead_letter_timers[key]  # the partition's leader resumes its dead letters
         except MansioError:
             self._schedule_reload(key)
 
     def handle_role_change(self, partition: Partition) -> None:
-        """In a cluster: the role of the partition on this broker changed."""
-        found = self._of_partition.get((partition.topic_id.bytes, partition.index), {})
+        """End the share partitions of a partition that another broker leads, or this broker in a later epoch."""
+        found = self._by_partition.get((partition.topic_id.bytes, partition.index), {})
         for share_partition in list(found.values()):
             if share_partition.is_stale:
                 share_partition.end(
                     NotLeaderOrFollower(f"{partition.name} is led by another broker, or in a later epoch")
                 )
 
-    def forget(self, key: ShareKey) -> None:
-        """Its state was replaced or deleted: drop the object and its known state."""
+    def drop(self, key: ShareKey) -> None:
+        """Drop the leader object and the known state of a share partition whose state was replaced or deleted."""
         self._failures.pop(key, None)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
@@ -272,25 +286,27 @@ class SharePartitionManager:
             )
 
     async def delete(self, key: ShareKey) -> None:
-        """Delete its state, after the group or topic was deleted."""
-        self.forget(key)
+        """Delete the state of a share partition whose group or topic was deleted."""
+        self.drop(key)
         await self.persister.delete(key)
-        self.forget(key)
+        self.drop(key)
 
-    async def wait_for_dead_letters(self, key: ShareKey) -> None:
-        """Wait until none of its records waits for a dead letter: deleting the state would drop them. Raises
-        `NonEmptyGroup` after a time limit."""
+    async def wait_until_dead_lettered(self, key: ShareKey) -> None:
+        """Wait until no record of a share partition waits for its copy in the dead-letter topic.
+
+        Deleting the state earlier would lose these dead letters. Raises `NonEmptyGroup` after
+        `DEAD_LETTER_WAIT_MS_MAX`."""
         until_ms = self._now_ms() + DEAD_LETTER_WAIT_MS_MAX
         while (summary := await self.persister.summary(key)) is not None and summary.is_archiving:
             if self._now_ms() >= until_ms:
                 raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
-            over: Promise[None] = self._scheduler.promise()
-            self._scheduler.call_later(DEAD_LETTER_CHECK_MS, over.set_result, None)
-            await over
+            timeout: Promise[None] = self._scheduler.promise()
+            self._scheduler.call_later(DEAD_LETTER_CHECK_MS, timeout.set_result, None)
+            await timeout
 
     def settings_changed(self, group: str) -> None:
-        """Apply changed settings of the group to later leases."""
-        for share_partition in list(self._of_group.get(group, {}).values()):
+        """Apply the changed settings of a group to its share partitions."""
+        for share_partition in list(self._by_group.get(group, {}).values()):
             share_partition.reconfigure()
 
     def _sweep_idle(self) -> None:
@@ -300,7 +316,7 @@ class SharePartitionManager:
             idle = (
                 share_partition.last_used_ms < oldest_ms
                 and share_partition.is_ready
-                and not share_partition.is_awaited
+                and not share_partition.has_waiters_or_writes
             )
             counts = share_partition.state_machine.counts(self._now_ms()) if idle else None
             if share_partition.is_stale or (
@@ -315,57 +331,64 @@ class SharePartitionManager:
             self._sweep = self._scheduler.call_later(SWEEP_INTERVAL_MS, self._sweep_idle)
 
     def close(self) -> None:
-        """End all share partitions: the broker stops."""
+        """End all share partitions, because the broker stops."""
         self._closed = True
         if self._sweep is not None:
             self._sweep.cancel()
         for share_partition in self.share_partitions():
             share_partition.end(NotLeaderOrFollower("the broker is stopping"))
 
-    # ------------------------------------------------------------------ members that left
+    # ------------------------------------------------------------------ release of leases
 
     def connection_lost(self, connection: object) -> None:
-        """Release the leases of the connection's sessions. This counts as an attempt, because a record that crashes its
-        consumer ends a connection each time."""
+        """Release the leases of the share sessions of a lost connection.
+
+        The delivery counts as an attempt, because a record that crashes its consumer ends a connection each time."""
         for session in self.sessions.lost(connection):
             group, member = session.group, session.member
-            works = self._released(group, member, uncounted=False)
-            if works:
-                self._scheduler.spawn(self._done(works, group, member), name="release leases")
+            writes = self._release_in_state_machines(group, member, uncounted=False)
+            if writes:
+                self._scheduler.spawn(self._await_writes(writes, group, member), name="release leases")
 
-    async def release(self, group: str, member: str) -> None:
-        """Release the leases of a member on this broker. It is stored when this returns; otherwise the leases expire.
-        Pending updates are not affected."""
-        await self._done(self._released(group, member, uncounted=True), group, member)
+    async def release_leases(self, group: str, member: str) -> None:
+        """Release the leases of a member on this broker, apart from those with an update in flight.
 
-    def _released(self, group: str, member: str, *, uncounted: bool) -> list[Coroutine[Any, Any, None]]:
-        """Release in the state machines at once, so that later requests of the member are not affected; returns
-        the writes."""
-        share_partitions = list(self._of_group.get(group, {}).values())
-        works = [
-            self._released_in(share_partition, member, uncounted=uncounted)
+        The releases are stored when this method returns; if storing one fails, the error is logged and the leases
+        expire. The deliveries do not count as attempts."""
+        await self._await_writes(
+            self._release_in_state_machines(group, member, uncounted=True), group, member
+        )
+
+    def _release_in_state_machines(
+        self, group: str, member: str, *, uncounted: bool
+    ) -> list[Coroutine[Any, Any, None]]:
+        """Release a member's leases in the state machines at once, so that later requests of the member are not
+        affected; return the coroutines that store the releases."""
+        share_partitions = list(self._by_group.get(group, {}).values())
+        writes = [
+            self._release_in_state_machine(share_partition, member, uncounted=uncounted)
             for share_partition in share_partitions
         ]
-        return [work for work in works if work is not None]
+        return [work for work in writes if work is not None]
 
-    def _released_in(
+    def _release_in_state_machine(
         self, share_partition: SharePartitionLeader, member: str, *, uncounted: bool
     ) -> Coroutine[Any, Any, None] | None:
         if not share_partition.is_ready:
             return None
         try:
-            update = share_partition.call_and_rearm(
+            update = share_partition.call_machine_and_set_timer(
                 share_partition.state_machine.release_member,
                 member,
                 share_partition.now_ms(),
                 uncounted=uncounted,
             )
-        except MansioError:  # it has ended and logged the reason
+        except MansioError:  # the leader object has ended and logged the reason
             return None
         return None if update is None else share_partition.persist(update)
 
-    async def _done(self, works: list[Coroutine[Any, Any, None]], group: str, member: str) -> None:
-        for error in await gather_results(self._scheduler, works, name="release leases"):
+    async def _await_writes(self, writes: list[Coroutine[Any, Any, None]], group: str, member: str) -> None:
+        for error in await gather_results(self._scheduler, writes, name="release leases"):
             if error is not None:
                 logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
 
@@ -377,8 +400,9 @@ def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, 
 
 
 def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) -> ShareSettings:
-    """The effective settings of the share partitions of a group. `is_dead_letter_topic`: their topic is a dead-letter
-    topic, whose records are not dead-lettered."""
+    """Return the settings of a group's share partitions from the group's `configs`, with defaults for absent ones.
+
+    `is_dead_letter_topic`: the topic is a dead-letter topic, whose records are not dead-lettered."""
     record_locks_max = effective_value(RECORD_LOCKS_MAX, configs)
     return ShareSettings(
         lock_ms=effective_value(RECORD_LOCK_DURATION, configs),
@@ -399,7 +423,7 @@ def share_settings(configs: Mapping[str, str], *, is_dead_letter_topic: bool) ->
     )
 
 
-def share_partitions(
+def create_share_partition_manager(
     settings: Settings,
     host_ports: HostPorts,
     partitions: PartitionSet,
@@ -407,17 +431,17 @@ def share_partitions(
     persister: SharePersister,
     dead_letters: DeadLetterSink | None = None,
 ) -> SharePartitionManager:
-    """Share partitions of one broker. `overrides`: settings of a group."""
+    """Return the share partition manager of one broker. `overrides`: returns the settings of a group."""
 
     def effective_settings(group: str, partition: Partition) -> ShareSettings:
         is_dead_letter_topic = partition.settings.is_dead_letter_topic
         return share_settings(overrides(group), is_dead_letter_topic=is_dead_letter_topic)
 
     return SharePartitionManager(
-        find=partitions.find,
+        find_partition=partitions.find,
         persister=persister,
         settings=effective_settings,
-        first_offset=lambda group, partition: first_offset(overrides(group), partition, host_ports.clock),
+        initial_offset=lambda group, partition: initial_offset(overrides(group), partition, host_ports.clock),
         clock=host_ports.clock,
         scheduler=host_ports.scheduler,
         random=host_ports.random,
@@ -426,8 +450,8 @@ def share_partitions(
     )
 
 
-def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
-    """Start of a group in a partition it has not read (`share.auto.offset.reset`)."""
+def initial_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
+    """Return the offset at which a group without state starts in a partition (`share.auto.offset.reset`)."""
     reset: str = effective_value(AUTO_OFFSET_RESET, configs)
     if reset == EARLIEST:
         return partition.start_offset

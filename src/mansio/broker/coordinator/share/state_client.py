@@ -2,21 +2,21 @@
 
 A `StateClient` accesses the states kept by one broker: `LocalStateClient` those of this broker,
 `RemoteStateClient` those of another one. `RoutingPersister` selects the client for each share partition, retries
-while leaders move, and keeps the read session in which each state may be written.
+while the states move between brokers, and keeps the read session in which each state may be written. A read session
+begins when the leader of a share partition reads its state; it ends when the state is read again or a write fails.
 
-Two request queues lead to each remote broker, so that updates that only have to be appended do not wait for
-updates that have to be committed. One request per queue is in flight; entries that arrive meanwhile go into the
-next one.
+Each remote broker has two request queues, so that updates that only have to be appended do not wait for updates that
+have to be committed. One request per queue is in flight; entries that arrive meanwhile are sent in the next request.
 
 Invariants:
-* A write is sent once. If its outcome is unknown, its read session ends: nothing else is written in it, and the
-  write is refused if it arrives late.
+* A write is sent once. If its outcome is unknown, its read session ends: no other update is written in the session, and
+  the write is refused if it arrives late.
 * A whole state (`update.is_snapshot`) is written in a new read session if the last one has ended. It supersedes all
   earlier updates, so it may be retried.
-* A state reported as absent is not created over one that exists after all.
-* No wait exceeds `WAIT_MS`, apart from one write or read in flight.
+* A whole state does not replace a state that was reported as absent when it was read but exists.
+* No wait exceeds `RETRY_WAIT_MS_MAX`, apart from one write or read in flight.
 * Entries of a queue are sent in order, once, and completed once. A queue has at most `REQUEST_QUEUE_MAX` entries. After
-  a missing or invalid response the outcome is unknown: `CoordinatorNotAvailable`.
+  a missing or invalid response the outcome is unknown, and the entries fail with `CoordinatorNotAvailable`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
 from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
     StateRequest,
@@ -55,37 +55,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WAIT_MS: Final = 5000
+RETRY_WAIT_MS_MAX: Final = 5000
+"""Maximum time for which an operation is retried while the state moves to another broker."""
+
 RETRY_DELAY_MS: Final = 50
 RETRY_DELAY_MS_MAX: Final = 500
 
 READ_SESSIONS_MAX: Final = 200_000
-"""Beyond this number, the session of the least recently written state is dropped; it has to be read again."""
+"""Maximum number of read sessions. The session of the state read least recently is dropped when it is exceeded."""
 
 
 class StateClient(Protocol):
-    """The states kept by one broker. Raises as `SharePersister`."""
+    """Access to the share states kept by one broker. The methods raise the errors that `SharePersister` describes."""
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
-        """As `ShareStateStore`."""
+        """Return the state, or None, and the new read session. See `ShareStateStore.read`."""
 
     async def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
-        """Returns when the update is committed, or appended if it is not durable."""
+        """Store an update; return when it is committed, or appended if it is not durable."""
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """As `ShareStateStore`."""
+        """Replace the state by an empty one. See `ShareStateStore.initialize`."""
 
     async def delete(self, key: ShareKey) -> None:
-        """As `ShareStateStore`."""
+        """Delete the state. See `ShareStateStore.delete`."""
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """As `ShareStateStore`."""
+        """Return epochs and progress of the state, None if there is no state. See `ShareStateStore.summary`."""
 
 
 class LocalStateClient:
-    """The states of this broker. The first write creates the topic."""
+    """`StateClient` for the states kept by this broker. The first write creates the topic `__share_group_state`."""
 
     def __init__(self, store: ShareStateStore) -> None:
         self._store = store
@@ -97,7 +99,7 @@ class LocalStateClient:
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
         if not self._store.topic.partition_count:
-            await self.ready()
+            await self.ensure_topic_exists()
         promise = self._store.write(key, write_token, state_epoch, leader_epoch, update)
         if promise is None:
             return
@@ -107,7 +109,7 @@ class LocalStateClient:
             raise as_coordinator_error(error) from error
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        await self.ready()
+        await self.ensure_topic_exists()
         await self._store.initialize(key, state_epoch, start_offset)
 
     async def delete(self, key: ShareKey) -> None:
@@ -116,8 +118,8 @@ class LocalStateClient:
     async def summary(self, key: ShareKey) -> ShareSummary | None:
         return await self._store.summary(key)
 
-    async def ready(self) -> None:
-        """Wait until the topic exists."""
+    async def ensure_topic_exists(self) -> None:
+        """Create the topic `__share_group_state` if it does not exist, and wait until it is loaded."""
         try:
             await self._store.topic.ready()
         except MansioError as error:
@@ -125,18 +127,22 @@ class LocalStateClient:
 
 
 class _ReadSession:
-    """Session in which a state may be written; `session` is 0 once it has ended. `absent`: there was no state."""
+    """Read session of one state.
 
-    __slots__ = ("absent", "number", "session")
+    `session`: the number of the session, 0 after it has ended. `last_write_number`: number of the last write in the
+    session. `was_absent`: the read found no state.
+    """
 
-    def __init__(self, session: int, *, absent: bool) -> None:
+    __slots__ = ("last_write_number", "session", "was_absent")
+
+    def __init__(self, session: int, *, was_absent: bool) -> None:
         self.session = session
-        self.number = 0
-        self.absent = absent
+        self.last_write_number = 0
+        self.was_absent = was_absent
 
 
 class RoutingPersister:
-    """`SharePersister` over local and remote clients. `lookup` and `remote` are set in a cluster."""
+    """`SharePersister` that sends each operation to the client of the broker that keeps the state."""
 
     def __init__(
         self,
@@ -146,28 +152,28 @@ class RoutingPersister:
         scheduler: Scheduler,
         clock: Clock,
         lookup: StateLookup | None = None,
-        remote: Callable[[int], StateClient] | None = None,
+        remote_client: Callable[[int], StateClient] | None = None,
     ) -> None:
-        """`remote`: client of another broker."""
+        """`remote_client`: returns the client of another broker; it and `lookup` are None on a single node."""
         self._local = local
         self._node_id = node_id
         self._scheduler = scheduler
         self._clock = clock
         self._lookup = lookup
-        self._remote = remote
+        self._remote_client = remote_client
         self._read_sessions: OrderedDict[ShareKey, _ReadSession] = OrderedDict()
 
     async def read(self, key: ShareKey, leader_epoch: int) -> LoadedState | None:
         if self._lookup is not None and not self._lookup.partition_count():
-            self._remember(key, _ReadSession(0, absent=True))
+            self._keep_session(key, _ReadSession(0, was_absent=True))
             return None
-        state, session = await self._retrying(lambda: self._read(key, leader_epoch))
-        self._remember(key, _ReadSession(session, absent=state is None))
+        state, session = await self._retry(lambda: self._read(key, leader_epoch))
+        self._keep_session(key, _ReadSession(session, was_absent=state is None))
         return state
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
         if update.is_snapshot:
-            await self._retrying(lambda: self._write_whole(key, state_epoch, leader_epoch, update))
+            await self._retry(lambda: self._write_whole(key, state_epoch, leader_epoch, update))
             return
         read_session = self._read_sessions.get(key)
         if read_session is None or not read_session.session:
@@ -175,17 +181,17 @@ class RoutingPersister:
         await self._write(key, read_session, state_epoch, leader_epoch, update)
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        await self._retrying(lambda: self._initialize(key, state_epoch, start_offset))
+        await self._retry(lambda: self._initialize(key, state_epoch, start_offset))
 
     async def delete(self, key: ShareKey) -> None:
         if self._lookup is None or self._lookup.partition_count():
-            await self._retrying(lambda: self._delete(key))
+            await self._retry(lambda: self._delete(key))
         self._read_sessions.pop(key, None)
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
         if self._lookup is not None and not self._lookup.partition_count():
             return None
-        return await self._retrying(lambda: self._summary(key))
+        return await self._retry(lambda: self._summary(key))
 
     # ------------------------------------------------------------------ one attempt
 
@@ -196,56 +202,56 @@ class RoutingPersister:
         return await self._client(key).summary(key)
 
     async def _initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        await self._exists()
+        await self._ensure_topic_exists()
         await self._client(key).initialize(key, state_epoch, start_offset)
 
     async def _delete(self, key: ShareKey) -> None:
         await self._client(key).delete(key)
 
     async def _write_whole(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
-        await self._exists()
+        await self._ensure_topic_exists()
         read_session = self._read_sessions.get(key)
         if read_session is None or not read_session.session:
             state, session = await self._read(key, leader_epoch)
-            if state is not None and read_session is not None and read_session.absent:
+            if state is not None and read_session is not None and read_session.was_absent:
                 self._read_sessions.pop(key, None)
                 raise FencedStateEpoch(f"share group {key.group}: a state exists after all")
-            read_session = _ReadSession(session, absent=state is None)
-            self._remember(key, read_session)
+            read_session = _ReadSession(session, was_absent=state is None)
+            self._keep_session(key, read_session)
         await self._write(key, read_session, state_epoch, leader_epoch, update)
-        read_session.absent = False
+        read_session.was_absent = False
 
     async def _write(
         self, key: ShareKey, read_session: _ReadSession, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
-        read_session.number += 1
+        read_session.last_write_number += 1
         try:
-            write_token = WriteToken(read_session.session, read_session.number)
+            write_token = WriteToken(read_session.session, read_session.last_write_number)
             await self._client(key).write(key, write_token, state_epoch, leader_epoch, update)
         except BaseException:
             read_session.session = 0  # the outcome is unknown
             raise
 
-    async def _exists(self) -> None:
+    async def _ensure_topic_exists(self) -> None:
         if self._lookup is not None and not self._lookup.partition_count():
-            await self._local.ready()
+            await self._local.ensure_topic_exists()
 
     # ------------------------------------------------------------------ routing and retries
 
     def _client(self, key: ShareKey) -> StateClient:
         lookup = self._lookup
-        if lookup is None or self._remote is None:
+        if lookup is None or self._remote_client is None:
             return self._local
         if not lookup.partition_count():
             raise NotCoordinator("__share_group_state does not exist yet")
-        broker = lookup.leader(index_of(coordinator_key(key), lookup.partition_count()))
+        broker = lookup.leader(partition_for(coordinator_key(key), lookup.partition_count()))
         if broker is None:
             raise CoordinatorNotAvailable(f"no leader for the partition with the state of {key.group}")
-        return self._local if broker.node_id == self._node_id else self._remote(broker.node_id)
+        return self._local if broker.node_id == self._node_id else self._remote_client(broker.node_id)
 
-    async def _retrying(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the state moves between leaders."""
-        end_s = self._clock.monotonic() + WAIT_MS / 1000
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Retry an operation, for at most `RETRY_WAIT_MS_MAX`, while the state moves to another broker."""
+        end_s = self._clock.monotonic() + RETRY_WAIT_MS_MAX / 1000
         delay_ms = RETRY_DELAY_MS
         while True:
             try:
@@ -256,7 +262,7 @@ class RoutingPersister:
             await self._scheduler.sleep(delay_ms)
             delay_ms = min(2 * delay_ms, RETRY_DELAY_MS_MAX)
 
-    def _remember(self, key: ShareKey, read_session: _ReadSession) -> None:
+    def _keep_session(self, key: ShareKey, read_session: _ReadSession) -> None:
         read_sessions = self._read_sessions
         read_sessions[key] = read_session
         read_sessions.move_to_end(key)
@@ -265,34 +271,34 @@ class RoutingPersister:
 
 
 class SharePersister(Protocol):
-    """Storage of share partition states, for their leaders.
+    """Storage of the states of share partitions, used by the leaders of the share partitions.
 
     All methods raise `NotCoordinator`, `CoordinatorNotAvailable` or `CoordinatorLoadInProgress` if the state is not
-    available, in which case the outcome is unknown, and `FencedLeaderEpoch` or `FencedStateEpoch` if another
-    leader or a newer state exists.
+    available, in which case the outcome of a write is unknown; `FencedLeaderEpoch` if a leader with a higher leader
+    epoch exists; `FencedStateEpoch` if the state was replaced or deleted.
     """
 
     async def read(self, key: ShareKey, leader_epoch: int) -> LoadedState | None:
-        """The state, or None. From now on only the leader of this epoch or a later one can write it."""
+        """Return the state, or None. From now on only a leader with this leader epoch or a higher one can write it."""
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
-        """Store a change; returns when it is committed, or appended if it is not durable."""
+        """Store an update; return when it is committed, or appended if it is not durable."""
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """Replace the state by an empty one; fences leaders with an older state epoch."""
+        """Replace the state by an empty one; leaders that loaded an older state epoch cannot write any more."""
 
     async def delete(self, key: ShareKey) -> None:
         """Delete the state."""
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """The numbers for a lag; None if there is no state."""
+        """Return epochs and progress of the state, from which the lag is computed; None if there is no state."""
 
 
-TIMEOUT_MS: Final = 5000
+REQUEST_TIMEOUT_MS: Final = 5000
 REQUEST_QUEUE_MAX: Final = 10_000
 ENTRIES_PER_REQUEST_MAX: Final = 500
-CHANGES_PER_REQUEST_MAX: Final = 20_000
-"""A range takes about 60 bytes; only a whole state may exceed this number."""
+RANGES_PER_REQUEST_MAX: Final = 20_000
+"""Maximum number of offset ranges in one request. A range takes about 60 bytes. One larger entry is sent alone."""
 
 CLIENT_ID: Final = "mansio-share-state"
 
@@ -308,48 +314,51 @@ _ERRORS: Final[dict[int, type[MansioError]]] = {
 }
 
 
-class _Waiting(NamedTuple):
+class _QueuedEntry(NamedTuple):
     api_key: int
     state_request: StateRequest
     promise: Promise[StateResult]
 
 
 class RemoteStateClients:
-    """Clients of all other brokers. All methods run on the broker's event loop."""
+    """State clients of all other brokers. All methods run on the broker's event loop."""
 
     def __init__(
         self,
-        durable: Peers,
-        quick: Peers,
+        durable_peers: Peers,
+        non_durable_peers: Peers,
         *,
         node_id: int,
         broker_epoch: Callable[[], int],
         scheduler: Scheduler,
     ) -> None:
-        """`broker_epoch`: the current epoch of this broker."""
-        self._durable = durable
-        self._quick = quick
+        """`durable_peers`: connections for updates that have to be committed and for reads; `non_durable_peers`: for
+        updates that only have to be appended; `broker_epoch`: returns the current epoch of this broker."""
+        self._durable_peers = durable_peers
+        self._non_durable_peers = non_durable_peers
         self._node_id = node_id
         self._broker_epoch = broker_epoch
         self._scheduler = scheduler
         self._clients: dict[int, RemoteStateClient] = {}
 
     def client(self, node_id: int) -> RemoteStateClient:
-        """Client of the states of a broker."""
+        """Return the client for the states kept by a broker."""
         found = self._clients.get(node_id)
         if found is None:
-            queues = (self._queue(node_id, self._durable), self._queue(node_id, self._quick))
-            found = self._clients[node_id] = RemoteStateClient(*queues)
+            found = self._clients[node_id] = RemoteStateClient(
+                self._new_queue(node_id, self._durable_peers),
+                self._new_queue(node_id, self._non_durable_peers),
+            )
         return found
 
-    def _queue(self, node_id: int, peers: Peers) -> RequestQueue:
+    def _new_queue(self, node_id: int, peers: Peers) -> RequestQueue:
         return RequestQueue(
             node_id, peers, lambda: RequestSender(self._node_id, self._broker_epoch()), self._scheduler
         )
 
 
 class RequestQueue:
-    """Request queue to one broker."""
+    """Queue of entries for one broker. One request with one or more entries is in flight at a time."""
 
     def __init__(
         self, node_id: int, peers: Peers, sender: Callable[[], RequestSender], scheduler: Scheduler
@@ -358,15 +367,15 @@ class RequestQueue:
         self._peers = peers
         self._sender = sender
         self._scheduler = scheduler
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_QueuedEntry] = deque()
         self._running = False
 
     async def send(self, api_key: int, state_request: StateRequest) -> StateResult:
-        """Send an entry; returns its result, or raises its error."""
+        """Send an entry in one of the next requests; return its result, or raise its error."""
         if len(self._waiting) >= REQUEST_QUEUE_MAX:
             raise CoordinatorNotAvailable(f"{REQUEST_QUEUE_MAX} entries wait for broker {self._node_id}")
         promise: Promise[StateResult] = self._scheduler.promise()
-        self._waiting.append(_Waiting(api_key, state_request, promise))
+        self._waiting.append(_QueuedEntry(api_key, state_request, promise))
         if not self._running:
             self._running = True
             self._scheduler.spawn(self._run(), name=f"share states of broker {self._node_id}")
@@ -379,32 +388,32 @@ class RequestQueue:
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch = self._take()
-                results = await self._exchange(batch)
+                batch = self._take_request()
+                results = await self._send_request(batch)
                 for each, result in zip(batch, results, strict=True):
                     if not each.promise.done():
                         each.promise.set_result(result)
         finally:
             self._running = False
 
-    def _take(self) -> list[_Waiting]:
-        """Entries for the next request: of one API, in their order."""
+    def _take_request(self) -> list[_QueuedEntry]:
+        """Remove and return the entries of the next request: the first ones of the queue, all of one API."""
         first = self._waiting.popleft()
-        batch, changes = [first], _size(first)
+        batch, changes = [first], _range_count(first)
         while self._waiting and len(batch) < ENTRIES_PER_REQUEST_MAX:
             following = self._waiting[0]
-            changes += _size(following)
-            if following.api_key != first.api_key or changes > CHANGES_PER_REQUEST_MAX:
+            changes += _range_count(following)
+            if following.api_key != first.api_key or changes > RANGES_PER_REQUEST_MAX:
                 break
             batch.append(self._waiting.popleft())
         return batch
 
-    async def _exchange(self, batch: list[_Waiting]) -> list[StateResult]:
+    async def _send_request(self, batch: list[_QueuedEntry]) -> list[StateResult]:
         api_key, state_requests = batch[0].api_key, [each.state_request for each in batch]
         try:
             request = encode_request(api_key, self._sender(), state_requests, CLIENT_ID)
             results = decode_response(
-                api_key, await self._peers.send(self._node_id, request, timeout_ms=TIMEOUT_MS)
+                api_key, await self._peers.send(self._node_id, request, timeout_ms=REQUEST_TIMEOUT_MS)
             )
             if len(results) == len(batch):
                 return results
@@ -422,37 +431,37 @@ class RequestQueue:
 
 
 class RemoteStateClient:
-    """`StateClient` of another broker."""
+    """`StateClient` for the states kept by another broker."""
 
-    def __init__(self, durable: RequestQueue, quick: RequestQueue) -> None:
-        self._durable = durable
-        self._quick = quick
+    def __init__(self, durable_queue: RequestQueue, non_durable_queue: RequestQueue) -> None:
+        self._durable_queue = durable_queue
+        self._non_durable_queue = non_durable_queue
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
         state_request = StateRequest(key, leader_epoch=leader_epoch)
-        result = await self._durable.send(ApiKey.READ_SHARE_GROUP_STATE, state_request)
+        result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE, state_request)
         return result.state, result.session
 
     async def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
         state_request = StateRequest(key, state_epoch, leader_epoch, write_token=write_token, update=update)
-        queue = self._durable if update.durable else self._quick
+        queue = self._durable_queue if update.durable else self._non_durable_queue
         await queue.send(ApiKey.WRITE_SHARE_GROUP_STATE, state_request)
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
         state_request = StateRequest(key, state_epoch, start_offset=start_offset)
-        await self._durable.send(ApiKey.INITIALIZE_SHARE_GROUP_STATE, state_request)
+        await self._durable_queue.send(ApiKey.INITIALIZE_SHARE_GROUP_STATE, state_request)
 
     async def delete(self, key: ShareKey) -> None:
-        await self._durable.send(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequest(key))
+        await self._durable_queue.send(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequest(key))
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        result = await self._durable.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequest(key))
+        result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequest(key))
         return result.summary
 
 
-def _size(waiting: _Waiting) -> int:
+def _range_count(waiting: _QueuedEntry) -> int:
     update = waiting.state_request.update
     return (
         0

@@ -1,7 +1,7 @@
 """Lookup of the partition of `__share_group_state` that keeps the state of a share partition, and of its leader.
 
-Uses the metadata image only, so every broker answers for every share partition, whether or not it has a replica of the
-topic. The partition is computed as in Apache Kafka.
+Uses the metadata image only, so each broker can do the lookup, whether or not it has a replica of the topic. The
+partition is computed as in Apache Kafka.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _HASH_MASK: Final = 0x7FFFFFFF
 
 
 def coordinator_key(key: ShareKey) -> str:
-    """`group:topic id:partition`, with the id in Kafka's form: URL-safe base64 without padding."""
+    """Return `group:topic id:partition`, with the topic id in URL-safe base64 without padding, as Kafka writes it."""
     topic_id = urlsafe_b64encode(key.topic_id).rstrip(b"=").decode()
     return f"{key.group}:{topic_id}:{key.partition}"
 
 
-def index_of(text: str, partition_count: int) -> int:
-    """The partition of the topic for a `coordinator_key`."""
-    return (java_string_hash(text) & _HASH_MASK) % partition_count
+def partition_for(key_text: str, partition_count: int) -> int:
+    """Return the partition of `__share_group_state` for a share partition; `key_text` is its `coordinator_key`."""
+    return (java_string_hash(key_text) & _HASH_MASK) % partition_count
 
 
 class StateLookup(Protocol):
-    """Metadata needed for the lookup."""
+    """The metadata of the topic `__share_group_state` that a lookup needs."""
 
     def partition_count(self) -> int:
-        """Of `__share_group_state`; 0 if it does not exist."""
+        """Return the number of partitions of the topic, 0 if it does not exist."""
 
     def leader(self, index: int) -> BrokerState | None:
-        """The leader of a partition, if that broker is available."""
+        """Return the leader of a partition of the topic; None if it has no leader that is available."""

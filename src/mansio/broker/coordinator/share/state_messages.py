@@ -1,12 +1,11 @@
-"""Messages between brokers about the state of share partitions: codec of APIs 83 to 87.
+"""Codec of the requests and responses between brokers about the state of share partitions (API keys 83 to 87).
 
-Kafka's requests with additional tagged fields: the sender (as in a follower's fetch), the read session of a write,
-whether its commit is awaited, and the parts of a state that Kafka does not have. One request carries several share
-partitions; in a request for several groups, a tagged field has the group of each partition that is not in the
-first one's group.
+The messages are Kafka's with additional tagged fields: the sending broker and its epoch, the read session of a write,
+whether the write must be committed, and the parts of a state that Kafka does not have. One request carries entries for
+several share partitions. If they belong to several groups, a tagged field of an entry contains its group.
 
-Invariants: results are in the order of the request. Bytes that are not such a message raise `WireError` and
-nothing else.
+Invariants: results are in the order of the entries of the request. Decoding invalid bytes raises `WireError` and no
+other exception.
 
 Source: KIP-932; WriteShareGroupStateRequest.json and related schemas of Apache Kafka 4.3.
 """
@@ -50,33 +49,36 @@ VERSIONS: Final = {
     ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: 1,
 }
 
-_DURABLE: Final = 1020
-_WITHHELD: Final = 1021
-_SENDER: Final = 1022
-_WRITE_TOKEN: Final = 1023
-_CERTAIN: Final = 1024
-_SNAPSHOT: Final = 1025
-_ABSENT: Final = 1026
-_GROUP: Final = 1027
-_DONE: Final = 1028
-_EPOCHS: Final = 1029
-_ARCHIVING: Final = 1030
-_DONE_IN_RECORDS: Final = 0
+# Numbers of the tagged fields that Kafka does not have.
+_DURABLE_TAG: Final = 1020
+_WITHHELD_MS_TAG: Final = 1021
+_SENDER_TAG: Final = 1022
+_WRITE_TOKEN_TAG: Final = 1023
+_COMPLETE_TAG: Final = 1024
+_SNAPSHOT_TAG: Final = 1025
+_ABSENT_TAG: Final = 1026
+_GROUP_TAG: Final = 1027
+_DELIVERY_COMPLETE_COUNT_TAG: Final = 1028
+_EPOCHS_TAG: Final = 1029
+_ARCHIVING_TAG: Final = 1030
 
-_INIT: Final = Struct(">iiq")  # partition, state epoch, start offset
-_ASK: Final = Struct(">ii")  # partition, leader epoch
-_INDEX: Final = Struct(">i")
-_WRITE: Final = Struct(
+# Number of the same field in a record of the topic.
+_DELIVERY_COMPLETE_COUNT_RECORD_TAG: Final = 0
+
+_INITIALIZE_ENTRY: Final = Struct(">iiq")  # partition, state epoch, start offset
+_READ_ENTRY: Final = Struct(">ii")  # partition, leader epoch
+_DELETE_ENTRY: Final = Struct(">i")
+_WRITE_ENTRY: Final = Struct(
     ">iiiqi"
 )  # partition, state epoch, leader epoch, start offset, delivery complete count
-_RESULT: Final = Struct(">ih")  # partition, error code
-_STATE: Final = Struct(">iq")  # state epoch, start offset
-_SUMMARY: Final = Struct(">iiqi")  # state epoch, leader epoch, start offset, delivery complete count
+_RESULT_HEADER: Final = Struct(">ih")  # partition, error code
+_READ_RESULT: Final = Struct(">iq")  # state epoch, start offset
+_SUMMARY_RESULT: Final = Struct(">iiqi")  # state epoch, leader epoch, start offset, delivery complete count
 _SENDER_FIELDS: Final = Struct(">iq")
 _WRITE_TOKEN_FIELDS: Final = Struct(">qi")
-_LONG: Final = Struct(">q")
-_TWO: Final = Struct(">ii")
-_YES: Final = b"\x01"
+_INT64: Final = Struct(">q")
+_TWO_INT32: Final = Struct(">ii")
+_TRUE: Final = b"\x01"
 
 
 class RequestSender(NamedTuple):
@@ -87,7 +89,7 @@ class RequestSender(NamedTuple):
 
 
 class StateRequest(NamedTuple):
-    """Entry of a request for one share partition; the API decides which fields are used."""
+    """Entry of a request for one share partition. Each API uses some of the fields; the others keep their defaults."""
 
     key: ShareKey
     state_epoch: int = 0
@@ -98,7 +100,10 @@ class StateRequest(NamedTuple):
 
 
 class StateResult(NamedTuple):
-    """Result of one entry. `session`, `state` and `summary`: of a read; None for no state."""
+    """Result of one entry.
+
+    `session`: the read session that a read began. `state`, `summary`: result of a read; None if there is no state.
+    """
 
     error_code: int = 0
     message: str | None = None
@@ -113,11 +118,11 @@ class StateResult(NamedTuple):
 def encode_request(
     api_key: int, sender: RequestSender, state_requests: Sequence[StateRequest], client_id: str
 ) -> bytes:
-    """The framed request, with correlation id 0."""
+    """Return the encoded request with its length and correlation id 0."""
     group = state_requests[0].key.group
     topics = (
         state_request.key.topic_id
-        + encode_array((_encode_partition(api_key, group, state_request),))
+        + encode_array((_encode_entry(api_key, group, state_request),))
         + NO_TAGGED_FIELDS
         for state_request in state_requests
     )
@@ -126,54 +131,54 @@ def encode_request(
             request_header(api_key, VERSIONS[ApiKey(api_key)], 0, client_id),
             encode_string(group),
             encode_array(topics),
-            encode_tagged_fields({_SENDER: _SENDER_FIELDS.pack(*sender)}),
+            encode_tagged_fields({_SENDER_TAG: _SENDER_FIELDS.pack(*sender)}),
         )
     )
     return len(body).to_bytes(4, "big") + body
 
 
 def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequest]]:
-    """Sender and entries; the sender is None if the request does not contain it."""
-    with _wire_errors():
+    """Return sender and entries of a request; the sender is None if the request does not contain it."""
+    with _raising_wire_errors():
         reader = Reader(body, "share state request")
         group = reader.read_string()
         found = reader.read_array(
-            lambda: _read_topic(reader, lambda topic: _read_question(api_key, group, topic, reader))
+            lambda: _read_topic(reader, lambda topic: _decode_entry(api_key, group, topic, reader))
         )
-        sender = reader.read_tagged_fields().get(_SENDER)
+        sender = reader.read_tagged_fields().get(_SENDER_TAG)
         reader.check_end()
         known = None if sender is None else RequestSender(*_unpack(reader, _SENDER_FIELDS, sender))
         return known, [state_request for state_requests in found for state_request in state_requests]
 
 
-def _encode_partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
+def _encode_entry(api_key: int, group: str, state_request: StateRequest) -> bytes:
     key, fields = state_request.key, {}
     if key.group != group:
-        fields[_GROUP] = encode_string(key.group)
+        fields[_GROUP_TAG] = encode_string(key.group)
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
-        start = _INIT.pack(key.partition, state_request.state_epoch, state_request.start_offset)
+        start = _INITIALIZE_ENTRY.pack(key.partition, state_request.state_epoch, state_request.start_offset)
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
         start, more = _encode_write(state_request)
         fields |= more
     elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
-        start = _INDEX.pack(key.partition)
+        start = _DELETE_ENTRY.pack(key.partition)
     else:
-        start = _ASK.pack(key.partition, state_request.leader_epoch)
+        start = _READ_ENTRY.pack(key.partition, state_request.leader_epoch)
     return start + encode_tagged_fields(fields)
 
 
 def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]:
     update, write_token = state_request.update, state_request.write_token
     assert update is not None, "a write has an update"
-    assert write_token is not None, "and in which reading"
+    assert write_token is not None, "a write has a write token"
     fields = encode_update_tags(update)
-    fields.pop(_DONE_IN_RECORDS, None)
-    fields[_WRITE_TOKEN] = _WRITE_TOKEN_FIELDS.pack(*write_token)
+    fields.pop(_DELIVERY_COMPLETE_COUNT_RECORD_TAG, None)
+    fields[_WRITE_TOKEN_TAG] = _WRITE_TOKEN_FIELDS.pack(*write_token)
     if update.durable:
-        fields[_DURABLE] = _YES
+        fields[_DURABLE_TAG] = _TRUE
     if update.is_snapshot:
-        fields[_SNAPSHOT] = _YES
-    start = _WRITE.pack(
+        fields[_SNAPSHOT_TAG] = _TRUE
+    start = _WRITE_ENTRY.pack(
         state_request.key.partition,
         state_request.state_epoch,
         state_request.leader_epoch,
@@ -183,30 +188,37 @@ def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]
     return start + encode_changes(update.changes), fields
 
 
-def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) -> StateRequest:
+def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> StateRequest:
     state_epoch = leader_epoch = start_offset = 0
     write_token = update = None
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
-        index, state_epoch, start_offset = _INIT.unpack(reader.take(_INIT.size))
+        index, state_epoch, start_offset = _INITIALIZE_ENTRY.unpack(reader.take(_INITIALIZE_ENTRY.size))
         fields = reader.read_tagged_fields()
     elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
-        index, state_epoch, leader_epoch, start_offset, done = _WRITE.unpack(reader.take(_WRITE.size))
+        index, state_epoch, leader_epoch, start_offset, done = _WRITE_ENTRY.unpack(
+            reader.take(_WRITE_ENTRY.size)
+        )
         changes = read_changes(reader)
         fields = reader.read_tagged_fields()
         update = decode_update(
-            reader, start_offset, changes, fields, snapshot=_SNAPSHOT in fields, durable=_DURABLE in fields
+            reader,
+            start_offset,
+            changes,
+            fields,
+            snapshot=_SNAPSHOT_TAG in fields,
+            durable=_DURABLE_TAG in fields,
         )._replace(done_count=done)
-        if _WRITE_TOKEN not in fields:
-            reader.raise_corrupt_log("a write in no reading")
-        write_token = WriteToken(*_unpack(reader, _WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN]))
+        if _WRITE_TOKEN_TAG not in fields:
+            reader.raise_corrupt_log("write without a read session")
+        write_token = WriteToken(*_unpack(reader, _WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN_TAG]))
     elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
-        (index,) = _INDEX.unpack(reader.take(_INDEX.size))
+        (index,) = _DELETE_ENTRY.unpack(reader.take(_DELETE_ENTRY.size))
         fields = reader.read_tagged_fields()
     else:
-        index, leader_epoch = _ASK.unpack(reader.take(_ASK.size))
+        index, leader_epoch = _READ_ENTRY.unpack(reader.take(_READ_ENTRY.size))
         fields = reader.read_tagged_fields()
-    if _GROUP in fields:
-        inside = reader.nested_reader(fields[_GROUP])
+    if _GROUP_TAG in fields:
+        inside = reader.nested_reader(fields[_GROUP_TAG])
         group = inside.read_string()
         inside.check_end()
     return StateRequest(
@@ -214,18 +226,18 @@ def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) ->
     )
 
 
-# ---------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------- responses
 
 
 def encode_response(
-    api_key: int, correlation_id: int, state_requests: Sequence[StateRequest], answers: Sequence[StateResult]
+    api_key: int, correlation_id: int, state_requests: Sequence[StateRequest], results: Sequence[StateResult]
 ) -> bytes:
-    """The framed response."""
+    """Return the encoded response with its length."""
     topics = (
         state_request.key.topic_id
-        + encode_array((_result(api_key, state_request, answer),))
+        + encode_array((_encode_result(api_key, state_request, result),))
         + NO_TAGGED_FIELDS
-        for state_request, answer in zip(state_requests, answers, strict=True)
+        for state_request, result in zip(state_requests, results, strict=True)
     )
     return framed_response(
         api_key, VERSIONS[ApiKey(api_key)], correlation_id, encode_array(topics) + NO_TAGGED_FIELDS
@@ -233,41 +245,43 @@ def encode_response(
 
 
 def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
-    """The results of a frame without its length."""
+    """Return the results in a response; `frame` is the response without its length."""
     _, position = read_response_header(api_key, VERSIONS[ApiKey(api_key)], frame)
-    with _wire_errors():
-        reader = Reader(bytes(frame[position:]), "share state answer")
-        found = reader.read_array(lambda: _read_topic(reader, lambda _: _read_answer(api_key, reader)))
+    with _raising_wire_errors():
+        reader = Reader(bytes(frame[position:]), "share state response")
+        found = reader.read_array(lambda: _read_topic(reader, lambda _: _decode_result(api_key, reader)))
         reader.read_tagged_fields()
         reader.check_end()
-        return [answer for answers in found for answer in answers]
+        return [result for results in found for result in results]
 
 
-def _result(api_key: int, state_request: StateRequest, answer: StateResult) -> bytes:
-    start = _RESULT.pack(state_request.key.partition, answer.error_code) + encode_string(answer.message)
+def _encode_result(api_key: int, state_request: StateRequest, result: StateResult) -> bytes:
+    start = _RESULT_HEADER.pack(state_request.key.partition, result.error_code) + encode_string(
+        result.message
+    )
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
-        return start + _encode_state(answer)
+        return start + _encode_read_result(result)
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-        summary = answer.summary
+        summary = result.summary
         if summary is None:
             return (
                 start
-                + _SUMMARY.pack(0, UNCHANGED, UNCHANGED, UNCHANGED)
-                + encode_tagged_fields({_ABSENT: _YES})
+                + _SUMMARY_RESULT.pack(0, UNCHANGED, UNCHANGED, UNCHANGED)
+                + encode_tagged_fields({_ABSENT_TAG: _TRUE})
             )
         return (
             start
-            + _SUMMARY.pack(*summary[:4])
-            + encode_tagged_fields({_ARCHIVING: _YES} if summary.is_archiving else {})
+            + _SUMMARY_RESULT.pack(*summary[:4])
+            + encode_tagged_fields({_ARCHIVING_TAG: _TRUE} if summary.is_archiving else {})
         )
     return start + NO_TAGGED_FIELDS
 
 
-def _encode_state(answer: StateResult) -> bytes:
-    state = answer.state
+def _encode_read_result(result: StateResult) -> bytes:
+    state = result.state
     if state is None:
-        fields = {_WRITE_TOKEN: _LONG.pack(answer.session), _ABSENT: _YES}
-        return _STATE.pack(0, UNCHANGED) + encode_array(()) + encode_tagged_fields(fields)
+        fields = {_WRITE_TOKEN_TAG: _INT64.pack(result.session), _ABSENT_TAG: _TRUE}
+        return _READ_RESULT.pack(0, UNCHANGED) + encode_array(()) + encode_tagged_fields(fields)
     whole = Update(
         0,
         durable=False,
@@ -279,48 +293,50 @@ def _encode_state(answer: StateResult) -> bytes:
         producer=state.producer,
     )
     fields = encode_update_tags(whole)
-    fields[_DONE] = fields.pop(_DONE_IN_RECORDS)
-    fields[_WRITE_TOKEN] = _LONG.pack(answer.session)
-    fields[_EPOCHS] = _TWO.pack(state.leader_epoch, state.snapshot_epoch)
-    fields[_WITHHELD] = _LONG.pack(state.withheld_ms)
+    fields[_DELIVERY_COMPLETE_COUNT_TAG] = fields.pop(_DELIVERY_COMPLETE_COUNT_RECORD_TAG)
+    fields[_WRITE_TOKEN_TAG] = _INT64.pack(result.session)
+    fields[_EPOCHS_TAG] = _TWO_INT32.pack(state.leader_epoch, state.snapshot_epoch)
+    fields[_WITHHELD_MS_TAG] = _INT64.pack(state.withheld_ms)
     if state.is_complete:
-        fields[_CERTAIN] = _YES
+        fields[_COMPLETE_TAG] = _TRUE
     return (
-        _STATE.pack(state.state_epoch, state.start_offset)
+        _READ_RESULT.pack(state.state_epoch, state.start_offset)
         + encode_changes(state.changes)
         + encode_tagged_fields(fields)
     )
 
 
-def _read_answer(api_key: int, reader: Reader) -> StateResult:
-    _, error_code = _RESULT.unpack(reader.take(_RESULT.size))
+def _decode_result(api_key: int, reader: Reader) -> StateResult:
+    _, error_code = _RESULT_HEADER.unpack(reader.take(_RESULT_HEADER.size))
     message = reader.read_nullable_string()
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
-        return _read_state(reader, StateResult(error_code, message))
+        return _decode_read_result(reader, StateResult(error_code, message))
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-        found = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
+        found = ShareSummary(*_SUMMARY_RESULT.unpack(reader.take(_SUMMARY_RESULT.size)))
         tags_found = reader.read_tagged_fields()
-        summary = None if _ABSENT in tags_found else found._replace(is_archiving=_ARCHIVING in tags_found)
+        summary = (
+            None if _ABSENT_TAG in tags_found else found._replace(is_archiving=_ARCHIVING_TAG in tags_found)
+        )
         return StateResult(error_code, message, summary=summary)
     reader.read_tagged_fields()
     return StateResult(error_code, message)
 
 
-def _read_state(reader: Reader, answer: StateResult) -> StateResult:
-    state_epoch, start_offset = _STATE.unpack(reader.take(_STATE.size))
+def _decode_read_result(reader: Reader, result: StateResult) -> StateResult:
+    state_epoch, start_offset = _READ_RESULT.unpack(reader.take(_READ_RESULT.size))
     changes, fields = read_changes(reader), reader.read_tagged_fields()
-    if answer.error_code:
-        return answer
-    if not {_WRITE_TOKEN} <= fields.keys():
-        reader.raise_corrupt_log("a state without its reading")
-    (session,) = _unpack(reader, _LONG, fields[_WRITE_TOKEN])
-    if _ABSENT in fields:
-        return answer._replace(session=session)
-    if not {_EPOCHS, _WITHHELD, _DONE} <= fields.keys():
-        reader.raise_corrupt_log("a state that is not whole")
-    leader_epoch, snapshot_epoch = _unpack(reader, _TWO, fields[_EPOCHS])
-    (withheld_ms,) = _unpack(reader, _LONG, fields[_WITHHELD])
-    fields[_DONE_IN_RECORDS] = fields[_DONE]
+    if result.error_code:
+        return result
+    if not {_WRITE_TOKEN_TAG} <= fields.keys():
+        reader.raise_corrupt_log("state without a read session")
+    (session,) = _unpack(reader, _INT64, fields[_WRITE_TOKEN_TAG])
+    if _ABSENT_TAG in fields:
+        return result._replace(session=session)
+    if not {_EPOCHS_TAG, _WITHHELD_MS_TAG, _DELIVERY_COMPLETE_COUNT_TAG} <= fields.keys():
+        reader.raise_corrupt_log("incomplete state")
+    leader_epoch, snapshot_epoch = _unpack(reader, _TWO_INT32, fields[_EPOCHS_TAG])
+    (withheld_ms,) = _unpack(reader, _INT64, fields[_WITHHELD_MS_TAG])
+    fields[_DELIVERY_COMPLETE_COUNT_RECORD_TAG] = fields[_DELIVERY_COMPLETE_COUNT_TAG]
     whole = decode_update(reader, start_offset, changes, fields, snapshot=True)
     state = LoadedState(
         state_epoch,
@@ -333,13 +349,13 @@ def _read_state(reader: Reader, answer: StateResult) -> StateResult:
         whole.dead_ranges or (),
         whole.redrives or (),
         whole.producer,
-        _CERTAIN in fields,
+        _COMPLETE_TAG in fields,
         withheld_ms,
     )
-    return answer._replace(session=session, state=state)
+    return result._replace(session=session, state=state)
 
 
-# ---------------------------------------------------------------------- both
+# ---------------------------------------------------------------------- requests and responses
 
 
 def _read_topic(reader: Reader, item: Callable[[bytes], T]) -> tuple[T, ...]:
@@ -351,12 +367,12 @@ def _read_topic(reader: Reader, item: Callable[[bytes], T]) -> tuple[T, ...]:
 
 def _unpack(reader: Reader, shape: Struct, raw: bytes) -> tuple[int, ...]:
     if len(raw) != shape.size:
-        reader.raise_corrupt_log("a tagged field of a wrong length")
+        reader.raise_corrupt_log("tagged field of wrong length")
     return shape.unpack(raw)
 
 
 @contextmanager
-def _wire_errors() -> Iterator[None]:
+def _raising_wire_errors() -> Iterator[None]:
     try:
         yield
     except CorruptLog as error:

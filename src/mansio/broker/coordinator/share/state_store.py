@@ -1,22 +1,22 @@
-"""State of share partitions in `__share_group_state`: view of that topic, and its writer.
+"""Store of the states of share partitions: the view of the topic `__share_group_state`, and its writer.
 
-A state is a snapshot and the updates after it. The leader of a share partition reads its state and writes its changes;
-the state is served from here only. The log is kept from the oldest effective snapshot on: a state gets a new snapshot
-after a number of updates, and when its snapshot has been in closed segments for long; records before all snapshots are
-deleted.
+The state of a share partition is stored as a snapshot and the updates after it. The leader of the share partition reads
+the state once and then writes updates. A state gets a new snapshot after a number of updates, and when its snapshot has
+been in a closed segment for a long time; records before the oldest of the latest snapshots are deleted.
 
 While a partition of the topic is loaded, `LazyReplay` defers decoding: a snapshot supersedes all earlier records of its
-state, and most records are superseded by the end of the load.
+state, so that most records need not be decoded.
 
 Invariants:
-* A write is accepted from the last reader only: in its state epoch, in its leader epoch or a later one, and with the
-  session of the last read (`WriteToken`). Late and repeated writes are refused.
-* A read is answered when everything it returns is committed, together with the leader epoch of the request: from
-  then on no older leader writes.
-* An update that is not durable is applied when it is appended. After a loss of the end of this log, first leases may be
-  missing: states of such a load are not complete (`is_complete`) until a lease duration has passed and a durable update
-  was written, or until a leader that led through the loss has written its whole state.
-* No record that an effective snapshot needs, and no uncommitted record, is deleted.
+* A write is accepted from the broker that read the state last: with the state's current state epoch, with the leader
+  epoch of the last read or a higher one, and with the session of the last read (`WriteToken`). Late and repeated writes
+  are refused.
+* A read is answered when the state that it returns and the leader epoch of the request are committed: from then on no
+  leader with a lower leader epoch can write.
+* An update that is not durable is applied when it is appended. If the end of the log is lost, first leases of records
+  may be missing. A state loaded from such a log is not complete (`is_complete`) until a lease duration has passed and a
+  durable update was written, or until a share partition leader that was not interrupted has written its whole state.
+* No record of a latest snapshot or after it, and no uncommitted record, is deleted.
 * Deferred records are replayed in log order before a state is used; at most `DEFERRED_BYTES_MAX` bytes are deferred,
   because they are replayed in one iteration of the event loop.
 
@@ -32,7 +32,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -66,25 +66,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PINNED_SEGMENTS_MAX: Final = 8
-"""A snapshot that retains more closed segments than this is rewritten at once."""
+"""A snapshot with more closed segments after it than this is rewritten at once."""
 
-COLD_RANGES_MAX: Final = 100_000
-"""Maximum number of ranges rewritten at a time to free disk space."""
+REWRITTEN_RANGES_MAX: Final = 100_000
+"""Maximum number of offset ranges in the snapshots that one call of `prune` rewrites."""
 
 _SESSION_BITS: Final = 32
 
 
 class ShareStateSettings(NamedTuple):
-    """`updates_per_snapshot`: updates after which a state gets a new snapshot; `cold_ms`: age at which a snapshot in a
-    closed segment is rewritten; `shares_max`: maximum number of states here."""
+    """Settings of the store.
+
+    `updates_per_snapshot`: number of updates after which a state gets a new snapshot; `snapshot_age_ms_max`: age at
+    which a snapshot in a closed segment is rewritten; `share_partitions_max`: maximum number of states in the store.
+    """
 
     updates_per_snapshot: int = 500
-    cold_ms: int = 300_000
-    shares_max: int = 100_000
+    snapshot_age_ms_max: int = 300_000
+    share_partitions_max: int = 100_000
 
 
 class ShareStateStore:
-    """`topic` is set right after construction, because the two refer to each other."""
+    """The states of share partitions that this broker keeps.
+
+    `topic`: the coordinator runtime of `__share_group_state`; set right after construction, because the two objects
+    refer to each other.
+    """
 
     def __init__(
         self,
@@ -92,20 +99,22 @@ class ShareStateStore:
         clock: Clock,
         *,
         lock_ms: Callable[[str], int],
-        check_complete_log: Callable[[int], bool],
+        is_log_complete: Callable[[int], bool],
     ) -> None:
-        """`lock_ms`: duration of a lease of a group; `check_complete_log`: whether the log of a loaded partition of the
-        topic is certainly complete."""
+        """`lock_ms`: returns the lease duration of a group; `is_log_complete`: returns whether the log of a partition
+        of the topic certainly lacks no appended record."""
         self._settings = settings
         self._clock = clock
         self._lock_ms = lock_ms
-        self._is_log_complete = check_complete_log
+        self._is_log_complete = is_log_complete
         self.topic: CoordinatorRuntime
         self._shares: dict[ShareKey, PersistedShareState] = {}
-        self._of: dict[int, OrderedDict[ShareKey, PersistedShareState]] = {}  # oldest snapshot first
-        self._here: dict[int, None] = {}  # loaded partitions, whose records are applied at once
+        self._by_partition: dict[
+            int, OrderedDict[ShareKey, PersistedShareState]
+        ] = {}  # oldest snapshot first
+        self._loaded_partitions: dict[int, None] = {}  # loaded partitions, whose records are applied at once
         self._lazy_replays: dict[int, LazyReplay] = {}  # partitions being loaded
-        self._uncertain: dict[int, None] = {}
+        self._incomplete_partitions: dict[int, None] = {}
         self._deleted: dict[int, int] = {}  # sessions up to this one must not create a state again
         self._sessions = 0
         self.on_loaded: Callable[[], None] = lambda: None
@@ -116,37 +125,37 @@ class ShareStateStore:
     def __len__(self) -> int:
         return len(self._shares)
 
-    def index_of(self, key: ShareKey) -> int:
-        """The partition of the topic that contains a state."""
-        return index_of(coordinator_key(key), self.topic.partition_count)
+    def partition_for(self, key: ShareKey) -> int:
+        """Return the partition of the topic that contains the state of a share partition."""
+        return partition_for(coordinator_key(key), self.topic.partition_count)
 
     def lock_ms_max(self) -> int:
-        """The longest lease duration of the groups with state here."""
+        """Return the longest lease duration of the groups with states in this store."""
         groups = dict.fromkeys(key.group for key in self._shares)
         return max((self._lock_ms(group) for group in groups), default=0)
 
-    def archiving(self) -> list[ShareKey]:
-        """Share partitions with records that wait for their dead letter."""
+    def archiving_share_partitions(self) -> list[ShareKey]:
+        """Return the share partitions with records that wait for their copy in the dead-letter topic."""
         return [key for key, share in self._shares.items() if share.folded.has_range_in(ARCHIVING)]
 
     # ------------------------------------------------------------------ reading
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
-        """The state, or None, and the session in which the leader of this epoch may write it.
+        """Return the state, or None, and the read session in which the leader of this epoch may write it.
 
-        Raises `FencedLeaderEpoch`, and as `SharePersister` does.
+        Raises `FencedLeaderEpoch`, and the errors that `SharePersister` describes.
         """
         self.topic.check_available()
         if not self.topic.partition_count:
             return None, 0
-        index = self.index_of(key)
+        index = self.partition_for(key)
         self.topic.check_loaded(index)
         session = self._new_session(index)
         share = self._shares.get(key)
         if share is not None:
             if leader_epoch < share.leader_epoch:
-                raise _fenced(share, leader_epoch)
-            share.session, share.numbers = session, [0, 0]
+                raise _fenced_leader_epoch(share, leader_epoch)
+            share.session, share.last_write_numbers = session, [0, 0]
             if leader_epoch > share.leader_epoch:
                 raised = Update(0, False, UNCHANGED, UNCHANGED, UNCHANGED)
                 self._append_update(share, leader_epoch, raised, durable=False)
@@ -154,18 +163,18 @@ class ShareStateStore:
         if share is None:
             return None, session
         if self._shares.get(key) is not share or share.session != session:
-            raise NotCoordinator(f"the state of {key.group} was read by another meanwhile")
+            raise NotCoordinator(f"the state of {key.group} was read by another broker meanwhile")
         is_complete = self._is_complete(share)
-        return share.loaded(
+        return share.to_loaded_state(
             is_complete=is_complete, withheld_ms=0 if is_complete else self._withheld_ms(share)
         ), session
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        """Start offset and number of done records, from which the lag is computed; None if there is no state."""
+        """Return epochs and progress of a state, from which the lag is computed; None if there is no state."""
         self.topic.check_available()
         if not self.topic.partition_count:
             return None
-        index = self.index_of(key)
+        index = self.partition_for(key)
         await self._committed(index)
         share = self._shares.get(key)
         if share is None:
@@ -184,11 +193,13 @@ class ShareStateStore:
         return self.topic.leader_epoch_of(index) << _SESSION_BITS | self._sessions
 
     def _is_complete(self, share: PersistedShareState) -> bool:
-        return share.resolved or share.index not in self._uncertain
+        return share.has_all_leases or share.index not in self._incomplete_partitions
 
     def _withheld_ms(self, share: PersistedShareState) -> int:
-        """Remaining time to withhold possibly leased records. It starts with the first read: until then a
-        surviving leader may have renewed leases, which is not stored."""
+        """Return for how many more milliseconds possibly leased records have to be withheld.
+
+        The time starts with the first read: until then the previous leader of the share partition may have renewed
+        leases, which is not stored."""
         if share.withheld_since_ms is None:
             share.withheld_since_ms = self._now_ms()
         passed_ms = self._now_ms() - share.withheld_since_ms
@@ -202,27 +213,27 @@ class ShareStateStore:
     def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> Promise[None] | None:
-        """Append a change. Returns a promise of its commit, or None for one that is not durable.
+        """Append an update. Returns a promise of its commit, or None for an update that is not durable.
 
-        Raises `FencedStateEpoch`, `FencedLeaderEpoch`, `NotCoordinator` for a writer that is not the last reader, and
-        errors of the partition; then nothing is stored.
+        Raises `FencedStateEpoch`, `FencedLeaderEpoch`, `NotCoordinator` if the write does not belong to the last read
+        session, and the errors of the partition; then nothing is stored.
         """
         share = self._shares.get(key)
-        index = self.index_of(key) if share is None else share.index
+        index = self.partition_for(key) if share is None else share.index
         self.topic.check_loaded(index)
         if share is None:
             return self._create(key, index, write_token, state_epoch, leader_epoch, update)
-        self._check(share, write_token, state_epoch, leader_epoch, durable=update.durable)
+        self._check_write(share, write_token, state_epoch, leader_epoch, durable=update.durable)
         if update.is_snapshot:
-            return self._replace(share, leader_epoch, update)
+            return self._replace_state(share, leader_epoch, update)
         promise = self._append_update(share, leader_epoch, update, durable=update.durable)
-        if update.durable and not share.resolved and not self._is_complete(share):
-            share.resolved = self._withheld_ms(share) == 0
-        if share.updates >= self._settings.updates_per_snapshot:
+        if update.durable and not share.has_all_leases and not self._is_complete(share):
+            share.has_all_leases = self._withheld_ms(share) == 0
+        if share.update_count >= self._settings.updates_per_snapshot:
             self._snapshot_if_possible(share)
         return promise
 
-    def _check(
+    def _check_write(
         self,
         share: PersistedShareState,
         write_token: WriteToken,
@@ -236,15 +247,17 @@ class ShareStateStore:
                 f"share group {share.key.group}: state epoch {state_epoch} is not {share.state_epoch}"
             )
         if share.leader_epoch > leader_epoch:
-            raise _fenced(share, leader_epoch)
+            raise _fenced_leader_epoch(share, leader_epoch)
         if write_token.session != share.session:
             raise NotCoordinator(
                 f"share group {share.key.group}: the state has to be read before it is written"
             )
-        if write_token.number:
-            if write_token.number <= share.numbers[durable]:
-                raise NotCoordinator(f"share group {share.key.group}: write {write_token.number} comes late")
-            share.numbers[durable] = write_token.number
+        if write_token.write_number:
+            if write_token.write_number <= share.last_write_numbers[durable]:
+                raise NotCoordinator(
+                    f"share group {share.key.group}: write {write_token.write_number} is late or repeated"
+                )
+            share.last_write_numbers[durable] = write_token.write_number
 
     def _create(
         self,
@@ -259,26 +272,30 @@ class ShareStateStore:
             raise FencedStateEpoch(f"share group {key.group}: there is no such state")
         if write_token.session <= self._deleted.get(index, 0):
             raise NotCoordinator(f"share group {key.group}: the state has to be read before it is written")
-        self._check_room()
+        self._check_limit()
         share = PersistedShareState(key, index)
-        share.state_epoch, share.session, share.resolved = state_epoch, write_token.session, True
-        return self._replace(share, leader_epoch, update)
+        share.state_epoch, share.session, share.has_all_leases = state_epoch, write_token.session, True
+        return self._replace_state(share, leader_epoch, update)
 
-    def _check_room(self) -> None:
-        if len(self._shares) >= self._settings.shares_max:
-            raise CoordinatorNotAvailable(f"there are {self._settings.shares_max} states of share partitions")
+    def _check_limit(self) -> None:
+        if len(self._shares) >= self._settings.share_partitions_max:
+            raise CoordinatorNotAvailable(
+                f"there are {self._settings.share_partitions_max} states of share partitions"
+            )
 
-    def _replace(self, share: PersistedShareState, leader_epoch: int, update: Update) -> Promise[None]:
-        """Write the whole state of a leader."""
+    def _replace_state(self, share: PersistedShareState, leader_epoch: int, update: Update) -> Promise[None]:
+        """Write a snapshot with the whole state that a share partition leader sent."""
         stored = share.next_snapshot(leader_epoch=leader_epoch, wall_ms=self._clock.wall_ms(), update=update)
         promise = self._append_snapshot(share, stored)
-        share.resolved = True
+        share.has_all_leases = True
         return promise
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        """Replace the state by an empty one; returns when that is committed. A repeated call with the current epoch
-        changes nothing. Raises `FencedStateEpoch` and as `write`."""
-        index = self.index_of(key)
+        """Replace the state by an empty one; return when the empty one is committed.
+
+        A call with the current state epoch changes nothing. Raises `FencedStateEpoch` for a lower one, and the errors
+        of the partition."""
+        index = self.partition_for(key)
         self.topic.check_loaded(index)
         known = self._shares.get(key)
         if known is not None and state_epoch < known.state_epoch:
@@ -292,10 +309,10 @@ class ShareStateStore:
             return
         share = PersistedShareState(key, index)
         if known is None:
-            self._check_room()
+            self._check_limit()
         else:
             share.snapshot_epoch, share.leader_epoch = known.snapshot_epoch, known.leader_epoch
-        share.state_epoch, share.session, share.resolved = state_epoch, self._new_session(index), True
+        share.state_epoch, share.session, share.has_all_leases = state_epoch, self._new_session(index), True
         empty = Update(0, True, start_offset, 0, 0, is_snapshot=True)
         stored = share.next_snapshot(
             leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms(), update=empty
@@ -306,11 +323,11 @@ class ShareStateStore:
             raise as_coordinator_error(error) from error
 
     async def delete(self, key: ShareKey) -> None:
-        """Delete the state; returns when that is committed."""
+        """Delete the state; return when the deletion is committed."""
         self.topic.check_available()
         if not self.topic.partition_count:
             return
-        index = self.index_of(key)
+        index = self.partition_for(key)
         self.topic.check_loaded(index)
         share = self._shares.get(key)
         self._deleted[index] = self._new_session(index)
@@ -328,7 +345,7 @@ class ShareStateStore:
     def _append(
         self, share: PersistedShareState, records: list[KeyValue], *, durable: bool
     ) -> Promise[None] | None:
-        """Append all records or none. With a snapshot, `share` replaces the known state."""
+        """Append all records or none. If they are a snapshot, `share` replaces the state in the store."""
         self._writing = share
         try:
             if durable:
@@ -341,15 +358,17 @@ class ShareStateStore:
             self._writing = self._appending = None
 
     def _append_snapshot(self, share: PersistedShareState, stored: StateRecord) -> Promise[None]:
-        promise = self._append(share, share.records(stored), durable=True)
+        promise = self._append(share, share.snapshot_records(stored), durable=True)
         assert promise is not None, "it is durable"
         return promise
 
     def _snapshot_if_possible(self, share: PersistedShareState) -> bool:
-        """Rewrite the state to free log space; it may fail, and is tried again later."""
+        """Append a new snapshot of a state, so that older records can be deleted.
+
+        Returns False after logging the error if that fails; it is tried again later."""
         stored = share.next_snapshot(leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms())
         try:
-            self._append(share, share.records(stored), durable=False)
+            self._append(share, share.snapshot_records(stored), durable=False)
         except MansioError as error:
             known = fields(group=share.key.group, partition=share.index, reason=error)
             logger.warning("share_state_snapshot_not_written", extra=known)
@@ -362,17 +381,20 @@ class ShareStateStore:
         except MansioError as error:
             raise as_coordinator_error(error) from error
 
-    # ------------------------------------------------------------------ keeping the log short
+    # ------------------------------------------------------------------ deletion of old records
 
     async def prune(self, index: int) -> None:
-        """Rewrite states that retain closed segments, then delete records that no state needs."""
-        shares, bases = self._of.setdefault(index, OrderedDict()), self.topic.segment_base_offsets(index)
+        """Rewrite old snapshots in closed segments, then delete the records that no state needs any more."""
+        shares, bases = (
+            self._by_partition.setdefault(index, OrderedDict()),
+            self.topic.segment_base_offsets(index),
+        )
         ranges = 0
-        while shares and ranges < COLD_RANGES_MAX:
+        while shares and ranges < REWRITTEN_RANGES_MAX:
             oldest = next(iter(shares.values()))
             pinned = len(bases) - bisect_right(bases, oldest.snapshot_offset)
             age_ms = self._now_ms() - oldest.snapshot_ms
-            if not pinned or (pinned <= PINNED_SEGMENTS_MAX and age_ms < self._settings.cold_ms):
+            if not pinned or (pinned <= PINNED_SEGMENTS_MAX and age_ms < self._settings.snapshot_age_ms_max):
                 break
             ranges += len(oldest.folded) + 1
             if not self._snapshot_if_possible(oldest):
@@ -381,9 +403,10 @@ class ShareStateStore:
         await self._committed(index)  # so that the oldest snapshot is durable
         self.topic.prune(index, below)
 
-    # ------------------------------------------------------------------ the view
+    # ------------------------------------------------------------------ coordinator view
 
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
+        """Apply a record of a partition of the topic. See `CoordinatorView.apply`."""
         share = self._writing
         if share is not None and self._appending is not None:
             share.apply_update(self._appending)
@@ -393,7 +416,7 @@ class ShareStateStore:
             return
         if value is None:
             if decoded.kind == SNAPSHOT:
-                self._forget(index, decoded.key)
+                self._remove(index, decoded.key)
             return
         if share is None:
             share = self._shares.get(decoded.key)
@@ -401,7 +424,7 @@ class ShareStateStore:
             if decoded.kind == UPDATE:
                 return  # its snapshot was deleted together with the state
             share = PersistedShareState(decoded.key, index)
-        if index not in self._here:
+        if index not in self._loaded_partitions:
             lazy_replay = self._lazy_replays.setdefault(index, LazyReplay())
             lazy_replay.add(decoded.kind, share, value, offset, self._now_ms())
         elif decoded.kind == UPDATE:
@@ -409,84 +432,92 @@ class ShareStateStore:
         else:
             share.apply_snapshot(decode_value(SNAPSHOT, value), offset, self._now_ms())
         if decoded.kind == SNAPSHOT:
-            self._is_newest(index, share)
+            self._set_newest_snapshot(index, share)
 
-    def _is_newest(self, index: int, share: PersistedShareState) -> None:
-        """Its snapshot is the newest of all states."""
+    def _set_newest_snapshot(self, index: int, share: PersistedShareState) -> None:
+        """Keep a state as the one with the newest snapshot of its partition."""
         self._shares[share.key] = share
-        of_index = self._of.setdefault(index, OrderedDict())
-        of_index[share.key] = share
-        of_index.move_to_end(share.key)
+        of_partition = self._by_partition.setdefault(index, OrderedDict())
+        of_partition[share.key] = share
+        of_partition.move_to_end(share.key)
 
-    def _forget(self, index: int, key: ShareKey) -> None:
+    def _remove(self, index: int, key: ShareKey) -> None:
         if index in self._lazy_replays:
             self._lazy_replays[index].drop(key)
         if self._shares.pop(key, None) is not None:
-            del self._of[index][key]
+            del self._by_partition[index][key]
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        """This view has no checkpoints: its snapshots are in the log."""
+        """Return no records: a checkpoint of this view is never written, because the log contains the snapshots."""
         del index
         return iter(())
 
     def finish_load(self, index: int) -> None:
+        """Apply the deferred records of a partition after all its records were read."""
         if (lazy_replay := self._lazy_replays.pop(index, None)) is not None:
             lazy_replay.replay(self._now_ms())
-        self._here[index] = None
+        self._loaded_partitions[index] = None
         self.on_loaded()
         if not self._is_log_complete(index):
-            self._uncertain[index] = None
-        shares = len(self._of.get(index, ()))
+            self._incomplete_partitions[index] = None
+        shares = len(self._by_partition.get(index, ()))
         if shares:
-            known = fields(partition=index, states=shares, is_complete=index not in self._uncertain)
+            known = fields(
+                partition=index, states=shares, is_complete=index not in self._incomplete_partitions
+            )
             logger.info("share_states_loaded", extra=known)
 
     def unload(self, index: int) -> None:
-        for key in self._of.pop(index, {}):
+        """Drop all states of a partition."""
+        for key in self._by_partition.pop(index, {}):
             del self._shares[key]
         self._lazy_replays.pop(index, None)
-        self._here.pop(index, None)
-        self._uncertain.pop(index, None)
+        self._loaded_partitions.pop(index, None)
+        self._incomplete_partitions.pop(index, None)
         self._deleted.pop(index, None)
 
 
-def _fenced(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
+def _fenced_leader_epoch(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
     return FencedLeaderEpoch(
         f"share group {share.key.group}: leader epoch {leader_epoch} is older than {share.leader_epoch}"
     )
 
 
 class WriteToken(NamedTuple):
-    """Fencing token of a write. `session`: of the last read, whose reader may write; `number`: of the write in it, from
-    1, to detect late and repeated writes; 0 where these cannot occur."""
+    """Fencing token of a write.
+
+    `session`: the read session to which the write belongs. `write_number`: the number of the write in the session, from
+    1, by which late and repeated writes are detected; 0 if they cannot occur.
+    """
 
     session: int
-    number: int = 0
+    write_number: int = 0
 
 
 class PersistedShareState:
-    """State of one share partition as folded from the log, `folded`, from the snapshot at `snapshot_offset` on.
+    """State of one share partition in the store.
 
-    `session`: of the last read; `numbers`: of its last write that was not durable and durable; `resolved`: no lease can
-    be missing, even if the log was not complete when it was loaded.
+    `folded`: the result of the snapshot at `snapshot_offset` and all later updates. `session`: the read session of the
+    last read. `last_write_numbers`: the number of the last non-durable and of the last durable write of that session.
+    `has_all_leases`: no lease can be missing, even if the log was not complete when it was loaded.
     """
 
     __slots__ = (
         "created_ms",
         "folded",
+        "has_all_leases",
         "index",
         "key",
+        "last_write_numbers",
         "leader_epoch",
-        "numbers",
-        "resolved",
         "session",
         "snapshot_epoch",
         "snapshot_key",
         "snapshot_ms",
         "snapshot_offset",
         "state_epoch",
+        "update_count",
         "update_key",
-        "updates",
         "withheld_since_ms",
     )
 
@@ -500,32 +531,32 @@ class PersistedShareState:
         self.snapshot_offset = 0
         self.snapshot_ms = 0.0
         self.created_ms = UNCHANGED
-        self.updates = 0
+        self.update_count = 0
         self.session = 0
-        self.numbers = [0, 0]
-        self.resolved = False
+        self.last_write_numbers = [0, 0]
+        self.has_all_leases = False
         self.withheld_since_ms: float | None = None
         self.snapshot_key = encode_key(SNAPSHOT, key)
         self.update_key = encode_key(UPDATE, key)
 
     def apply_snapshot(self, stored: StateRecord, offset: int, now_ms: float) -> None:
-        """Apply a snapshot of the log."""
+        """Replace the state by a snapshot in the log at `offset`."""
         self.state_epoch, self.leader_epoch = stored.state_epoch, stored.leader_epoch
         self.snapshot_epoch, self.created_ms = stored.snapshot_epoch, stored.created_ms
         self.folded = FoldedState()
         self.folded.apply(stored.update)
         self.snapshot_offset, self.snapshot_ms = offset, now_ms
-        self.updates = 0
+        self.update_count = 0
 
     def apply_update(self, stored: StateRecord) -> None:
-        """Apply an update of the log; one of an older snapshot is ignored."""
+        """Apply an update in the log; an update of an older snapshot is ignored."""
         if stored.snapshot_epoch == self.snapshot_epoch:
             self.leader_epoch = max(self.leader_epoch, stored.leader_epoch)
             self.folded.apply(stored.update)
-            self.updates += 1
+            self.update_count += 1
 
     def next_snapshot(self, *, leader_epoch: int, wall_ms: int, update: Update | None = None) -> StateRecord:
-        """The next snapshot record: the current state, or that of `update`, which is a snapshot."""
+        """Return the next snapshot, with the state in `update` (which is a whole state), or else the current state."""
         folded = self.folded
         if update is not None:
             folded = FoldedState()
@@ -536,14 +567,14 @@ class PersistedShareState:
         return StateRecord(
             self.snapshot_epoch + 1,
             leader_epoch,
-            whole(folded),
+            snapshot_update(folded),
             self.state_epoch,
             wall_ms if self.created_ms == UNCHANGED else self.created_ms,
             wall_ms,
         )
 
-    def loaded(self, *, is_complete: bool, withheld_ms: int) -> LoadedState:
-        """The state for the leader of the share partition."""
+    def to_loaded_state(self, *, is_complete: bool, withheld_ms: int) -> LoadedState:
+        """Return the state as the leader of the share partition reads it."""
         return to_loaded_state(
             self.folded,
             state_epoch=self.state_epoch,
@@ -553,14 +584,14 @@ class PersistedShareState:
             withheld_ms=withheld_ms,
         )
 
-    def records(self, stored: StateRecord) -> list[tuple[bytes, bytes | None]]:
-        """A snapshot as the records of one batch."""
+    def snapshot_records(self, stored: StateRecord) -> list[tuple[bytes, bytes | None]]:
+        """Return the encoded records of a snapshot, which are appended as one batch."""
         keys = {SNAPSHOT: self.snapshot_key, UPDATE: self.update_key}
         return [(keys[kind], value) for kind, value in encode_snapshot(stored)]
 
 
-def whole(folded: FoldedState) -> Update:
-    """The folded state as an update."""
+def snapshot_update(folded: FoldedState) -> Update:
+    """Return an update that contains a whole state."""
     return Update(
         0,
         durable=False,
@@ -576,11 +607,11 @@ def whole(folded: FoldedState) -> Update:
 
 
 DEFERRED_BYTES_MAX: Final = 512 * 1024
-"""About 6,000 updates, which take 0.2 s to replay."""
+"""Maximum size in bytes of the deferred records of one partition: about 6,000 updates, which take 0.2 s to replay."""
 
 
 class _DeferredRecords:
-    """The last snapshot of a share partition, its offset, and the updates after it."""
+    """The encoded last snapshot of a share partition, its offset, and the encoded updates after it."""
 
     __slots__ = ("offset", "share", "size_bytes", "values")
 
@@ -592,44 +623,45 @@ class _DeferredRecords:
 
 
 class LazyReplay:
-    """Deferred records of one partition of the topic while it is loaded."""
+    """The records of one partition of the topic that are not decoded yet while the partition is loaded."""
 
     def __init__(self) -> None:
-        self._unread: dict[ShareKey, _DeferredRecords] = {}
+        self._deferred: dict[ShareKey, _DeferredRecords] = {}
         self._size_bytes = 0
 
     def add(self, kind: int, share: PersistedShareState, value: bytes, offset: int, now_ms: float) -> None:
-        """Defer a record of the log. Raises `CorruptLog`."""
+        """Defer a record. If more than `DEFERRED_BYTES_MAX` bytes are deferred, apply those of its state. Raises
+        `CorruptLog`."""
         if kind == SNAPSHOT:
             self.drop(share.key)
-        unread = self._unread.get(share.key)
-        if unread is None:
-            unread = self._unread[share.key] = _DeferredRecords(share, offset)
-        unread.values.append((kind, value))
-        unread.size_bytes += len(value)
+        deferred = self._deferred.get(share.key)
+        if deferred is None:
+            deferred = self._deferred[share.key] = _DeferredRecords(share, offset)
+        deferred.values.append((kind, value))
+        deferred.size_bytes += len(value)
         self._size_bytes += len(value)
         if self._size_bytes > DEFERRED_BYTES_MAX:
             self.drop(share.key)
-            _replay(unread, now_ms)
+            _replay(deferred, now_ms)
 
     def drop(self, key: ShareKey) -> None:
-        """Drop deferred records that are superseded."""
-        unread = self._unread.pop(key, None)
-        if unread is not None:
-            self._size_bytes -= unread.size_bytes
+        """Drop the deferred records of a state."""
+        deferred = self._deferred.pop(key, None)
+        if deferred is not None:
+            self._size_bytes -= deferred.size_bytes
 
     def replay(self, now_ms: float) -> None:
         """Apply all deferred records. Raises `CorruptLog`."""
-        unread, self._unread, self._size_bytes = self._unread, {}, 0
-        for each in unread.values():
+        deferred, self._deferred, self._size_bytes = self._deferred, {}, 0
+        for each in deferred.values():
             _replay(each, now_ms)
 
 
-def _replay(unread: _DeferredRecords, now_ms: float) -> None:
-    share = unread.share
-    for kind, value in unread.values:
+def _replay(deferred: _DeferredRecords, now_ms: float) -> None:
+    share = deferred.share
+    for kind, value in deferred.values:
         stored = decode_value(kind, value)
         if kind == SNAPSHOT:
-            share.apply_snapshot(stored, unread.offset, now_ms)
+            share.apply_snapshot(stored, deferred.offset, now_ms)
         else:
             share.apply_update(stored)

@@ -1,18 +1,18 @@
 """Order in which the updates of one share partition are written, and which of them are combined into one write.
 
-If many members of a group fetch or acknowledge at the same time, their updates cost one record, not one each. A durable
-update waits while another durable one is in flight, and all that wait are stored as one write after it: the disk or the
-replicas would have delayed them anyway. After several updates of a kind arrived in one iteration of the event loop, the
-next iterations are awaited to their ends, until one of them brings a single update again.
+If many members of a group fetch or acknowledge at the same time, their updates are stored as one record. A durable
+update waits while another durable write is in flight; all updates that wait are then stored as one write. After several
+durable (or several non-durable) updates arrived in one iteration of the event loop, those that arrive in one of the
+next iterations are collected until the iteration ends and stored as one write, until an iteration has only one update.
 
-Updates may be combined, and an update that is not durable may be written before a durable one, because pending updates
-concern different offsets: the result is the same in any order.
+Updates may be combined, and a non-durable update may be written before a durable one, because pending updates concern
+different offsets: the result is the same in any order.
 
 Invariants:
 * A whole state is written alone, after all earlier and before all later updates.
-* At most one durable write is in flight. Writes of a kind keep their order.
-* A write has at most `COMBINED_RANGES_MAX` ranges, or is a single update.
-* No update waits longer than for the iteration of the loop, or for the writes in flight.
+* At most one durable write is in flight. Durable writes keep their order, and so do non-durable ones.
+* A write has at most `COMBINED_RANGES_MAX` offset ranges, or is a single update.
+* An update waits for the end of the iteration of the event loop and for the writes in flight, no longer.
 """
 
 from __future__ import annotations
@@ -30,81 +30,95 @@ if TYPE_CHECKING:
     from mansio.state.share_partition.types import DeadRange, StateBatch
 
 COMBINED_RANGES_MAX: Final = 2_000
+"""Maximum number of offset ranges in a combined write."""
 
 
 class CombinedWrite:
-    """Updates stored as one write. The caller of the first one writes them; `complete` notifies `followers`."""
+    """Updates stored as one write.
 
-    __slots__ = ("durable", "followers", "is_snapshot", "promise", "ranges", "updates", "waits")
+    The caller that enqueued the first update writes all of them; `joined_promises` tell the other callers the result.
+    """
+
+    __slots__ = (
+        "durable",
+        "is_snapshot",
+        "is_waiting",
+        "joined_promises",
+        "promise",
+        "range_count",
+        "updates",
+    )
 
     def __init__(self, updates: Sequence[Update]) -> None:
         self.updates = list(updates)
         self.is_snapshot = self.durable = False
-        self.ranges = 0
+        self.range_count = 0
         for each in updates:
             self.is_snapshot |= each.is_snapshot
             self.durable |= each.durable
-            self.ranges += len(each.changes)
+            self.range_count += len(each.changes)
         self.promise: Promise[None] | None = None
         """Resolved when the write may start; None if it may start at once."""
-        self.waits = False
-        self.followers: list[Promise[bool]] = []
+        self.is_waiting = False
+        self.joined_promises: list[Promise[bool]] = []
 
     def complete(self, *, stored: bool) -> None:
-        """The write succeeded or failed; it is not repeated."""
-        followers, self.followers = self.followers, []
-        for promise in followers:
+        """Resolve the promises of the other callers to `stored`: whether the write succeeded."""
+        joined_promises, self.joined_promises = self.joined_promises, []
+        for promise in joined_promises:
             if not promise.done():  # otherwise its waiter was cancelled
                 promise.set_result(stored)
 
     def start(self) -> None:
-        """The write may start."""
-        self.waits = False
+        """Resolve `promise`, so that the caller starts the write."""
+        self.is_waiting = False
         if self.promise is not None and not self.promise.done():
             self.promise.set_result(None)
 
 
 class WriteCombiner:
-    """Writes of one share partition. Pairs hold values for updates that are not durable and that are durable."""
+    """Order of the writes of one share partition."""
 
     __slots__ = (
-        "_arrived",
-        "_combines",
+        "_arrived_counts",
         "_durable_in_flight",
         "_gathering",
-        "_in_flight",
-        "_is_end_due",
+        "_in_flight_count",
+        "_is_combining",
+        "_is_iteration_end_scheduled",
         "_queue",
+        "_queued_snapshot_count",
         "_scheduler",
         "_snapshot_in_flight",
-        "_snapshots",
     )
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._queue: deque[CombinedWrite] = deque()
-        self._snapshots = 0  # in the queue
-        self._in_flight = 0
+        self._queued_snapshot_count = 0
+        self._in_flight_count = 0
         self._snapshot_in_flight = False  # a write of a whole state is in flight
         self._durable_in_flight = False  # a durable write is in flight
-        self._is_end_due = False  # `_iteration_ends` is due
-        self._arrived = [0, 0]  # in this iteration of the loop
-        self._combines = [False, False]  # several arrived in one iteration
+        self._is_iteration_end_scheduled = False
+        # Values for non-durable and for durable updates:
+        self._arrived_counts = [0, 0]  # updates in this iteration of the event loop
+        self._is_combining = [False, False]  # several updates arrived in the last iteration
         self._gathering: list[CombinedWrite | None] = [None, None]
 
     def __bool__(self) -> bool:
         """Whether a write is in flight or waiting."""
-        return bool(self._in_flight or self._queue or any(self._gathering))
+        return bool(self._in_flight_count or self._queue or any(self._gathering))
 
     def join(self, updates: Sequence[Update]) -> Promise[bool] | None:
-        """Add updates to a waiting write; the promise resolves to whether it was stored. None if there is no suitable
-        write."""
-        durable, ranges = False, 0
+        """Add updates to a waiting write; return a promise of whether the write succeeded.
+
+        Returns None if no write is waiting to which the updates can be added."""
+        durable, range_count = False, 0
         for each in updates:
             if each.is_snapshot:
                 return None
             durable |= each.durable
-            ranges += len(each.changes)
+            range_count += len(each.changes)
         found = self._gathering[durable]
         if found is None and durable and self._queue:
             found = self._queue[-1]
@@ -112,71 +126,72 @@ class WriteCombiner:
             found is None
             or found.is_snapshot
             or found.durable != durable
-            or found.ranges + ranges > COMBINED_RANGES_MAX
+            or found.range_count + range_count > COMBINED_RANGES_MAX
         ):
             return None
-        self._arrived[durable] += 1
+        self._arrived_counts[durable] += 1
         found.updates += updates
-        found.ranges += ranges
+        found.range_count += range_count
         promise: Promise[bool] = self._scheduler.promise()
-        found.followers.append(promise)
+        found.joined_promises.append(promise)
         return promise
 
     def enqueue(self, updates: Sequence[Update]) -> CombinedWrite:
-        """A new write with these updates: to be started when its promise resolves, and passed to `finish` in any
-        case."""
+        """Return a new write with these updates.
+
+        The caller starts the write when its promise, if any, resolves, and passes it to `finish` in any case."""
         write = CombinedWrite(updates)
         durable = write.durable
         if write.is_snapshot:
             self._stop_gathering()
         else:
-            self._arrived[durable] += 1
-            if not self._is_end_due:
-                self._is_end_due = True
-                self._scheduler.call_soon(self._iteration_ends)
+            self._arrived_counts[durable] += 1
+            if not self._is_iteration_end_scheduled:
+                self._is_iteration_end_scheduled = True
+                self._scheduler.call_soon(self._on_iteration_end)
         if self._gathering[durable] is not None:  # it is full
             self._stop_gathering()
-        if write.is_snapshot or not self._combines[durable]:
+        if write.is_snapshot or not self._is_combining[durable]:
             self._start_or_queue(write)
         else:
             write.promise = self._scheduler.promise()
-            write.waits = True
+            write.is_waiting = True
             self._gathering[durable] = write
         return write
 
     def finish(self, write: CombinedWrite, *, stored: bool) -> None:
-        """The write succeeded, failed, or was cancelled before it started."""
-        if write.waits:
-            write.waits = False
+        """Remove a write that was stored, failed, or was cancelled before it started; start the next ones."""
+        if write.is_waiting:
+            write.is_waiting = False
             if write in self._queue:
                 self._queue.remove(write)
-                self._snapshots -= write.is_snapshot
+                self._queued_snapshot_count -= write.is_snapshot
             else:
                 self._gathering[write.durable] = None
             write.complete(stored=False)
             return
-        self._in_flight -= 1
+        self._in_flight_count -= 1
         if write.is_snapshot:
             self._snapshot_in_flight = False
         elif write.durable:
             self._durable_in_flight = False
         write.complete(stored=stored)
-        self._next()
+        self._start_possible()
 
     def end(self) -> None:
-        """Start all waiting writes: they fail, because nothing is written any more."""
+        """Start all waiting writes after the share partition's leader has ended; their callers raise its error."""
         self._stop_gathering()
-        queue, self._queue, self._snapshots = self._queue, deque(), 0
+        queue, self._queue, self._queued_snapshot_count = self._queue, deque(), 0
         for write in queue:
-            self._in_flight += 1
+            self._in_flight_count += 1
             write.start()
 
-    def _iteration_ends(self) -> None:
-        self._is_end_due = False
+    def _on_iteration_end(self) -> None:
+        self._is_iteration_end_scheduled = False
         self._stop_gathering()
         for durable in (False, True):
-            self._combines[durable] = self._arrived[durable] > 1
-            self._arrived[durable] = 0
+            self._is_combining[durable] = self._arrived_counts[durable] > 1
+            self._arrived_counts[durable] = 0
 
     def _stop_gathering(self) -> None:
         for durable in (False, True):
@@ -185,21 +200,21 @@ class WriteCombiner:
                 self._start_or_queue(write)
 
     def _start_or_queue(self, write: CombinedWrite) -> None:
-        """Start the write now, or queue it."""
-        if self._snapshots or (self._queue and write.durable) or not self._may_go(write):
+        """Start a write if the writes before it permit that, otherwise queue it."""
+        if self._queued_snapshot_count or (self._queue and write.durable) or not self._may_start(write):
             write.promise = write.promise or self._scheduler.promise()
-            write.waits = True
+            write.is_waiting = True
             self._queue.append(write)
-            self._snapshots += write.is_snapshot
+            self._queued_snapshot_count += write.is_snapshot
         else:
-            self._go(write)
+            self._start(write)
 
-    def _next(self) -> None:
-        """Start all writes that may start; one that is not durable passes durable ones, but no whole state."""
-        while self._queue and self._may_go(self._queue[0]):
+    def _start_possible(self) -> None:
+        """Start all queued writes that may start; a non-durable one may pass durable ones, but not a whole state."""
+        while self._queue and self._may_start(self._queue[0]):
             write = self._queue.popleft()
-            self._snapshots -= write.is_snapshot
-            self._go(write)
+            self._queued_snapshot_count -= write.is_snapshot
+            self._start(write)
         if not self._queue or self._queue[0].is_snapshot or self._snapshot_in_flight:
             return
         for write in list(self._queue):
@@ -207,15 +222,15 @@ class WriteCombiner:
                 return
             if not write.durable:
                 self._queue.remove(write)
-                self._go(write)
+                self._start(write)
 
-    def _may_go(self, write: CombinedWrite) -> bool:
-        if self._snapshot_in_flight or (write.is_snapshot and self._in_flight):
+    def _may_start(self, write: CombinedWrite) -> bool:
+        if self._snapshot_in_flight or (write.is_snapshot and self._in_flight_count):
             return False
         return write.is_snapshot or not write.durable or not self._durable_in_flight
 
-    def _go(self, write: CombinedWrite) -> None:
-        self._in_flight += 1
+    def _start(self, write: CombinedWrite) -> None:
+        self._in_flight_count += 1
         if write.is_snapshot:
             self._snapshot_in_flight = True
         elif write.durable:
@@ -224,7 +239,7 @@ class WriteCombiner:
 
 
 def combine_updates(updates: Sequence[Update]) -> Update:
-    """Combine pending updates, none of which is a whole state; they concern different offsets."""
+    """Return one update with the changes of pending updates of different offsets, none of which is a whole state."""
     if len(updates) == 1:
         return updates[0]
     changes: list[StateBatch] = []
@@ -246,7 +261,7 @@ def combine_updates(updates: Sequence[Update]) -> Update:
             redrives = each.redrives
         if each.producer is not None:
             producer = each.producer
-    changes.sort(key=_first_of)
+    changes.sort(key=_get_first)
     return Update(
         last.token,
         durable,
@@ -261,4 +276,4 @@ def combine_updates(updates: Sequence[Update]) -> Update:
     )
 
 
-_first_of: Final = attrgetter("first")
+_get_first: Final = attrgetter("first")
