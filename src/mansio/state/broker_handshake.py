@@ -1,4 +1,4 @@
-"""Handshake of two brokers of a cluster on a new connection: each proves that it knows the cluster's secret.
+"""Handshake of two brokers of a cluster on a new connection: each proves that it knows the cluster secret.
 
     dialler                                    listener
        | -- ChallengeBroker(dialler's nonce) ---> |
@@ -6,11 +6,12 @@
        | -- AuthenticateBroker(id, epoch, proof)  |   the proof is verified, then the epoch
        | <----------------- listener's proof ---- |
 
-A proof is HMAC-SHA256 over the role of its sender, both nonces, the cluster id, id and registered epoch of the dialler,
-and the id of the listener. So it is valid for one connection (nonces), in one direction (role), between these two
-brokers, in this session of the dialler. The listener proves itself only after the dialler has.
+The dialler is the broker that opens the connection, the listener the one that accepts it. A proof is HMAC-SHA256 over
+the role of its sender, both nonces, the cluster id, id and registered epoch of the dialler, and the id of the listener.
+So a proof is valid for one connection (nonces), in one direction (role), between these two brokers, in the current
+session of the dialler. The listener sends its proof only after it has verified the dialler's.
 
-Pure: nonces are passed in. They have to be unpredictable and are used once.
+The functions do no I/O; callers pass the nonces, which must be unpredictable and are used once.
 
 Model: SCRAM (RFC 5802), without password and salt: the secret has 256 random bits.
 """
@@ -32,12 +33,12 @@ _PARTIES: Final = Struct(">iqi")  # dialler's id and epoch, listener's id
 
 
 class ClusterSecret:
-    """The secret that the brokers of one cluster share. It is in no representation of this object."""
+    """Secret that the brokers of one cluster share. `repr` and pickling do not reveal it."""
 
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
-        """Raises `ValueError` for a key that does not have `SECRET_BYTES`."""
+        """Raises `ValueError` for a key that does not have `SECRET_BYTES` bytes."""
         if len(key) != SECRET_BYTES:
             raise ValueError(f"a cluster secret has {SECRET_BYTES} bytes")
         self._key = key
@@ -49,19 +50,19 @@ class ClusterSecret:
         raise TypeError("a cluster secret is not serialized")
 
     def mac(self, message: bytes) -> bytes:
-        """HMAC-SHA256 of a message."""
+        """Return the HMAC-SHA256 of a message."""
         return hmac.digest(self._key, message, hashlib.sha256)
 
 
 class BrokerIdentity(NamedTuple):
-    """A broker in one session: its id and the epoch of its registration."""
+    """Identity of a broker in one session: its id and the epoch of its registration."""
 
     node_id: int
     broker_epoch: int
 
 
 class Handshake(NamedTuple):
-    """What both sides of a connection know before they exchange proofs."""
+    """Data that both sides of a connection know before they exchange proofs."""
 
     cluster_id: str
     dialler: BrokerIdentity
@@ -70,23 +71,24 @@ class Handshake(NamedTuple):
     listener_nonce: bytes
 
     def dialler_proof(self, secret: ClusterSecret) -> bytes:
-        """The proof of the broker that connected."""
+        """Return the proof that the dialler sends."""
         return secret.mac(self._message(_DIALLER))
 
     def listener_proof(self, secret: ClusterSecret) -> bytes:
-        """The proof of the broker that accepted the connection."""
+        """Return the proof that the listener sends."""
         return secret.mac(self._message(_LISTENER))
 
     def is_dialler_proof(self, secret: ClusterSecret, proof: bytes) -> bool:
-        """Whether the dialler sent this proof; in constant time."""
+        """Whether a proof is that of the dialler; compared in constant time."""
         return hmac.compare_digest(self.dialler_proof(secret), proof)
 
     def is_listener_proof(self, secret: ClusterSecret, proof: bytes) -> bool:
-        """Whether the listener sent this proof; in constant time."""
+        """Whether a proof is that of the listener; compared in constant time."""
         return hmac.compare_digest(self.listener_proof(secret), proof)
 
     def _message(self, role: bytes) -> bytes:
-        """Every part has a fixed length or its length in front, so that no two handshakes have one message."""
+        """Return the bytes to authenticate. Each part has a fixed length or is preceded by its length, so that
+        different handshakes have different bytes."""
         texts = (role, self.dialler_nonce, self.listener_nonce, self.cluster_id.encode())
         parties = _PARTIES.pack(*self.dialler, self.listener_id)
         return b"".join(_LENGTH.pack(len(text)) + text for text in texts) + parties

@@ -1,15 +1,15 @@
-"""Producer state of one partition (Kafka `ProducerStateManager`): detects batches that are sent twice.
+"""Producer state of one partition (Kafka `ProducerStateManager`), which detects batches that are sent twice.
 
 A `ProducerTable` stores, per producer id, the epoch and the last five batches (a Java producer has at most five
 requests in flight: KIP-98), and decides before an append whether a batch is the next one, a duplicate, or out of order.
 
 Invariants:
-* The table is a view of the log. Replaying the headers of all batches through `record` rebuilds it; a snapshot
-  (`to_bytes`) saves that time, never data.
+* The table is a view of the log. Replaying the headers of all batches through `record` rebuilds the table; a snapshot
+  (`to_bytes`) only saves time.
 * `check` changes nothing. Only `record`, called after the append, does.
 * An unknown producer may start at any sequence (KIP-360, as Kafka since 2.5): retention may have removed its batches.
   Consequence: a producer expires after `expiration_ms` without a batch, or when it is the oldest of more than
-  `producers_max`; a duplicate from before that is not detected.
+  `producers_max`; a duplicate of an earlier batch is then not detected.
 * Producers are ordered by their last batch, so that expiry and eviction only read those that they remove.
 """
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 BATCHES_RETAINED: Final = 5
+"""Number of batches kept per producer."""
 SEQUENCE_MAX: Final = 2**31 - 1
 DEFAULT_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
 DEFAULT_PRODUCERS_MAX: Final = 20_000
@@ -40,7 +41,8 @@ _CHECKSUM = struct.Struct(">I")
 
 
 class Duplicate(NamedTuple):
-    """The batch is in the log already: respond with its offset, and append nothing."""
+    """Offsets and timestamp of a batch that is in the log already. The broker responds with them and does not append
+    the batch again."""
 
     base_offset: int
     last_offset: int
@@ -48,7 +50,7 @@ class Duplicate(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """One of the last batches of a producer."""
+    """One of the last batches of a producer, as Kafka's `BatchMetadata`."""
 
     base_sequence: int
     last_sequence: int
@@ -58,7 +60,7 @@ class BatchMetadata(NamedTuple):
 
 
 class Producer:
-    """State of one producer id. `batches` is oldest first, at most five, all of `epoch`."""
+    """State of one producer id. `batches`: its last batches in the current `epoch`, at most five, oldest first."""
 
     __slots__ = ("batches", "epoch", "last_seen_ms")
 
@@ -69,42 +71,44 @@ class Producer:
 
 
 def last_sequence(base_sequence: int, last_offset_delta: int) -> int:
-    """The sequence of a batch's last record. Sequences go from 2**31 - 1 to 0."""
+    """Return the sequence of a batch's last record. The sequence 2**31 - 1 is followed by 0."""
     return (base_sequence + last_offset_delta) & SEQUENCE_MAX
 
 
 class ProducerTable:
-    """The producers of one partition."""
+    """Producer state of one partition, by producer id."""
 
-    __slots__ = ("_producers", "evicted", "expiration_ms", "producers_max")
+    __slots__ = ("_producers", "evicted_count", "expiration_ms", "producers_max")
 
     def __init__(
         self, *, expiration_ms: int = DEFAULT_EXPIRATION_MS, producers_max: int = DEFAULT_PRODUCERS_MAX
     ) -> None:
         self.expiration_ms = expiration_ms
         self.producers_max = producers_max
-        self.evicted = 0  # producers evicted because there were too many
+        self.evicted_count = 0  # producers evicted because there were too many
         self._producers: dict[int, Producer] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
     def get(self, producer_id: int) -> Producer | None:
-        """The state of a producer; read-only for callers."""
+        """Return the state of a producer, None if it is unknown; callers must not change it."""
         return self._producers.get(producer_id)
 
     def items(self) -> Iterable[tuple[int, Producer]]:
-        """All producers by id, least recently active first; read-only."""
+        """Return all producers by id, least recently active first; callers must not change them."""
         return self._producers.items()
 
     def retained_batch_offsets(self) -> frozenset[int]:
-        """The base offsets of all stored batches: a log without them cannot rebuild the table."""
+        """Return the base offsets of all retained batches. The table can be rebuilt only from a log that contains these
+        batches."""
         return frozenset(
             batch.base_offset for producer in self._producers.values() for batch in producer.batches
         )
 
     def check(self, header: BatchHeader) -> Duplicate | None:
-        """Whether a client's batch may be appended: None if so, `Duplicate` if the log has it already.
+        """Check whether a client's batch may be appended. Returns None if it may, `Duplicate` if the log has the batch
+        already.
 
         Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer instance of
         the producer) and `OutOfOrderSequence` (a gap, or a duplicate too old to be detected).
@@ -139,8 +143,8 @@ class ProducerTable:
     def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """Record a batch that was appended at `base_offset`, or that a replay has read there.
 
-        Nothing is checked: the log is authoritative. `now_ms` restarts the producer's expiry; it is the broker's time,
-        because a client's clock must not control how long its state is kept.
+        The batch is not checked, because the log is authoritative. `now_ms` is the broker's time at which the
+        producer's expiry starts again; a client's clock must not control how long its state is kept.
         """
         if header.producer_id < 0:
             return
@@ -168,15 +172,15 @@ class ProducerTable:
         )
         if len(self._producers) > self.producers_max:
             del self._producers[next(iter(self._producers))]
-            self.evicted += 1
+            self.evicted_count += 1
 
     def replay(self, headers: Iterable[BatchHeader], now_ms: int) -> None:
-        """Record the batches of a log, whose headers contain their real base offsets."""
+        """Record the batches of a log, given by their stored headers."""
         for header in headers:
             self.record(header, header.base_offset, now_ms)
 
     def expire(self, now_ms: int) -> int:
-        """Remove producers without a batch for `expiration_ms`; returns their number. To be called every few
+        """Remove producers without a batch for `expiration_ms`; returns their number. The caller calls this every few
         minutes."""
         expired: list[int] = []
         for producer_id, producer in self._producers.items():
@@ -188,7 +192,7 @@ class ProducerTable:
         return len(expired)
 
     def to_bytes(self, end_offset: int) -> bytes:
-        """A snapshot of the table as of all batches below `end_offset`."""
+        """Encode a snapshot of the table. `end_offset`: the table contains all batches below this offset."""
         pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]
         for producer_id, producer in self._producers.items():
             pieces.append(
@@ -206,9 +210,10 @@ class ProducerTable:
         expiration_ms: int = DEFAULT_EXPIRATION_MS,
         producers_max: int = DEFAULT_PRODUCERS_MAX,
     ) -> tuple[ProducerTable, int]:
-        """Read a snapshot: the table, and the offset from which to replay the log's headers into it.
+        """Decode a snapshot. Returns the table, and the offset from which the log's headers have to be replayed into
+        it.
 
-        Raises `CorruptLog` if the bytes are not a whole snapshot; the caller then replays from the log start.
+        Raises `CorruptLog` if the bytes are not a whole snapshot; the caller then replays from the log start offset.
         """
         if len(data) < _HEAD.size + _CHECKSUM.size:
             raise CorruptLog("producer snapshot: too short")
@@ -232,8 +237,8 @@ class ProducerTable:
 
 
 def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
-    """Check a batch whose epoch is not the producer's current one: an older epoch is fenced, a newer one starts at
-    sequence 0."""
+    """Check a batch whose epoch is not the producer's current one. Raises `InvalidProducerEpoch` for an older epoch,
+    and `OutOfOrderSequence` if a newer epoch does not start at sequence 0."""
     if header.producer_epoch < producer.epoch:
         raise InvalidProducerEpoch(
             f"producer {header.producer_id} has epoch {producer.epoch}, the batch has {header.producer_epoch}"

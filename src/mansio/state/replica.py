@@ -1,17 +1,20 @@
-"""Replication progress of one partition: what the leader knows of its followers, what a follower knows of its leader.
+"""Replication progress of one partition: the leader's knowledge of its followers, and a follower's knowledge of its
+leader.
 
-Pure. The leader computes the high watermark: the smallest flushed (fdatasync) end offset of all in-sync replicas, so
-that no record becomes readable that a power failure or the loss of a broker could remove. A follower uses the leader's
-value, but never more than it has flushed itself. A single replica is the smallest case of the same rule.
+This module does no I/O. The leader computes the high watermark: the smallest flushed (fdatasync) end offset of all
+in-sync replicas, so that readers see only records that survive a power failure and the loss of a broker. A follower
+uses the leader's value, but at most its own flushed end offset. A partition with a single replica follows the same
+rule.
 
     committed in-sync set     the set in the metadata store
     pending in-sync set       proposed by this leader to the store, outcome not known yet
-    union of both             must have a record before it is committed: an expansion counts when it is proposed, a
-                              shrink when it is committed
+    union of both             replicas that must have a record before it is committed: a new member counts from its
+                              proposal on, a removed member until the removal is committed
 
 Invariants:
-* `high_watermark` never passes the flushed end of its replica; it decreases only when a follower truncates its log.
-* The high watermark does not move while a member of either set has not reported its end in this leader epoch, while the
+* `high_watermark` never exceeds the flushed end offset of its replica; it decreases only when a follower truncates its
+  log.
+* The high watermark does not advance while a member of either set has not fetched in this leader epoch, while the
   committed set has fewer than `min_insync_replicas` members, and while `is_session_valid` returns False.
 
 Sources: KIP-101, KIP-497 (both sets count), KIP-903 (broker epochs), KIP-966 (no progress below min.insync.replicas).
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 UNKNOWN = -1
+"""Epoch or offset that is not known."""
 NO_LEADER = -1
 
 
@@ -43,22 +47,26 @@ class ReplicaState:
 
     def __init__(self, now_ms: float) -> None:
         self.broker_epoch = UNKNOWN
-        """The broker epoch of its last fetch."""
+        """Broker epoch of the follower in its last fetch."""
         self.durable_end = UNKNOWN
-        """Its flushed end offset as of that fetch."""
+        """Flushed end offset of the follower as of its last fetch."""
         self.caught_up_ms = now_ms
-        """When it last had everything that the leader had."""
+        """Time at which the follower last had all records of the leader's log."""
         self.last_fetch_ms = now_ms
         self.leader_end = UNKNOWN
-        """The end of the leader's log at the last fetch."""
+        """End offset of the leader's log at the follower's last fetch."""
         self.durable_start = UNKNOWN
-        """Its flushed log start offset as of that fetch."""
+        """Flushed log start offset of the follower as of its last fetch."""
         self.reported_start_offset = UNKNOWN
-        """The log start offset of the leader that was last sent to it."""
+        """Log start offset of the leader in the last response to the follower."""
 
 
 class ReplicationProgress:
-    """The leader's view of one partition's replicas. Ends are exclusive: the next offset to be written."""
+    """The leader's knowledge of one partition's replicas. End offsets are exclusive: the next offset to be written.
+
+    `in_sync` and `pending_in_sync`: node ids of the committed and the pending in-sync set; the latter is None if no
+    change is pending.
+    """
 
     __slots__ = (
         "_followers",
@@ -72,7 +80,7 @@ class ReplicationProgress:
         "leader",
         "leader_epoch",
         "min_insync_replicas",
-        "pending",
+        "pending_in_sync",
         "waits_for_followers",
     )
 
@@ -90,9 +98,8 @@ class ReplicationProgress:
         is_session_valid: Callable[[], bool] | None = None,
         now_ms: float = 0,
     ) -> None:
-        """`high_watermark` is the highest value this broker knew before; `durable_end` is its own flushed end (default:
-        `high_watermark`); `epoch_start_offset` is the end of its log when it became leader.
-        """
+        """`high_watermark`: highest value that this broker knew before. `durable_end`: flushed end offset of its own
+        log, by default `high_watermark`. `epoch_start_offset`: end offset of its log when it became leader."""
         if leader not in in_sync:
             raise ValueError(f"leader {leader} is not in the in-sync set {sorted(in_sync)}")
         self.leader = leader
@@ -100,7 +107,7 @@ class ReplicationProgress:
         self.high_watermark = high_watermark
         self.epoch_start_offset = epoch_start_offset
         self.in_sync = in_sync
-        self.pending: frozenset[int] | None = None
+        self.pending_in_sync: frozenset[int] | None = None
         self.min_insync_replicas = min_insync_replicas
         self._is_session_valid = is_session_valid
         self._local_end = high_watermark if durable_end is None else durable_end
@@ -114,8 +121,9 @@ class ReplicationProgress:
 
     # Flushed ends
 
-    def flushed(self, end_offset: int) -> bool:
-        """The leader itself has flushed everything below `end_offset`. Returns True if the high watermark moved."""
+    def on_local_flush(self, end_offset: int) -> bool:
+        """Handle a flush of the leader's own log up to `end_offset`. Returns True if the high watermark has
+        advanced."""
         self._local_end = end_offset
         if self._is_sole_member:
             if end_offset <= self.high_watermark:
@@ -133,11 +141,11 @@ class ReplicationProgress:
         now_ms: float,
         durable_start: int = UNKNOWN,
     ) -> bool:
-        """Record a follower's fetch at `durable_end`, which confirms that it has flushed everything below. Returns True
-        if the high watermark moved. `leader_end` is the end of the leader's log now, `durable_start` the follower's log
-        start offset.
+        """Handle a follower's fetch at the offset `durable_end`, which confirms that the follower has flushed all
+        records below. Returns True if the high watermark has advanced. `leader_end`: current end offset of the leader's
+        log. `durable_start`: log start offset of the follower.
 
-        A fetch from an older broker epoch changes nothing. Raises `KeyError` for a broker without a replica.
+        A fetch from an older broker epoch is ignored. Raises `KeyError` for a broker without a replica.
         """
         follower = self._followers[node_id]
         if broker_epoch < follower.broker_epoch:
@@ -153,7 +161,7 @@ class ReplicationProgress:
         return self.advance()
 
     def advance(self) -> bool:
-        """Move the high watermark as far as allowed. Returns True if it moved."""
+        """Advance the high watermark as far as the flushed end offsets allow. Returns True if it has advanced."""
         lowest = self._local_end
         for follower in self._required_followers:
             if follower.durable_end < lowest:
@@ -167,31 +175,32 @@ class ReplicationProgress:
 
     @property
     def is_under_min_isr(self) -> bool:
-        """The committed in-sync set is smaller than `min_insync_replicas`, so nothing can be committed."""
+        """Whether the committed in-sync set is smaller than `min_insync_replicas`, so that nothing can be committed."""
         return len(self.in_sync) < self.min_insync_replicas
 
     @property
     def is_session_uncertain(self) -> bool:
-        """The broker's session may have expired, so nothing may be committed."""
+        """Whether the broker's session may have expired, so that nothing may be committed."""
         return self._is_session_valid is not None and not self._is_session_valid()
 
     @property
     def is_high_watermark_known(self) -> bool:
-        """The high watermark is at or above everything that earlier leaders committed (KIP-207)."""
+        """Whether the high watermark is at or above all offsets that earlier leaders committed (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
-    def starts_at(self, offset: int) -> bool:
-        """The logs of all other members start at or above `offset`, flushed."""
+    def all_start_at(self, offset: int) -> bool:
+        """Whether the flushed log start offset of every follower in either in-sync set is at or above `offset`."""
         return all(follower.durable_start >= offset for follower in self._required_followers)
 
     def followers(self) -> dict[int, ReplicaState]:
-        """The followers by broker id; read-only for callers."""
+        """Return the followers by broker id; callers must not change them."""
         return self._followers
 
     # In-sync set
 
     def can_join_isr(self, node_id: int) -> bool:
-        """This replica is not in sync and meets all conditions to be. Only valid while no change is pending."""
+        """Whether this replica is not in sync and meets all conditions for being added. Only valid while no change is
+        pending."""
         follower = self._followers.get(node_id)
         return (
             follower is not None
@@ -200,8 +209,8 @@ class ReplicationProgress:
             and follower.durable_end >= self.epoch_start_offset
         )
 
-    def lagging(self, now_ms: float, lag_ms_max: float, leader_end: int) -> frozenset[int]:
-        """The members that have not had the leader's whole log for more than `lag_ms_max`."""
+    def lagging_replicas(self, now_ms: float, lag_ms_max: float, leader_end: int) -> frozenset[int]:
+        """Return the in-sync followers that have lacked records of the leader's log for more than `lag_ms_max`."""
         return frozenset(
             node
             for node in self.in_sync
@@ -210,74 +219,77 @@ class ReplicationProgress:
             and now_ms - follower.caught_up_ms > lag_ms_max
         )
 
-    def propose(self, in_sync: frozenset[int]) -> None:
-        """Record a proposal to the metadata store; it may be committed at any time from now on."""
+    def propose_isr(self, in_sync: frozenset[int]) -> None:
+        """Record that the leader proposes this in-sync set to the metadata store, which may commit it at any time.
+        Raises `ValueError` if the leader is not in the set."""
         if self.leader not in in_sync:
             raise ValueError(f"leader {self.leader} cannot leave the in-sync set")
-        self.pending = in_sync
+        self.pending_in_sync = in_sync
         self._update_required_followers()
 
-    def committed(self, in_sync: frozenset[int], now_ms: float = 0) -> bool:
-        """The metadata store has this in-sync set, and no earlier proposal can be committed any more. Returns True if
-        the high watermark moved."""
+    def on_isr_committed(self, in_sync: frozenset[int], now_ms: float = 0) -> bool:
+        """Handle the in-sync set that the metadata store has committed; no earlier proposal can be committed any more.
+        Returns True if the high watermark has advanced."""
         for node in in_sync - self.in_sync - {self.leader}:
             follower = self._followers.setdefault(node, ReplicaState(now_ms))
             follower.caught_up_ms = max(follower.caught_up_ms, now_ms)  # its lag is measured from now on
         for node in self.in_sync - in_sync:
             self._followers[node].durable_end = UNKNOWN  # only later fetches can bring it back
         self.in_sync = in_sync
-        self.pending = None
+        self.pending_in_sync = None
         self._update_required_followers()
         return self.advance()
 
-    def assigned(self, replicas: Iterable[int], now_ms: float) -> None:
-        """Set the brokers that hold a replica."""
-        wanted = {*replicas, *self.in_sync, *(self.pending or ())} - {self.leader}
+    def set_replicas(self, replicas: Iterable[int], now_ms: float) -> None:
+        """Set the brokers that have a replica of the partition."""
+        wanted = {*replicas, *self.in_sync, *(self.pending_in_sync or ())} - {self.leader}
         self._followers = {node: self._followers.get(node) or ReplicaState(now_ms) for node in wanted}
         self._update_required_followers()
 
-    def require(self, min_insync_replicas: int) -> bool:
-        """Set the number of members required for a commit. Returns True if the high watermark moved."""
+    def set_min_insync_replicas(self, min_insync_replicas: int) -> bool:
+        """Set the minimum number of in-sync replicas for a commit. Returns True if the high watermark has advanced."""
         self.min_insync_replicas = min_insync_replicas
         self._update_required_followers()
         return self.advance()
 
     def _update_required_followers(self) -> None:
-        others = (self.in_sync | (self.pending or frozenset())) - {self.leader}
+        others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}
         self._required_followers = tuple(self._followers[node] for node in others)
         self.waits_for_followers = bool(others)
         self._is_sole_member = not others and self._is_session_valid is None and not self.is_under_min_isr
 
 
 class FollowerReplica:
-    """A follower's view of one partition: who leads it, and how much of its own log is committed.
+    """A follower's knowledge of one partition: its leader, and how much of its own log is committed.
 
-    Invariant: `high_watermark` is not above what this replica has flushed, and decreases only on truncation.
+    Invariant: `high_watermark` is at most the flushed end offset of this replica, and decreases only on truncation.
     """
 
     __slots__ = ("_leader_high_watermark", "_local_end", "high_watermark", "leader", "leader_epoch")
     waits_for_followers: Final = False
 
     def __init__(self, leader: int, leader_epoch: int, high_watermark: int, durable_end: int) -> None:
-        """`leader` is -1 when no leader is known."""
+        """`leader`: node id of the leader, -1 if unknown. `durable_end`: flushed end offset of this replica."""
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self._leader_high_watermark = high_watermark
         self._local_end = durable_end
 
-    def flushed(self, end_offset: int) -> bool:
-        """This replica has flushed everything below `end_offset`. Returns True if the high watermark moved."""
+    def on_local_flush(self, end_offset: int) -> bool:
+        """Handle a flush of this replica's log up to `end_offset`. Returns True if the high watermark has advanced."""
         self._local_end = end_offset
         return self._advance()
 
     def on_leader_high_watermark(self, leader_high_watermark: int) -> bool:
-        """The leader reported its high watermark. Returns True if this replica's moved."""
+        """Handle the high watermark that the leader sent. Returns True if this replica's high watermark has
+        advanced."""
         self._leader_high_watermark = max(self._leader_high_watermark, leader_high_watermark)
         return self._advance()
 
-    def truncated(self, start_offset: int, end_offset: int) -> bool:
-        """The log now starts and ends at these offsets. Returns False if that removed committed records."""
+    def on_truncation(self, start_offset: int, end_offset: int) -> bool:
+        """Handle a truncation of the log, which now starts and ends at these offsets. Returns False if committed
+        records were removed."""
         self._local_end = end_offset
         intact = end_offset >= self.high_watermark
         self.high_watermark = max(start_offset, min(self.high_watermark, end_offset))

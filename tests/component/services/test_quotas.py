@@ -9,7 +9,7 @@ import pytest
 from component.services.services_fixtures import run
 from mansio.broker.services.quotas import CLIENT_ID, IP, USER, MatchType, QuotaAlteration, QuotaFilter
 from mansio.errors import InvalidRequest, UnsupportedVersion
-from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Part
+from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaEntity, SpecialName
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ DEFAULT = [(CLIENT_ID, None)]
 ANONYMOUS_DEFAULT = [(USER, "ANONYMOUS"), (CLIENT_ID, None)]
 
 
-def entities(services: BrokerServices, *filters: QuotaFilter, strict: bool = False) -> set[Entity]:
+def entities(services: BrokerServices, *filters: QuotaFilter, strict: bool = False) -> set[QuotaEntity]:
     return {quota.entity for quota in services.quotas.describe(filters, strict=strict)}
 
 
@@ -37,8 +37,11 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
             ]
         )
         assert errors == [None] * 3
-        slow, default = Entity(Part.ABSENT, "slow"), Entity(Part.ABSENT, Part.DEFAULT)
-        both = Entity("ANONYMOUS", Part.DEFAULT)
+        slow, default = (
+            QuotaEntity(SpecialName.ABSENT, "slow"),
+            QuotaEntity(SpecialName.ABSENT, SpecialName.DEFAULT),
+        )
+        both = QuotaEntity("ANONYMOUS", SpecialName.DEFAULT)
         assert entities(services) == {slow, default, both}
         assert entities(services, QuotaFilter(CLIENT_ID, MatchType.EXACT, "slow")) == {slow}
         assert entities(services, QuotaFilter(CLIENT_ID, MatchType.DEFAULT)) == {default, both}

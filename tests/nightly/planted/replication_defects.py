@@ -24,14 +24,14 @@ REPLICATION_DEFECTS = (
     Defect(
         "ack before the shrinking is committed",
         "state/replica.py",
-        "others = (self.in_sync | (self.pending or frozenset())) - {self.leader}",
-        "others = (self.pending or self.in_sync) - {self.leader}",
+        "others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}",
+        "others = (self.pending_in_sync or self.in_sync) - {self.leader}",
         found_by("test_no_ack_before_the_shrinking_is_committed"),
     ),
     Defect(
         "growth counts only when committed",
         "state/replica.py",
-        "others = (self.in_sync | (self.pending or frozenset())) - {self.leader}",
+        "others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}",
         "others = self.in_sync - {self.leader}",
         found_by("test_a_replica_that_may_have_joined_is_waited_for"),
     ),

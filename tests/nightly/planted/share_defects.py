@@ -263,12 +263,12 @@ MORE_SHARE_DEFECTS = (
         for name, line, planted in (
             (
                 "share group does not see a topic grow",
-                "if same_members and seen == self.metadata_hash:",
-                "if same_members:",
+                "if members_unchanged and metadata_hash == self.metadata_hash:",
+                "if members_unchanged:",
             ),
             (
                 "share partition with state not named",
-                "self._record_state(targets.values(), topics)",
+                "self._add_assigned_partitions(targets.values(), topics)",
                 "pass",
             ),
             (

@@ -98,8 +98,8 @@ DEFECTS = (
         0,
         "shrinking counts before it is committed",
         "state/replica.py",
-        "others = (self.in_sync | (self.pending or frozenset())) - {self.leader}",
-        "others = (self.pending or self.in_sync) - {self.leader}",
+        "others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}",
+        "others = (self.pending_in_sync or self.in_sync) - {self.leader}",
     ),
     rule(
         0,
@@ -192,7 +192,7 @@ RARE = (
         5,
         "growth counts only when committed",
         "state/replica.py",
-        "others = (self.in_sync | (self.pending or frozenset())) - {self.leader}",
+        "others = (self.in_sync | (self.pending_in_sync or frozenset())) - {self.leader}",
         "others = self.in_sync - {self.leader}",
     ),
     rule(

@@ -14,14 +14,14 @@ from mansio.host.clock import HostClock, HostRandom
 from mansio.metadata import metadata_store
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Put
-from mansio.state.quota import Entity, Part
+from mansio.state.quota import QuotaEntity, SpecialName
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-CLIENT = Entity(client_id="c")
+CLIENT = QuotaEntity(client_id="c")
 
 
 def quotas_of(admin: Admin, state: MetadataImage) -> QuotaService:
@@ -53,7 +53,7 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
         await asyncio.gather(
             quotas.alter(CLIENT, {"producer_byte_rate": 1}),
             quotas.alter(CLIENT, {"consumer_byte_rate": 2}),
-            quotas.alter(Entity(client_id=Part.DEFAULT), {"consumer_byte_rate": 3}),
+            quotas.alter(QuotaEntity(client_id=SpecialName.DEFAULT), {"consumer_byte_rate": 3}),
         )
         assert Quota(CLIENT, {"producer_byte_rate": 1, "consumer_byte_rate": 2}) in quotas.list_quotas()
         assert len(quotas.list_quotas()) == 2
@@ -61,7 +61,9 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
             quotas.alter(CLIENT, {"producer_byte_rate": None}),
             quotas.alter(CLIENT, {"consumer_byte_rate": None}),
         )
-        assert [quota.entity for quota in quotas.list_quotas()] == [Entity(client_id=Part.DEFAULT)]
+        assert [quota.entity for quota in quotas.list_quotas()] == [
+            QuotaEntity(client_id=SpecialName.DEFAULT)
+        ]
 
     run(check)
 
@@ -85,11 +87,11 @@ def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_
         key = f"{admin.state.keys.quotas}user=alice"
         done = await admin.store.transact([], [Put(key, metadata_store.encode(document, "w"))])
         await admin.state.wait_for_revision(done.revision, admin.scheduler)
-        assert quotas.list_quotas() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
+        assert quotas.list_quotas() == [Quota(QuotaEntity(user="alice"), {"request_percentage": 5.0})]
         assert quotas.active is None
         with pytest.raises(InvalidRequest):
-            await quotas.alter(Entity(user="alice"), {"producer_byte_rate": 5})
-        await quotas.alter(Entity(user="alice"), {"request_percentage": None})
+            await quotas.alter(QuotaEntity(user="alice"), {"producer_byte_rate": 5})
+        await quotas.alter(QuotaEntity(user="alice"), {"request_percentage": None})
         assert quotas.list_quotas() == []
 
     run(check)
@@ -101,11 +103,11 @@ def test_the_number_of_entities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     async def check(admin: Admin, quotas: QuotaService) -> None:
         del admin
         for name in "ab":
-            await quotas.alter(Entity(client_id=name), {"producer_byte_rate": 1})
+            await quotas.alter(QuotaEntity(client_id=name), {"producer_byte_rate": 1})
         with pytest.raises(PolicyViolation):
             await quotas.alter(CLIENT, {"producer_byte_rate": 1})
-        await quotas.alter(Entity(client_id="a"), {"producer_byte_rate": 2})
-        await quotas.alter(Entity(client_id="a"), {"producer_byte_rate": None})
+        await quotas.alter(QuotaEntity(client_id="a"), {"producer_byte_rate": 2})
+        await quotas.alter(QuotaEntity(client_id="a"), {"producer_byte_rate": None})
         await quotas.alter(CLIENT, {"producer_byte_rate": 1})
 
     run(check)

@@ -154,7 +154,7 @@ def test_no_ack_before_the_shrinking_is_committed() -> None:
     ack = cluster[1].append(b"a")
     cluster.run_until(lambda: cluster[1].store.waiting, LAG_MS_MAX + 2000)
     cluster.run_for(1000)
-    assert cluster[1].partition.replica.pending == {1, 2}  # type: ignore[union-attr]  # it leads
+    assert cluster[1].partition.replica.pending_in_sync == {1, 2}  # type: ignore[union-attr]  # it leads
     assert not ack.settled
     cluster[1].store.release()
     cluster.run_until(lambda: ack.acknowledged, 1000)
@@ -390,7 +390,7 @@ def test_a_new_leader_acknowledges_nothing_before_all_in_sync_have_fetched_in_it
     ack = cluster[2].append(b"b")
     cluster.run_for(1000)
     assert not ack.settled
-    assert cluster[2].partition.replica.pending is None or ack.error is None
+    assert cluster[2].partition.replica.pending_in_sync is None or ack.error is None
     cluster.tell(3)
     cluster.network.cut.clear()
     cluster.network.isolate(1)

@@ -286,7 +286,7 @@ def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Pa
         waiting = asyncio.create_task(peer.fetch(5, wait_ms=5000))
         await eventually(lambda: room.known_state._held == {})
         peer.close()
-        await eventually(lambda: not room.service.share_partition_manager.sessions.holds("g", "m1"))
+        await eventually(lambda: not room.service.share_partition_manager.sessions.has_session("g", "m1"))
         release()
         assert part_of(await other.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)).acquired == [(0, 0, 2)]
         await eventually(
@@ -316,7 +316,9 @@ def test_a_record_that_kills_whoever_gets_it_is_given_up_like_any_other(tmp_path
                 await peer.acknowledge(epoch=-1)
             peer.close()
             await eventually(
-                lambda name=peer.member: not room.service.share_partition_manager.sessions.holds("g", name)
+                lambda name=peer.member: (
+                    not room.service.share_partition_manager.sessions.has_session("g", name)
+                )
             )
         share_partition = room.service.share_partition_manager.share_partitions()[0]
         await eventually(lambda: share_partition.state_machine.ranges.start == 1)

@@ -73,7 +73,7 @@ class Room:
         self.perform(self.group.tick(self.now_ms))
 
     def stored(self, error: StorageError | None = None) -> None:
-        self.perform(self.group.persisted(self.writes.pop(0).token, error, self.now_ms))
+        self.perform(self.group.handle_persisted(self.writes.pop(0).token, error, self.now_ms))
 
     def stable(self, *instances: str | None) -> list[str]:
         """Bring members in and the group to Stable; their ids, the leader's first."""
@@ -133,7 +133,7 @@ def test_an_id_that_is_not_used_lapses_after_the_session_timeout() -> None:
     room = Room()
     room.join("first", requires_member_id=True)
     room.after(10_000)
-    assert room.group.pending == {}
+    assert room.group.pending_joins == {}
     with pytest.raises(UnknownMember):
         room.join("second", room.answers["first"].member_id)
 
@@ -416,7 +416,7 @@ def test_a_member_whose_parked_sync_is_sent_back_has_a_whole_session_to_join_aga
     room.after(200)
     b = room.answers["b"].member_id
     room.sync("s", b)
-    room.after(10_000)  # the leader is gone; b has been waiting for it and could not send heartbeats
+    room.after(10_000)  # the leader is removed; b has been waiting for it and could not send heartbeats
     assert isinstance(room.answers["s"], RebalanceInProgress)
     room.after(9_999)
     assert b in room.group.members.by_id

@@ -244,7 +244,7 @@ class GroupMachine(RuleBasedStateMachine):
         if error is None:
             stored = {each.member_id: each.assignment for each in write.metadata.members}
             self.stored.setdefault(write.metadata.generation, {}).update(stored)
-        self.perform(self.group.persisted(write.token, error, self.now_ms))
+        self.perform(self.group.handle_persisted(write.token, error, self.now_ms))
 
     @rule()
     def coordinator_restarts(self) -> None:

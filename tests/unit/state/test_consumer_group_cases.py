@@ -182,7 +182,7 @@ def test_an_expression_that_is_not_resolved_yet_matches_nothing_and_later_what_i
     answer = beat(group, joining("m", topic_names=None, topic_regex="^a"), unresolved)
     assert answer.assignment == ()
     assert group.subscribed_regexes() == ["^a"]
-    assert group.topics_changed(TOPICS._replace(matches={"^a": ("a",)}), 0.0)
+    assert group.handle_topic_change(TOPICS._replace(matches={"^a": ("a",)}), 0.0)
     assert len(beat(group, Heartbeat("m", 1), TOPICS._replace(matches={"^a": ("a",)})).assignment) == 4
     cleared = beat(group, Heartbeat("m", 2, topic_regex=""), unresolved)
     assert cleared.assignment == ()
@@ -204,7 +204,7 @@ def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
     loaded = new_group()
     for key, value in [*group.snapshot(), (records.encode_group_record_key(old), b"\x00\x00")]:
         loaded.apply(records.decode_group_record_key(key), value)
-    loaded.restored(0.0)
+    loaded.finish_restore(0.0)
     deleted = dict(loaded.delete())
     assert set(deleted) == {key for key, _ in group.snapshot()} | {records.encode_group_record_key(old)}
     assert set(deleted.values()) == {None}
@@ -237,7 +237,7 @@ def test_a_group_epoch_without_its_target_is_made_good_by_the_next_heartbeat() -
     loaded = new_group()
     for key, value in stored.items():
         loaded.apply(records.decode_group_record_key(key), value)
-    loaded.restored(0.0)
+    loaded.finish_restore(0.0)
     assert loaded.state is ASSIGNING
     beat(loaded, Heartbeat("m", 1))
     assert loaded.state is STABLE
@@ -258,7 +258,7 @@ def test_a_log_in_which_two_members_hold_one_partition_is_corrupt() -> None:
             records.encode_current_assignment(current),
         )
     with pytest.raises(CorruptLog):
-        group.restored(0.0)
+        group.finish_restore(0.0)
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ class GroupMachine(RuleBasedStateMachine):
         for key, value in self.log.items():
             if (modern := decode_group_record_key(key)) is not None:
                 group.apply(modern, value)
-        group.restored(self.now_ms)
+        group.finish_restore(self.now_ms)
         return group
 
     def append(self, records: list[tuple[bytes, bytes | None]]) -> None:
@@ -402,7 +402,7 @@ class GroupMachine(RuleBasedStateMachine):
         epoch = self.group.group_epoch
         self.world.set(name, count) if count or name in self.world.ids else None
         if tells and self.classic is None:
-            self.perform(lambda group: (None, group.topics_changed(self.world.topics, self.now_ms)))
+            self.perform(lambda group: (None, group.handle_topic_change(self.world.topics, self.now_ms)))
             if (
                 before is not None
                 and name in readers
@@ -478,7 +478,7 @@ class GroupMachine(RuleBasedStateMachine):
             )
             effects += classic.sync(sync, ("sync", member_id), self.now_ms)
         for persist in [each for each in effects if isinstance(each, Persist)]:
-            effects += classic.persisted(persist.token, None, self.now_ms)
+            effects += classic.handle_persisted(persist.token, None, self.now_ms)
         for each in effects:
             if isinstance(each, Response) and isinstance(each.value, SyncResponse):
                 client = living[each.waiter[1]]

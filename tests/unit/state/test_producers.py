@@ -118,7 +118,7 @@ def test_the_oldest_producer_makes_room_when_there_are_too_many() -> None:
     for producer in (1, 2, 1, 3):
         table.record(header(0, producer=producer), 0, 0)
     assert [table.get(each) is not None for each in (1, 2, 3)] == [True, False, True]
-    assert table.evicted == 1
+    assert table.evicted_count == 1
 
 
 def test_damaged_snapshots_are_reported() -> None:

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.state.quota import THROTTLE_MS_MAX, Entity, Part, RateLimiter, Scope, TokenBucket, rate_for
+from mansio.state.quota import (
+    THROTTLE_MS_MAX,
+    QuotaEntity,
+    QuotaScope,
+    RateLimiter,
+    SpecialName,
+    TokenBucket,
+    find_quota,
+)
 
-DEFAULT = Part.DEFAULT
-ABSENT = Part.ABSENT
-EVERYBODY = {Entity(client_id=DEFAULT): 100.0}
+DEFAULT = SpecialName.DEFAULT
+ABSENT = SpecialName.ABSENT
+EVERYBODY = {QuotaEntity(client_id=DEFAULT): 100.0}
 
 rates = st.floats(1, 1e9, allow_nan=False)
 bursts = st.integers(0, 20_000)
@@ -102,28 +110,30 @@ def test_a_client_id_of_any_length_is_remembered_in_bounded_memory() -> None:
 
 def test_the_most_special_quota_counts() -> None:
     order = [
-        (Entity("u", "c"), Scope("u", "c")),
-        (Entity("u", DEFAULT), Scope("u", "c")),
-        (Entity("u", ABSENT), Scope("u", None)),
-        (Entity(DEFAULT, "c"), Scope("u", "c")),
-        (Entity(DEFAULT, DEFAULT), Scope("u", "c")),
-        (Entity(DEFAULT, ABSENT), Scope("u", None)),
-        (Entity(ABSENT, "c"), Scope(None, "c")),
-        (Entity(ABSENT, DEFAULT), Scope(None, "c")),
+        (QuotaEntity("u", "c"), QuotaScope("u", "c")),
+        (QuotaEntity("u", DEFAULT), QuotaScope("u", "c")),
+        (QuotaEntity("u", ABSENT), QuotaScope("u", None)),
+        (QuotaEntity(DEFAULT, "c"), QuotaScope("u", "c")),
+        (QuotaEntity(DEFAULT, DEFAULT), QuotaScope("u", "c")),
+        (QuotaEntity(DEFAULT, ABSENT), QuotaScope("u", None)),
+        (QuotaEntity(ABSENT, "c"), QuotaScope(None, "c")),
+        (QuotaEntity(ABSENT, DEFAULT), QuotaScope(None, "c")),
     ]
     rates = {entity: float(number) for number, (entity, _) in enumerate(order, 1)}
     for entity, scope in order:
-        assert rate_for(rates, "u", "c") == (scope, rates[entity])
+        assert find_quota(rates, "u", "c") == (scope, rates[entity])
         del rates[entity]
-    assert rate_for(rates, "u", "c") is None
-    assert rate_for({Entity("other", ABSENT): 1.0, Entity(ABSENT, "other"): 1.0}, "u", "c") is None
+    assert find_quota(rates, "u", "c") is None
+    assert (
+        find_quota({QuotaEntity("other", ABSENT): 1.0, QuotaEntity(ABSENT, "other"): 1.0}, "u", "c") is None
+    )
 
 
 def test_another_rate_counts_at_once_and_a_debt_stays() -> None:
     limiter = RateLimiter(burst_ms=1000)
-    limiter.set_rates({Entity(client_id="c"): 100.0})
+    limiter.set_rates({QuotaEntity(client_id="c"): 100.0})
     assert limiter.take("u", "c", 1100, 0.0) == 10_000
-    limiter.set_rates({Entity(client_id="c"): 1000.0})
+    limiter.set_rates({QuotaEntity(client_id="c"): 1000.0})
     assert limiter.take("u", "c", 0, 0.0) == 1000
     limiter.set_rates({})
     assert limiter.take("u", "c", 10**9, 0.0) == 0

@@ -63,7 +63,7 @@ class ReplicaModel(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1))
     def sync(self, part: float) -> None:
         self.own_end += int((self.leader_end - self.own_end) * part)
-        assert self.view.flushed(self.own_end) == self.look()
+        assert self.view.on_local_flush(self.own_end) == self.look()
 
     @rule(node=st.sampled_from(OTHERS), back=st.integers(0, 6), session=st.integers(1, 3))
     def fetch(self, node: int, back: int, session: int) -> None:
@@ -82,7 +82,7 @@ class ReplicaModel(RuleBasedStateMachine):
         joining = {node for node in wanted - self.committed if self.view.can_join_isr(node)}
         target = (wanted & self.committed) | joining | {LEADER}
         self.pending = target
-        self.view.propose(target)
+        self.view.propose_isr(target)
 
     def forget(self, gone: frozenset[int]) -> None:
         """Who was taken out comes back only by asking again."""
@@ -96,14 +96,14 @@ class ReplicaModel(RuleBasedStateMachine):
         self.forget(self.committed - now)
         self.committed = now
         self.pending = frozenset()
-        assert self.view.committed(self.committed, self.now) == self.look()
+        assert self.view.on_isr_committed(self.committed, self.now) == self.look()
 
     @rule(gone=st.sampled_from(OTHERS))
     def controller_takes_one_out(self, gone: int) -> None:
         self.forget(self.committed & {gone})
         self.committed -= {gone}
         self.pending = frozenset()
-        assert self.view.committed(self.committed, self.now) == self.look()
+        assert self.view.on_isr_committed(self.committed, self.now) == self.look()
 
     @rule(open_=st.booleans())
     def is_session_valid(self, open_: bool) -> None:
@@ -113,7 +113,7 @@ class ReplicaModel(RuleBasedStateMachine):
     @rule(least=st.integers(1, 4))
     def require(self, least: int) -> None:
         self.least = least
-        assert self.view.require(least) == self.look()
+        assert self.view.set_min_insync_replicas(least) == self.look()
 
     @rule()
     def lead_again(self) -> None:
@@ -155,11 +155,11 @@ test_the_view_follows_the_rule = ReplicaModel.TestCase
 def test_a_replica_lags_when_it_did_not_have_all_for_so_long() -> None:
     view = ReplicationProgress(1, 1, frozenset({1, 2}), 0, replicas=(1, 2), now_ms=0)
     view.on_follower_fetch(2, 1, 0, 10, 100)  # it has nothing yet, and is given 10
-    assert view.lagging(1000, 1000, 20) == frozenset()
-    assert view.lagging(1001, 1000, 20) == {2}
+    assert view.lagging_replicas(1000, 1000, 20) == frozenset()
+    assert view.lagging_replicas(1001, 1000, 20) == {2}
     view.on_follower_fetch(2, 1, 10, 20, 900)  # all that there was at 100
-    assert view.lagging(1100, 1000, 20) == frozenset()
-    assert view.lagging(1101, 1000, 20) == {2}
-    assert view.lagging(9999, 1000, 10) == frozenset(), (
+    assert view.lagging_replicas(1100, 1000, 20) == frozenset()
+    assert view.lagging_replicas(1101, 1000, 20) == {2}
+    assert view.lagging_replicas(9999, 1000, 10) == frozenset(), (
         "whoever has all is not behind, however long nobody writes"
     )

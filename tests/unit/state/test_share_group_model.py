@@ -138,18 +138,18 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.sizes[name] = size
         ids = {each: IDS[each] for each, many in self.sizes.items() if many}
         self.topics = Topics(ids, {IDS[each]: self.sizes[each] for each in ids}, {})
-        self.write(self.group.topics_changed(self.topics, self.now))
+        self.write(self.group.handle_topic_change(self.topics, self.now))
 
     @rule(name=st.sampled_from("xyz"), crash=st.booleans())
     def state_is_deleted(self, name: str, crash: bool) -> None:
         try:
-            self.write(self.group.deleting([IDS[name]]))
+            self.write(self.group.start_state_deletion([IDS[name]]))
         except NonEmptyGroup:
             assert any(IDS[name] == topic for each in self.group.members.values() for topic, _ in each.target)
             return
         if crash:
             self.crash()
-        self.write(self.group.deleted([IDS[name]]))
+        self.write(self.group.finish_state_deletion([IDS[name]]))
         state = self.group.state_partitions
         assert IDS[name] not in {each.topic_id for each in (*state.initialized, *state.deleting)}
 
@@ -158,8 +158,8 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.group = ShareGroup("g", settings=SETTINGS)
         for key, value in self.log.items():
             self.group.apply(decode_group_record_key(key), value)
-        self.group.restored(self.now)
-        self.write(self.group.topics_changed(self.topics, self.now))
+        self.group.finish_restore(self.now)
+        self.write(self.group.handle_topic_change(self.topics, self.now))
 
     @rule()
     def delete(self) -> None:

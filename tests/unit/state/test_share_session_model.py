@@ -16,7 +16,7 @@ from mansio.errors import (
     ShareSessionLimitReached,
     ShareSessionNotFound,
 )
-from mansio.state.share_group.share_sessions import Session, Sessions
+from mansio.state.share_group.share_sessions import ShareSession, ShareSessions
 from support.tiers import examples
 
 LIMIT, ROOM = 3, 4
@@ -31,7 +31,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions = Sessions(LIMIT, partitions_max=ROOM)
+        self.sessions = ShareSessions(LIMIT, partitions_max=ROOM)
         self.open: dict[tuple[str, str], list] = {}
 
     def expected(self, who: tuple[str, str], epoch: int) -> type[MansioError] | None:
@@ -63,7 +63,7 @@ class SessionModel(RuleBasedStateMachine):
         if error is None and epoch != -1 and len(self.open[who][1] | set(add)) > ROOM:
             error = InvalidRequest
 
-        def call() -> Session:
+        def call() -> ShareSession:
             return self.sessions.fetch(
                 *who, epoch, add, forget, has_acks=True, connection=CONNECTIONS[connection]
             )
@@ -78,12 +78,12 @@ class SessionModel(RuleBasedStateMachine):
             turn = session.partitions()
             assert set(turn) == self.open[who][1]
             assert len(turn) < 2 or session.partitions()[0] != turn[0]
-            assert not session.replaced
+            assert not session.replaces_older
         self.done(who, epoch, connection)
 
     @rule(who=MEMBERS, add=PARTITIONS, has_acks=st.booleans(), connection=WHICH)
     def begin(self, who: tuple[str, str], add: list, has_acks: bool, connection: int) -> None:
-        def call() -> Session:
+        def call() -> ShareSession:
             return self.sessions.fetch(
                 *who, 0, add, (), has_acks=has_acks, connection=CONNECTIONS[connection]
             )
@@ -93,7 +93,7 @@ class SessionModel(RuleBasedStateMachine):
             with pytest.raises(InvalidRequest if has_acks else ShareSessionLimitReached):
                 call()
             return
-        assert call().replaced == (who in self.open)
+        assert call().replaces_older == (who in self.open)
         self.open[who] = [1, set(add), connection]
 
     @rule(who=MEMBERS, off=st.sampled_from((0, 0, 1, -1)), end=st.booleans(), connection=WHICH)
@@ -109,7 +109,9 @@ class SessionModel(RuleBasedStateMachine):
 
     @rule(connection=WHICH)
     def connection_lost(self, connection: int) -> None:
-        ended = {(each.group, each.member) for each in self.sessions.lost(CONNECTIONS[connection])}
+        ended = {
+            (each.group, each.member) for each in self.sessions.end_of_connection(CONNECTIONS[connection])
+        }
         assert ended == {who for who, (_, _, over) in self.open.items() if over == connection}
         self.open = {who: each for who, each in self.open.items() if who not in ended}
 
@@ -123,10 +125,10 @@ class SessionModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert len(self.sessions) == len(self.open) <= LIMIT
         for who, (epoch, partitions, _) in self.open.items():
-            session: Session = self.sessions._sessions[who]
+            session: ShareSession = self.sessions._sessions[who]
             assert (session.epoch, len(session)) == (epoch, len(partitions))
-        assert not self.sessions.holds("h", "b")
-        assert all(self.sessions.holds(*who) for who in self.open)
+        assert not self.sessions.has_session("h", "b")
+        assert all(self.sessions.has_session(*who) for who in self.open)
 
 
 TestSessionModel = SessionModel.TestCase
@@ -135,7 +137,7 @@ TestSessionModel.settings = settings(max_examples=examples(20, 100, 5_000))
 
 def test_full_session_may_name_its_partitions_again() -> None:
     """A member names the partitions whose records it acknowledges in every request."""
-    sessions = Sessions(1, partitions_max=2, all_partitions_max=2)
+    sessions = ShareSessions(1, partitions_max=2, all_partitions_max=2)
     named = [(b"t" * 16, index) for index in range(2)]
     sessions.fetch("g", "a", 0, named, (), has_acks=False, connection=1)
     session = sessions.fetch("g", "a", 1, named, (), has_acks=True, connection=1)
@@ -143,19 +145,19 @@ def test_full_session_may_name_its_partitions_again() -> None:
 
 
 def test_refused_request_leaves_the_session_as_it_was() -> None:
-    sessions = Sessions(1)
+    sessions = ShareSessions(1)
     sessions.fetch("g", "a", 0, [(b"t" * 16, 0)], (), has_acks=False, connection=1)
     for epoch in (0, 2, 2**31 - 1):
         with suppress(InvalidRequest, InvalidShareSessionEpoch):
             sessions.fetch("g", "a", epoch, [(b"u" * 16, 0)], [(b"t" * 16, 0)], has_acks=True, connection=2)
     assert sessions.fetch("g", "a", 1, (), (), has_acks=True, connection=1).partitions() == [(b"t" * 16, 0)]
-    assert sessions.lost(2) == []
+    assert sessions.end_of_connection(2) == []
 
 
 def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> None:
-    sessions = Sessions(10, partitions_max=4, all_partitions_max=6)
+    sessions = ShareSessions(10, partitions_max=4, all_partitions_max=6)
 
-    def fetch(member: str, epoch: int, *add: int, forget: tuple[int, ...] = ()) -> Session:
+    def fetch(member: str, epoch: int, *add: int, forget: tuple[int, ...] = ()) -> ShareSession:
         named, left_out = [(b"t" * 16, index) for index in add], [(b"t" * 16, index) for index in forget]
         return sessions.fetch(
             "g", member, epoch, named, left_out, has_acks=False, connection=CONNECTIONS[member == "b"]
@@ -164,7 +166,7 @@ def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> No
     fetch("a", 0, 0, 1, 2, 3)
     with pytest.raises(ShareSessionLimitReached):
         fetch("b", 0, 0, 1, 2)
-    assert not sessions.holds("g", "b")
+    assert not sessions.has_session("g", "b")
     fetch("b", 0, 0, 1)
     with pytest.raises(ShareSessionLimitReached):
         fetch("b", 1, 2)
@@ -172,6 +174,6 @@ def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> No
     fetch("b", 1, 2, 3)
     fetch("b", 0, 4)
     fetch("c", 0, 0, 1, 2)
-    sessions.final("g", "c")
-    sessions.lost(CONNECTIONS[True])
+    sessions.end("g", "c")
+    sessions.end_of_connection(CONNECTIONS[True])
     fetch("d", 0, 0, 1, 2, 3)

@@ -270,7 +270,7 @@ class Partition:
         replica = self.replica
         if isinstance(replica, ReplicationProgress):
             required = min(settings.min_insync_replicas, 1 + len(replica.followers()))
-            self._membership_changed(replica, replica.require(required))
+            self._membership_changed(replica, replica.set_min_insync_replicas(required))
 
     def now_ms(self) -> float:
         """Monotonic milliseconds: the clock by which replicas are measured."""
@@ -452,11 +452,11 @@ class Partition:
         self._after_append = [one for one in self._after_append if one != call]
 
     def _on_flushed(self, end_offset: int) -> None:
-        if self.replica.flushed(end_offset):
+        if self.replica.on_local_flush(end_offset):
             self._high_watermark_advanced()
 
     def _on_flushed_as_follower(self, end_offset: int) -> None:
-        if self.replica.flushed(end_offset):
+        if self.replica.on_local_flush(end_offset):
             self._high_watermark_advanced()
         self._complete_flush_waits(end_offset)
 
@@ -654,7 +654,7 @@ class Partition:
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):
             return
-        moved = replica.committed(in_sync, self.now_ms())
+        moved = replica.on_isr_committed(in_sync, self.now_ms())
         self._set_role(replica)
         if moved:
             self._high_watermark_advanced()
@@ -934,7 +934,7 @@ class Partition:
     def _on_truncated(self, *, was_empty: bool = False) -> None:
         replica, log = self._follower_replica(), self.log
         known = replica.high_watermark
-        if not replica.truncated(log.start_offset, log.end_offset) and not was_empty:
+        if not replica.on_truncation(log.start_offset, log.end_offset) and not was_empty:
             logger.error(
                 "committed_records_truncated",
                 extra=fields(topic=self.topic, partition=self.index, high_watermark=known, to=log.end_offset),
@@ -1056,7 +1056,7 @@ class Partition:
         for start_offset, promise in waits:
             if promise.done():
                 continue  # timed out
-            if replica.starts_at(start_offset):
+            if replica.all_start_at(start_offset):
                 promise.set_result(self.log.start_offset)
             else:
                 self._start_offset_waits.append((start_offset, promise))

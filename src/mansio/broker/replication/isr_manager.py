@@ -178,7 +178,7 @@ class IsrManager:
     def _target(self, entry: _LeaderPartition) -> frozenset[int]:
         """The in-sync set that should be, as far as this broker knows."""
         replica, partition = entry.replica, entry.partition
-        lagging = replica.lagging(partition.now_ms(), self._lag_ms_max, partition.end_offset)
+        lagging = replica.lagging_replicas(partition.now_ms(), self._lag_ms_max, partition.end_offset)
         removed = {
             node
             for node in replica.in_sync
@@ -205,7 +205,7 @@ class IsrManager:
             entry.changing = True
             followers = entry.replica.followers()
             sessions = {node: followers[node].broker_epoch for node in sorted(target - {*entry.state.isr})}
-            entry.replica.propose(target)
+            entry.replica.propose_isr(target)
             self._under_way += 1
             name = f"in-sync set of {entry.partition.name}"
             self._scheduler.spawn(self._change(entry, entry.state, target, sessions), name=name)
@@ -318,7 +318,7 @@ class IsrManager:
             return
         entry.state = state
         entry.ended_sessions &= {*state.isr}
-        entry.replica.assigned(state.replicas, entry.partition.now_ms())
+        entry.replica.set_replicas(state.replicas, entry.partition.now_ms())
         entry.partition.isr_committed(frozenset(state.isr))
         self._decide(entry)
 

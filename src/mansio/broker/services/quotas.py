@@ -28,7 +28,14 @@ from mansio.errors import ConcurrentChange, InvalidRequest, MansioError, PolicyV
 from mansio.logs import fields
 from mansio.metadata import metadata_store
 from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
-from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Name, Part, RateLimiter
+from mansio.state.quota import (
+    CONSUMER_BYTE_RATE,
+    PRODUCER_BYTE_RATE,
+    EntityName,
+    QuotaEntity,
+    RateLimiter,
+    SpecialName,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +50,7 @@ USER: Final = "user"
 CLIENT_ID: Final = "client-id"
 IP: Final = "ip"
 ENTITY_FIELDS: Final = {USER: "user", CLIENT_ID: "client_id"}
-"""Types of entities that can have quotas: Kafka's name, and the field of `Entity`."""
+"""Types of entities that can have quotas: Kafka's name, and the field of `QuotaEntity`."""
 
 ENTITIES_MAX: Final = 10_000
 """Maximum number of entities with quotas."""
@@ -81,7 +88,7 @@ class QuotaCounters:
 class Quota(NamedTuple):
     """Stored quotas of one entity. `values`: bytes per second by Kafka's name of the quota."""
 
-    entity: Entity
+    entity: QuotaEntity
     values: Mapping[str, float]
 
 
@@ -243,7 +250,7 @@ class QuotaService:
         return errors
 
     async def alter(
-        self, entity: Entity, changes: Mapping[str, float | None], *, validate_only: bool = False
+        self, entity: QuotaEntity, changes: Mapping[str, float | None], *, validate_only: bool = False
     ) -> None:
         """Set quotas of one entity in bytes per second; None removes a quota, even one that could not be set. The
         change is effective on this broker on return.
@@ -270,7 +277,7 @@ class QuotaService:
                 return
         raise ConcurrentChange("these quotas are being changed concurrently")
 
-    async def _write(self, key: str, revision: int, entity: Entity, values: Mapping[str, float]) -> bool:
+    async def _write(self, key: str, revision: int, entity: QuotaEntity, values: Mapping[str, float]) -> bool:
         guard = [Compare(key, mod_revision=revision)]
         if values:
             writer = new_writer_id(self._random)
@@ -283,7 +290,7 @@ class QuotaService:
         return done.succeeded
 
     def _refresh(self) -> None:
-        rates: dict[str, dict[Entity, float]] = {name: {} for name in QUOTA_NAMES}
+        rates: dict[str, dict[QuotaEntity, float]] = {name: {} for name in QUOTA_NAMES}
         for entity, values in self.list_quotas():
             for name in QUOTA_NAMES:
                 if name in values:
@@ -315,18 +322,18 @@ def _check_filters(filters: Sequence[QuotaFilter]) -> None:
             raise InvalidRequest("an exact match needs a name")
 
 
-def _matches(entity: Entity, filters: Sequence[QuotaFilter], *, strict: bool) -> bool:
+def _matches(entity: QuotaEntity, filters: Sequence[QuotaFilter], *, strict: bool) -> bool:
     for each in filters:
         if each.kind == IP:
             return False
-        name: Name = getattr(entity, ENTITY_FIELDS[each.kind])
-        if name is Part.ABSENT:
+        name: EntityName = getattr(entity, ENTITY_FIELDS[each.kind])
+        if name is SpecialName.ABSENT:
             return False
         if each.match_type == MatchType.EXACT and name != each.name:
             return False
-        if each.match_type == MatchType.DEFAULT and name is not Part.DEFAULT:
+        if each.match_type == MatchType.DEFAULT and name is not SpecialName.DEFAULT:
             return False
-    components = sum(name is not Part.ABSENT for name in entity)
+    components = sum(name is not SpecialName.ABSENT for name in entity)
     return not (strict and filters) or components == len(filters)
 
 
@@ -334,8 +341,8 @@ def _identity(alteration: QuotaAlteration) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((kind, name or "") for kind, name in alteration.entity))
 
 
-def _named_entity(components: Sequence[tuple[str, str | None]]) -> Entity:
-    names: dict[str, Name] = {}
+def _named_entity(components: Sequence[tuple[str, str | None]]) -> QuotaEntity:
+    names: dict[str, EntityName] = {}
     for kind, name in components:
         if kind == IP:
             raise InvalidRequest("quotas by ip limit new connections by rate, which is not offered")
@@ -343,13 +350,13 @@ def _named_entity(components: Sequence[tuple[str, str | None]]) -> Entity:
             raise InvalidRequest(f"{kind!r}: quotas are for user and client-id")
         if ENTITY_FIELDS[kind] in names:
             raise InvalidRequest(f"{kind} is named twice in one entity")
-        names[ENTITY_FIELDS[kind]] = Part.DEFAULT if name is None else name
+        names[ENTITY_FIELDS[kind]] = SpecialName.DEFAULT if name is None else name
     if not names:
         raise InvalidRequest("an entity needs a user, a client-id, or both")
-    return Entity(**names)
+    return QuotaEntity(**names)
 
 
-def check_entity(entity: Entity) -> None:
+def check_entity(entity: QuotaEntity) -> None:
     """Raise `InvalidRequest` if an entity cannot have quotas."""
     for name in entity:
         if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
@@ -372,27 +379,27 @@ def _described(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
 
 
-def _key(entity: Entity) -> str:
+def _key(entity: QuotaEntity) -> str:
     parts = []
     for kind, name in entity._asdict().items():
-        if name is not Part.ABSENT:
-            parts.append(kind if name is Part.DEFAULT else f"{kind}={quote(name, safe='')}")
+        if name is not SpecialName.ABSENT:
+            parts.append(kind if name is SpecialName.DEFAULT else f"{kind}={quote(name, safe='')}")
     return ",".join(parts)
 
 
-def _entity_document(entity: Entity) -> dict[str, str | None]:
+def _entity_document(entity: QuotaEntity) -> dict[str, str | None]:
     """Return the stored form of an entity; a null name stands for the default of its type."""
     return {
-        kind: None if name is Part.DEFAULT else name
+        kind: None if name is SpecialName.DEFAULT else name
         for kind, name in entity._asdict().items()
-        if name is not Part.ABSENT
+        if name is not SpecialName.ABSENT
     }
 
 
-def _entity(document: Mapping[str, Any]) -> Entity:
-    def name(kind: str) -> Name:
+def _entity(document: Mapping[str, Any]) -> QuotaEntity:
+    def name(kind: str) -> EntityName:
         if kind not in document:
-            return Part.ABSENT
-        return Part.DEFAULT if document[kind] is None else str(document[kind])
+            return SpecialName.ABSENT
+        return SpecialName.DEFAULT if document[kind] is None else str(document[kind])
 
-    return Entity(name("user"), name("client_id"))
+    return QuotaEntity(name("user"), name("client_id"))

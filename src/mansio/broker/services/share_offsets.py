@@ -191,7 +191,9 @@ class ShareOffsetService:
     ) -> None:
         """Record partitions with state in the group, so that the state is deleted with the group."""
         if not entry.is_unloaded and entry.group is group:
-            await self._group_coordinator.share_groups.initialized(entry, group, topic_id, name, indexes)
+            await self._group_coordinator.share_groups.add_initialized_partitions(
+                entry, group, topic_id, name, indexes
+            )
 
     # ------------------------------------------------------------------ delete
 

@@ -1,11 +1,11 @@
 """Assignors: pure functions from members and topics to a target assignment for each member.
 
-Built in are `uniform` and `range`; others are installed as entry points. Share groups use `simple`.
+`uniform` and `range` are built in; others are installed as Python entry points. Share groups use `simple`.
 
-Invariants of a result:
-* Every partition to which any member subscribes has exactly one owner, who subscribes to its topic.
+Invariants of the assignors for consumer groups:
+* Every partition to which any member subscribes has exactly one owner, which subscribes to its topic.
 * Equal input in any order gives an equal result.
-* Partitions that need not move do not move.
+* A partition changes its owner only if the balance requires it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ TopicPartition = tuple[bytes, int]
 
 
 class MemberSpec(NamedTuple):
-    """Input for one member. `topics`: ids of subscribed topics; `assigned`: its current target."""
+    """Input of an assignor for one member. `topics`: ids of the subscribed topics. `assigned`: its current target
+    assignment."""
 
     member_id: str
     instance_id: str | None
@@ -29,11 +30,12 @@ class MemberSpec(NamedTuple):
 
 
 class Assignor(Protocol):
-    """An assignor. Clients select it by `name` (`group.remote.assignor`)."""
+    """Interface of an assignor. Clients select it by `name` (`group.remote.assignor`)."""
 
     name: str
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
     ) -> Mapping[str, Collection[TopicPartition]]:
-        """The target of every member by its id, in any order; `partitions`: topic id -> number of partitions."""
+        """Return the target assignment of every member by member id. `members` may be in any order; `partitions`: topic
+        id -> number of partitions."""

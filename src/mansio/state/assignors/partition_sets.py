@@ -1,4 +1,4 @@
-"""Cached sets of all partitions of some topics."""
+"""Cached sets of all partitions of given topics."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from mansio.state.assignors import TopicPartition
 
 CACHED_PARTITIONS_MAX: Final = 20_000
-"""Larger sets are not cached. A set of this size takes 3 MB."""
+"""Maximum size of a set that is cached. A set of this size takes 3 MB."""
 
 
 def all_partitions(topics: Iterable[bytes], partitions: Mapping[bytes, int]) -> frozenset[TopicPartition]:
-    """The set of all partitions of some topics; `partitions`: topic id -> number of partitions.
+    """Return the set of all partitions of these topics. `partitions`: topic id -> number of partitions.
 
-    A group needs the same set repeatedly while its members join, and building one of 10,000 takes longer than the
-    remaining assignment: the last 4 sets are cached.
+    A group needs the same set repeatedly while its members join, and building a set of 10,000 partitions takes longer
+    than the remaining assignment. Therefore the last 4 sets are cached.
     """
     counts = tuple((topic, partitions.get(topic, 0)) for topic in sorted(topics))
     is_small = sum(count for _, count in counts) <= CACHED_PARTITIONS_MAX

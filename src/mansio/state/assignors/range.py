@@ -1,11 +1,12 @@
 """The `range` assignor: each member gets one range of consecutive partitions of each topic.
 
-Topics with equal subscribers are divided in the same order of members, so that of two such topics with equal numbers of
-partitions each member has the same indexes of both: their records can be joined. The cost is balance: the first members
-have one more partition of every topic that does not divide evenly.
+Topics with the same subscribers are divided in the same order of members. If two such topics have equal numbers of
+partitions, each member gets the same partition indexes of both, so that their records can be joined. The disadvantage
+is the balance: the first members have one more partition of every topic that does not divide evenly.
 
-Sticky where possible: members are ordered by their current partitions, and new members take the gaps of members that
-left; so a replaced member moves no partitions of others, and the order does not depend on names.
+The assignor is sticky where possible: members are ordered by their current partitions, and new members take the place
+of members that left. So the replacement of one member moves no partitions of others, and the order does not depend on
+names.
 
 Source: KIP-848; the order is Mansio's (Kafka orders by name).
 """
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RangeAssignor:
-    """Ranges of consecutive partitions; see the module."""
+    """Assignor that gives each member one range of consecutive partitions of each topic."""
 
     name = "range"
 
@@ -45,7 +46,8 @@ class RangeAssignor:
 
 
 def _order(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
-    """Members by the start of their range of these topics; new members in the gaps of former members, or at the end."""
+    """Return the member ids by the start of their current ranges of these topics; new members take the unassigned
+    ranges of former members, or the end."""
     begins: dict[str, float] = {}
     for member in members:
         own = [index / counts[topic] for topic, index in member.assigned if index < counts.get(topic, 0)]
@@ -64,7 +66,8 @@ def _order(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
 
 
 def _gaps(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[float]:
-    """Starts of unassigned ranges of the topic with the most partitions, as fractions."""
+    """Return the starts of the unassigned ranges of the topic with the most partitions, as fractions of its partition
+    count."""
     topic, count = max(counts.items(), key=lambda each: (each[1], each[0]))
     share = max(count // len(members), 1)
     taken = {index for member in members for owned, index in member.assigned if owned == topic}

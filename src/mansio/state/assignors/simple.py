@@ -1,8 +1,10 @@
-"""SimpleAssignor of share groups (KIP-932): assigns partitions to members; several members may have one partition.
+"""SimpleAssignor of share groups (KIP-932): several members may be assigned the same partition.
 
-Invariants: every subscribed partition has a member, and every member a partition if one exists for it. If all members
-subscribe to the same topics, the numbers of partitions per member, and of members per partition, differ by at most one.
-Members keep their partitions as far as possible. Equal input gives equal output.
+Invariants:
+* Every subscribed partition has at least one member, and every member at least one partition if its topics have any.
+* If all members subscribe to the same topics, the numbers of partitions per member, and of members per partition,
+  differ by at most one.
+* Members keep their partitions as far as possible. Equal input gives an equal result.
 
 Source: KIP-932 (SimpleAssignor).
 """
@@ -25,7 +27,8 @@ def assign_simple(
     partitions: Mapping[bytes, int],
     before: Mapping[str, frozenset[TopicPartition]],
 ) -> dict[str, frozenset[TopicPartition]]:
-    """Partitions by member. `subscriptions`: topics by member; `before`: previous partitions by member."""
+    """Return the assigned partitions by member id. `subscriptions`: topic ids by member id. `partitions`: topic id ->
+    number of partitions. `before`: previous assignment by member id."""
     members = sorted(subscriptions)
     wanted = sorted({topic for each in subscriptions.values() for topic in each})
     everything = [(topic, index) for topic in wanted for index in range(partitions.get(topic, 0))]
@@ -43,7 +46,8 @@ def _one_member_each(
     before: Mapping[str, frozenset[TopicPartition]],
     found: dict[str, set[TopicPartition]],
 ) -> None:
-    """Previous members of each partition first, up to an even share; then the member with the fewest partitions."""
+    """Assign each partition to one member: to a previous member unless that member has its even share already,
+    otherwise to the subscribed member with the fewest partitions."""
     share, extra = divmod(len(everything), max(len(members), 1))
     had: dict[TopicPartition, list[str]] = {}
     for member in members:
@@ -72,7 +76,7 @@ def _one_member_each(
 
 
 def _least(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
-    """Pop the member with the fewest partitions; loads in the heap may be outdated."""
+    """Pop and return the member with the fewest partitions. Numbers in the heap may be outdated."""
     while True:
         load, member = heappop(heap)
         if load == len(found[member]):
@@ -88,8 +92,8 @@ def _one_partition_each(
     before: Mapping[str, frozenset[TopicPartition]],
     found: dict[str, set[TopicPartition]],
 ) -> None:
-    """Members without partition share those of others: previous ones up to an even share, then those with the fewest
-    members."""
+    """Assign one partition to each member without any: a previous partition if that has fewer members than an even
+    share, otherwise the subscribed partition with the fewest members."""
     if not idle or not everything:
         return
     counts = dict.fromkeys(everything, 0)

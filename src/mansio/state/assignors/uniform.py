@@ -1,9 +1,9 @@
-"""The `uniform` assignor: equal numbers of partitions with few moves.
+"""The `uniform` assignor: equal numbers of partitions per member, with few moves of partitions.
 
-With equal subscriptions the numbers differ by at most one, and no assignor with the same balance could move fewer
-partitions. With different subscriptions, balanced means that no chain of moves (A gives a partition to B, B gives
-one of its own to C) could reduce the load of the fullest member of the chain without giving another one the same
-load; chains are searched only when no single move helps.
+If all members have the same subscription, their numbers of partitions differ by at most one, and no assignor with the
+same balance moves fewer partitions. With different subscriptions, the result is balanced if no chain of moves (A gives
+a partition to B, B gives one of its own to C) could reduce the load of the member at its start without giving another
+member the same load. Chains are searched only when no single move improves the balance.
 
 Source: KIP-848 defines the assignor and its goals; the algorithms are Mansio's.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class UniformAssignor:
-    """Equal numbers of partitions; see the module."""
+    """Assignor that gives the members equal numbers of partitions, with few moves."""
 
     name = "uniform"
 
@@ -46,8 +46,9 @@ class UniformAssignor:
 def _kept(
     members: Sequence[MemberSpec], partitions: Mapping[bytes, int], *, alike: bool
 ) -> tuple[dict[str, frozenset[TopicPartition]], set[TopicPartition]]:
-    """The partitions that members keep (existing, subscribed, not kept by an earlier member), by member in the given
-    order; and the unassigned partitions of all subscribed topics. `alike`: all members have equal subscriptions."""
+    """Return the partitions that each member keeps, by member id, and the set of unassigned partitions of all
+    subscribed topics. A member keeps a partition that exists, to which it subscribes, and that no earlier member keeps.
+    `alike`: all members have the same subscription."""
     wanted = {topic for member in (members[:1] if alike else members) for topic in member.topics}
     free = set(all_partitions(wanted, partitions))
     kept: dict[str, frozenset[TopicPartition]] = {}
@@ -64,8 +65,8 @@ def _kept(
 def _balance_equal(
     kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
 ) -> dict[str, frozenset[TopicPartition]]:
-    """Balance members with equal subscriptions: each gets its share and keeps as many partitions as possible. Only
-    moved partitions are visited one by one: the others may be numerous."""
+    """Balance members with the same subscription: each gets its share and keeps as many partitions as possible. Visits
+    only the partitions that move, because there may be many others."""
     unassigned = list(free)
     share, one_more = divmod(len(unassigned) + sum(len(each) for each in kept.values()), len(kept))
     for member, owned in kept.items():
@@ -93,7 +94,8 @@ def _balance_equal(
 
 
 class _HeterogeneousAssignment:
-    """Members with different subscriptions. `held`: member -> topic -> indexes; `loads`: number of partitions."""
+    """Assignment of members with different subscriptions. `_held`: member id -> topic id -> partition indexes.
+    `_loads`: number of partitions by member id."""
 
     def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicPartition]]) -> None:
         self._topics: dict[str, tuple[bytes, ...]] = {each.member_id: each.topics for each in members}
@@ -108,7 +110,7 @@ class _HeterogeneousAssignment:
                 self._held[holder].setdefault(topic, []).append(index)
 
     def balance(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
-        """The balanced assignment."""
+        """Assign the unassigned partitions, move partitions until the result is balanced, and return the assignment."""
         self._assign_unassigned(unassigned)
         by_choice = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         moved = True
@@ -124,7 +126,8 @@ class _HeterogeneousAssignment:
         }
 
     def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
-        """Assign each partition to its least loaded subscriber; topics with the fewest subscribers first."""
+        """Assign each partition to the subscriber with the fewest partitions; topics with the fewest subscribers
+        first."""
         by_topic: dict[bytes, list[int]] = {}
         for topic, index in unassigned:
             by_topic.setdefault(topic, []).append(index)
@@ -138,8 +141,8 @@ class _HeterogeneousAssignment:
                 heapq.heapreplace(least, (load + 1, member))
 
     def _single_moves(self, topic: bytes) -> bool:
-        """Move single partitions of a topic from its fullest owner to its least loaded subscriber. Returns whether
-        any moved."""
+        """Move single partitions of a topic from the owner with the most partitions to the subscriber with the fewest,
+        while that improves the balance. Returns whether any partition moved."""
         loads, moved = self._loads, False
         least = [(loads[member], member) for member in self._subscribers[topic]]
         most = [
@@ -167,7 +170,8 @@ class _HeterogeneousAssignment:
         return moved
 
     def _move_chain(self) -> bool:
-        """Execute one chain of moves from the fullest members. Returns whether there was one."""
+        """Execute one chain of moves that starts at a member with as many partitions as possible. Returns whether there
+        was one."""
         for load in sorted(set(self._loads.values()), reverse=True):
             if load - min(self._loads.values()) < 2:
                 return False
@@ -179,7 +183,8 @@ class _HeterogeneousAssignment:
         return False
 
     def _search(self, sources: list[str], load_max: int) -> list[tuple[str, bytes, str]]:
-        """The shortest chain from one of `sources` to a member with at most `load_max`; empty if there is none."""
+        """Return the shortest chain of moves (source, topic, target) from one of `sources` to a member with at most
+        `load_max` partitions; empty if there is none."""
         came_from: dict[str, tuple[str, bytes] | None] = dict.fromkeys(sources)
         topics_seen: set[bytes] = set()
         queue = deque(sources)

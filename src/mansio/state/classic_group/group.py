@@ -1,9 +1,9 @@
 """State machine of one classic consumer group: membership and generations; the leader assigns the partitions.
 
 Members *join*. When all known members have joined, or the longest rebalance timeout has passed, the group gets a new
-generation and all joins are answered. One member, the leader, receives the list of members, computes the assignment and
-sends it with its *sync*; the syncs of the others wait for it. Once the assignment is stored the group is stable,
-until a member joins, leaves, or sends no heartbeat for its session timeout.
+generation and all members receive the response to their join. One member, the leader, receives the list of members,
+computes the assignment and sends it with its *sync*; the syncs of the other members are parked until then. Once the
+assignment is stored, the group is stable until a member joins, leaves, or sends no heartbeat for its session timeout.
 
                  first join                    all joined, or timeout
         EMPTY ───────────────► PREPARING_REBALANCE ─────────────────► COMPLETING_REBALANCE
@@ -13,17 +13,17 @@ until a member joins, leaves, or sends no heartbeat for its session timeout.
           ▼                      │           join, leave, expiry                ▼
         DEAD                     └─────────────────────────────────────────── STABLE
 
-(`types.TRANSITIONS` is this diagram as a table.)
+(`types.TRANSITIONS` holds these transitions as a table.)
 
-Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return effects. An invalid request raises its
-typed error and changes nothing. There are no timers: `next_deadline_ms` returns when `tick` is due, and a
-heartbeat only changes a number.
+The state machine does no I/O: methods take the time (`now_ms`, milliseconds of any monotonic clock) and return effects.
+An invalid request raises its typed error and changes nothing. There are no timers: `next_deadline_ms` returns when
+`tick` has to be called, and a heartbeat only changes a deadline.
 
 Invariants:
-* An assignment is sent only after `persisted` reported that its record is committed; after a failed write all members
-  rejoin.
-* A member waits for at most one of join and sync. Every waiter is answered once.
-* Generations only grow. A request of an older generation changes nothing.
+* An assignment is sent only after `handle_persisted` was called because its record is committed; after a failed write
+  all members rejoin.
+* A member has at most one parked request, a join or a sync. Every waiter is returned in one response.
+* Generations only increase. A request of an older generation changes nothing.
 
 Source: Kafka's GroupCoordinator; KIP-62 (rebalance timeout), 134 (initial delay), 345 (static members), 394 (member id
 required), 559 (protocol checks), 814 (leader may skip the assignment).
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from mansio.errors import MansioError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
-"""How long a member without a generation may wait for one: its client may have failed, which cannot be detected."""
+"""Time after which a new member without a generation expires. Its client may have failed, which cannot be detected."""
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = GroupState
 
@@ -76,8 +76,8 @@ class JoinPhase:
     """Deadline of the join phase of one group; infinity outside of a join phase.
 
     A rebalance ends when all known members have joined, or when the longest rebalance timeout has passed (KIP-62). The
-    first rebalance of an empty group has no known members: it lasts for the initial delay, and for another delay while
-    members join, but no longer than that timeout in total (KIP-134).
+    first rebalance of an empty group has no known members: it lasts for the initial delay, and is extended by another
+    delay while members join, up to that timeout in total (KIP-134).
     """
 
     __slots__ = ("_has_new_member", "_initial_delay_ms", "_remaining_ms", "deadline_ms")
@@ -101,15 +101,16 @@ class JoinPhase:
 
     @property
     def awaits_new_members(self) -> bool:
-        """Whether new members are awaited: the phase does not end when all known members have joined."""
+        """Whether the phase lasts for the initial delay, and so does not end when all known members have joined."""
         return self._remaining_ms is not None
 
-    def member_joined(self) -> None:
-        """Record a new member: more may follow."""
+    def record_new_member(self) -> None:
+        """Record that a new member has joined, so that the initial delay is extended."""
         self._has_new_member = True
 
-    def extended(self, now_ms: float) -> bool:
-        """At the deadline: extend the initial delay if members joined meanwhile. Returns whether it was extended."""
+    def try_extend(self, now_ms: float) -> bool:
+        """At the deadline, extend the initial delay if members have joined since the last extension. Returns whether it
+        was extended."""
         if not self._remaining_ms or not self._has_new_member:
             return False
         delay_ms = min(self._initial_delay_ms, self._remaining_ms)
@@ -119,25 +120,25 @@ class JoinPhase:
         return True
 
     def end(self) -> None:
-        """End the phase."""
+        """End the join phase."""
         self._remaining_ms = None
         self.deadline_ms = math.inf
 
 
 class ClassicGroup:
-    """A classic group. Attributes may be read; they change only through methods."""
+    """State machine of one classic group. Callers may read the attributes; only methods change them."""
 
     __slots__ = (
         "_assignment_write",
         "_converted_generations",
+        "_last_token",
         "_static_writes",
-        "_tokens",
         "_unsynced",
         "generation",
         "group_id",
         "join_phase",
         "members",
-        "pending",
+        "pending_joins",
         "protocol",
         "protocol_type",
         "size_max",
@@ -153,33 +154,34 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol: str | None = None
         self.members = GroupMembers()
-        self.pending: dict[str, float] = {}  # generated member ids (KIP-394) -> expiry time
+        self.pending_joins: dict[str, float] = {}  # generated member ids (KIP-394) -> expiry time
         self.join_phase = JoinPhase(initial_delay_ms)
         self.sync_deadline_ms = math.inf
         self._converted_generations: dict[
             str, int
         ] = {}  # of members that have yet to join since `restore_converted`
         self._unsynced: set[str] = set()  # members that have not sent a sync yet
-        self._tokens = 0
+        self._last_token = 0
         self._assignment_write: tuple[int, dict[str, bytes]] | None = None
         self._static_writes: dict[int, tuple[str, Any, JoinResponse]] = {}
 
     # ------------------------------------------------------------------ events: requests
 
     def join(self, request: Join, waiter: Any, new_member_id: str, now_ms: float) -> list[Effect]:
-        """Handle a JoinGroup. The response is an effect: at once, or at the end of the rebalance.
+        """Handle a JoinGroup. The response is an effect of this call, or of a later one at the end of the rebalance.
+        `waiter` identifies the request in that effect; `new_member_id` is used if the request has no member id.
 
-        `new_member_id` is used if the member has none. Raises `CoordinatorNotAvailable`,
-        `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `UnknownMember`, `FencedInstanceId`.
+        Raises `CoordinatorNotAvailable`, `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `UnknownMember`,
+        `FencedInstanceId`.
         """
         self._check_alive()
         self._check_capacity(request)
         self._check_protocols(request)
         if not request.member_id:
             return self._join_without_id(request, waiter, new_member_id, now_ms)
-        if request.member_id in self.pending and request.instance_id is None:
-            return self._add(request, waiter, request.member_id, now_ms)
-        member = self.members.validated(request.member_id, request.instance_id)
+        if request.member_id in self.pending_joins and request.instance_id is None:
+            return self._add_member(request, waiter, request.member_id, now_ms)
+        member = self.members.find_valid(request.member_id, request.instance_id)
         was_answered = self.state is COMPLETING or (
             self.state is STABLE and member.member_id != self.members.leader
         )
@@ -191,13 +193,14 @@ class ClassicGroup:
         return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
 
     def sync(self, request: Sync, waiter: Any, now_ms: float) -> list[Effect]:
-        """Handle a SyncGroup: return the assignment; the leader sends those of all members.
+        """Handle a SyncGroup, which requests the member's assignment; the leader's request contains the assignments of
+        all members.
 
         Raises `CoordinatorNotAvailable`, `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`,
         `InconsistentGroupProtocol`, `RebalanceInProgress`.
         """
         self._check_alive()
-        member = self.members.validated(request.member_id, request.instance_id)
+        member = self.members.find_valid(request.member_id, request.instance_id)
         self._check_generation(member, request.generation)
         if request.protocol_type not in (None, self.protocol_type):
             raise InconsistentGroupProtocol(f"the protocol type of the group is {self.protocol_type}")
@@ -218,33 +221,35 @@ class ClassicGroup:
         return effects
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
-        """Handle a Heartbeat. Raises `RebalanceInProgress` when the member has to rejoin, and as `sync`."""
+        """Handle a Heartbeat. Raises `RebalanceInProgress` if the member has to rejoin, and `CoordinatorNotAvailable`,
+        `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`."""
         self._check_alive()
-        member = self.members.validated(member_id, instance_id)
+        member = self.members.find_valid(member_id, instance_id)
         self._check_generation(member, generation)
         member.extend_session(now_ms)
         if self.state is PREPARING:
             raise RebalanceInProgress
 
     def leave(self, member_id: str, instance_id: str | None, now_ms: float) -> list[Effect]:
-        """Remove a member (a static one may be identified by its instance id alone, KIP-345)."""
+        """Remove a member; a static one may be identified by its instance id alone (KIP-345). Raises `UnknownMember`,
+        `FencedInstanceId`."""
         self._check_alive()
         if not member_id and instance_id is not None:
             member_id = self.members.static_members.get(instance_id, "")
-        elif member_id in self.pending and instance_id is None:
-            del self.pending[member_id]
+        elif member_id in self.pending_joins and instance_id is None:
+            del self.pending_joins[member_id]
             return self._try_complete_join(now_ms)
-        return self._remove(self.members.validated(member_id, instance_id), now_ms)
+        return self._remove_member(self.members.find_valid(member_id, instance_id), now_ms)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
-        """Check that the sender may commit offsets now. Without a generation (-1) only a group without members accepts
-        commits. Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `RebalanceInProgress`."""
+        """Check that a client may commit offsets now. Without a generation (-1), commits are accepted only while the
+        group has no members. Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `RebalanceInProgress`."""
         self._check_alive()
         if generation < 0 and self.state is EMPTY:
             return
         if generation < 0 and not member_id and instance_id is None:
             raise UnknownMember(f"group {self.group_id} has members, and only they may commit")
-        member = self.members.validated(member_id, instance_id)
+        member = self.members.find_valid(member_id, instance_id)
         self._check_generation(member, generation)
         if self.state is COMPLETING:
             raise RebalanceInProgress
@@ -253,32 +258,33 @@ class ClassicGroup:
     # ------------------------------------------------------------------ events: time, storage, administration
 
     def next_deadline_ms(self) -> float:
-        """Time at which `tick` is due unless an event occurs before; infinity for never."""
+        """Return the time at which `tick` has to be called next; infinity if there is no deadline."""
         return min(
             self.join_phase.deadline_ms,
             self.sync_deadline_ms,
-            min(self.pending.values(), default=math.inf),
+            min(self.pending_joins.values(), default=math.inf),
             min((each.deadline_ms for each in self.members if each.may_expire()), default=math.inf),
         )
 
     def tick(self, now_ms: float) -> list[Effect]:
-        """Handle due deadlines: end sessions, expire generated member ids, end the join and the sync phase."""
+        """Handle due deadlines: end sessions, expire generated member ids, end the join phase and the sync phase."""
         effects: list[Effect] = []
-        for member_id in [each for each, expiry_ms in self.pending.items() if expiry_ms <= now_ms]:
-            del self.pending[member_id]
+        for member_id in [each for each, expiry_ms in self.pending_joins.items() if expiry_ms <= now_ms]:
+            del self.pending_joins[member_id]
         for member in self.members:
             is_member = self.members.by_id.get(member.member_id) is member
             if is_member and member.deadline_ms <= now_ms and member.may_expire():
-                effects += self._remove(member, now_ms)
+                effects += self._remove_member(member, now_ms)
         effects += self._try_complete_join(now_ms)
-        if self.join_phase.deadline_ms <= now_ms and not self.join_phase.extended(now_ms):
+        if self.join_phase.deadline_ms <= now_ms and not self.join_phase.try_extend(now_ms):
             effects += self._complete_join(now_ms)
         if self.sync_deadline_ms <= now_ms:
             effects += self._end_sync_phase(now_ms)
         return effects
 
-    def persisted(self, token: int, error: MansioError | None, now_ms: float) -> list[Effect]:
-        """Handle the outcome of `Persist(token)`: its record is committed, or could not be written (`error`)."""
+    def handle_persisted(self, token: int, error: MansioError | None, now_ms: float) -> list[Effect]:
+        """Handle the outcome of the `Persist` effect with this token: the record is committed, or could not be written
+        (`error`)."""
         if self._assignment_write is not None and self._assignment_write[0] == token:
             assignments = self._assignment_write[1]
             self._assignment_write = None
@@ -295,14 +301,14 @@ class ClassicGroup:
         return []
 
     def delete(self) -> None:
-        """Delete an empty group. Raises `NonEmptyGroup`."""
+        """Delete the group, which must have no members. Raises `NonEmptyGroup`."""
         self._check_alive()
         if self.state is not EMPTY:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.members)} members")
         self._transition(DEAD)
 
     def undelete(self) -> None:
-        """Reopen the group: the deletion could not be written."""
+        """Cancel the deletion of the group, because it could not be written."""
         self._transition(EMPTY)
 
     def restore(self, metadata: GroupMetadata, now_ms: float) -> None:
@@ -332,11 +338,11 @@ class ClassicGroup:
     def restore_converted(
         self, metadata: GroupMetadata, generations: Mapping[str, int], now_ms: float
     ) -> None:
-        """Replace a consumer group with these remaining members, all of which have to rejoin.
+        """Restore the group that replaces a consumer group with these remaining members, all of which have to rejoin.
 
-        `generations`: the generation of each member, older than that of `metadata`. Until the rebalance ends, a member
-        may commit in its own generation and learns from its heartbeat that it has to rejoin, so that its progress is
-        not lost. The generations are kept in memory only: after a change of the coordinator, such a member receives
+        `generations`: generation of each member, older than that of `metadata`. Until the rebalance ends, a member may
+        commit in its own generation, so that its progress is not lost, and its heartbeats return REBALANCE_IN_PROGRESS.
+        The generations are kept in memory only: after a change of the coordinator, such a member receives
         ILLEGAL_GENERATION.
         """
         self.restore(metadata, now_ms)
@@ -344,12 +350,13 @@ class ClassicGroup:
         self._rebalance(now_ms)
 
     def generation_of(self, member: Member) -> int:
-        """The generation of a member: that of the group, or the one it had before `restore_converted`."""
+        """Return the generation of a member: that of the group, or until the member rejoins the one from
+        `restore_converted`."""
         return self._converted_generations.get(member.member_id, self.generation)
 
     def is_idle(self) -> bool:
-        """Whether it has no members and none is about to join."""
-        return self.state is EMPTY and not self.pending
+        """Whether the group has no members and no generated member id with which a client may still join."""
+        return self.state is EMPTY and not self.pending_joins
 
     # ------------------------------------------------------------------ checks
 
@@ -363,8 +370,8 @@ class ClassicGroup:
             raise IllegalGeneration(f"group {self.group_id} is at generation {current}, not {generation}")
 
     def _check_capacity(self, request: Join) -> None:
-        """A full group accepts no new member. During a rebalance the members that have joined count, and the static
-        members that may still return; those that joined first stay."""
+        """Raise `GroupMaxSizeReached` if the group is full and the request adds a member. During a rebalance the
+        members that have joined count, and the static members that may still return; those that joined first stay."""
         member_id = request.member_id or self.members.static_members.get(request.instance_id or "", "")
         member = self.members.by_id.get(member_id)
         if self.state is PREPARING:
@@ -373,13 +380,14 @@ class ClassicGroup:
         else:
             full = member is None and len(self.members) >= self.size_max
         if not request.member_id and request.requires_member_id and request.instance_id is None:
-            full = full or len(self.pending) >= self.size_max
+            full = full or len(self.pending_joins) >= self.size_max
         if full:
-            self.pending.pop(request.member_id, None)
+            self.pending_joins.pop(request.member_id, None)
             raise GroupMaxSizeReached(f"group {self.group_id} has the maximum of {self.size_max} members")
 
     def _check_protocols(self, request: Join) -> None:
-        """A member must have the protocol type of the group, and all members must support one of its protocols."""
+        """Raise `InconsistentGroupProtocol` unless the member has the protocol type of the group, and all members
+        support one of its protocols."""
         is_compatible = bool(request.protocol_type and request.protocols)
         if self.members.by_id:
             is_compatible = request.protocol_type == self.protocol_type and self.members.has_common_protocol(
@@ -395,16 +403,16 @@ class ClassicGroup:
         if previous is not None:
             return self._replace_static(self.members.by_id[previous], request, waiter, new_member_id, now_ms)
         if request.instance_id is None and request.requires_member_id:
-            self.pending[new_member_id] = now_ms + request.session_timeout_ms
+            self.pending_joins[new_member_id] = now_ms + request.session_timeout_ms
             return [Response(waiter, JoinResponse(new_member_id, must_rejoin=True))]
-        return self._add(request, waiter, new_member_id, now_ms)
+        return self._add_member(request, waiter, new_member_id, now_ms)
 
-    def _add(self, request: Join, waiter: Any, member_id: str, now_ms: float) -> list[Effect]:
-        self.pending.pop(member_id, None)
+    def _add_member(self, request: Join, waiter: Any, member_id: str, now_ms: float) -> list[Effect]:
+        self.pending_joins.pop(member_id, None)
         if not self.members.by_id:
             self.protocol_type = request.protocol_type
         if self.state is PREPARING and self.generation == 0:
-            self.join_phase.member_joined()
+            self.join_phase.record_new_member()
         member = _member(request, member_id, now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self.members.add(member)
         return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
@@ -412,7 +420,7 @@ class ClassicGroup:
     def _replace_static(
         self, old: Member, request: Join, waiter: Any, member_id: str, now_ms: float
     ) -> list[Effect]:
-        """A static member that returned with a new member id replaces its predecessor (KIP-345)."""
+        """Replace a static member by one with the same instance id and a new member id (KIP-345)."""
         leader_before = self.members.leader or ""
         fenced = FencedInstanceId(f"instance id {request.instance_id} joined again")
         effects: list[Effect] = [*self.members.remove(old, fenced)]
@@ -433,8 +441,9 @@ class ClassicGroup:
         return [*effects, persist]
 
     def _unchanged_response(self, member: Member, request: Join, leader_before: str) -> JoinResponse:
-        """The group stays stable, so no assignment is computed. A client with KIP-814 learns that it is the leader and
-        skips the assignment; an older one receives the old id of the leader, so it does not act as the leader."""
+        """Return the response to a static member that was replaced in a stable group, whose assignment is not computed
+        again. A leader's client with KIP-814 learns that it is the leader and skips the assignment; an older client
+        receives the old id of the leader, so that it does not act as the leader."""
         answer = self._join_response(member)
         if member.member_id != self.members.leader:
             return answer
@@ -442,10 +451,10 @@ class ClassicGroup:
             return replace(answer, skip_assignment=True)
         return replace(answer, leader=leader_before, members=())
 
-    def _remove(self, member: Member, now_ms: float) -> list[Effect]:
-        gone = UnknownMember(f"member {member.member_id} was removed from group {self.group_id}")
+    def _remove_member(self, member: Member, now_ms: float) -> list[Effect]:
+        removed = UnknownMember(f"member {member.member_id} was removed from group {self.group_id}")
         self._unsynced.discard(member.member_id)
-        return [*self.members.remove(member, gone), *self._rebalance(now_ms)]
+        return [*self.members.remove(member, removed), *self._rebalance(now_ms)]
 
     # ------------------------------------------------------------------ the join phase
 
@@ -463,7 +472,7 @@ class ClassicGroup:
         return effects + self._try_complete_join(now_ms)
 
     def _try_complete_join(self, now_ms: float) -> list[Effect]:
-        if self.state is not PREPARING or self.join_phase.awaits_new_members or self.pending:
+        if self.state is not PREPARING or self.join_phase.awaits_new_members or self.pending_joins:
             return []
         return self._complete_join(now_ms) if self.members.all_joined() else []
 
@@ -507,7 +516,7 @@ class ClassicGroup:
         return effects
 
     def _end_sync_phase(self, now_ms: float) -> list[Effect]:
-        """Remove members that did not sync within the rebalance timeout."""
+        """Remove members that did not sync within the rebalance timeout, and start a rebalance if there are any."""
         self.sync_deadline_ms = math.inf
         if not self._unsynced:
             return []
@@ -519,7 +528,7 @@ class ClassicGroup:
 
     def _join_response(self, member: Member) -> JoinResponse:
         leader = self.members.leader or ""
-        listed = self.members.listed(self.protocol) if member.member_id == leader else ()
+        listed = self.members.for_leader(self.protocol) if member.member_id == leader else ()
         return JoinResponse(
             member.member_id, self.generation, self.protocol_type, self.protocol, leader, listed
         )
@@ -528,10 +537,10 @@ class ClassicGroup:
         return SyncResponse(member.assignment, self.protocol_type, self.protocol)
 
     def _persist(self, assignments: dict[str, bytes]) -> Persist:
-        self._tokens += 1
-        members = self.members.stored(self.protocol, assignments)
+        self._last_token += 1
+        members = self.members.to_records(self.protocol, assignments)
         return Persist(
-            self._tokens,
+            self._last_token,
             GroupMetadata(
                 self.protocol_type or "", self.generation, self.protocol, self.members.leader, -1, members
             ),

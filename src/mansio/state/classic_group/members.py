@@ -1,10 +1,10 @@
-"""Members of a classic group: protocols, leader, and waiting requests.
+"""Members of a classic group: protocols, leader, and parked requests.
 
-`group` decides when members join and leave; this is their bookkeeping.
+`group` decides when members join and leave; this module keeps the members consistent.
 
 Invariants:
 * `joined_count` is the number of parked joins; the count of a protocol is the number of members that support it.
-* A group with members has a leader, one without has none.
+* A group with members has a leader; a group without members has none.
 * The instance id of a static member maps to its current member id only.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class GroupMembers:
-    """The members of one group, in the order in which they joined."""
+    """The members of one classic group, in the order in which they joined."""
 
     __slots__ = ("_supported", "by_id", "joined_count", "leader", "static_members")
 
@@ -40,7 +40,7 @@ class GroupMembers:
         return len(self.by_id)
 
     def __iter__(self) -> Iterator[Member]:
-        """Iterate over a copy of the members: members may be added and removed meanwhile."""
+        """Iterate over a copy of the members, so that callers can add and remove members meanwhile."""
         return iter(list(self.by_id.values()))
 
     def add(self, member: Member) -> None:
@@ -52,7 +52,7 @@ class GroupMembers:
             self.leader = member.member_id
 
     def remove(self, member: Member, error: MansioError) -> list[Response]:
-        """Remove a member; its waiting requests are answered with `error`."""
+        """Remove a member. Returns responses with `error` to its parked requests."""
         waiters = (self.take_join_waiter(member), member.take_sync_waiter())
         del self.by_id[member.member_id]
         self._supported.subtract(each.name for each in member.protocols)
@@ -70,8 +70,8 @@ class GroupMembers:
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
 
-    def validated(self, member_id: str, instance_id: str | None) -> Member:
-        """The member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has
+    def find_valid(self, member_id: str, instance_id: str | None) -> Member:
+        """Return the member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has
         taken over its instance id."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
@@ -87,15 +87,16 @@ class GroupMembers:
     # ------------------------------------------------------------------ protocols and leader
 
     def all_support(self, protocol: str) -> bool:
+        """Whether all members support this protocol."""
         return self._supported[protocol] == len(self.by_id)
 
     def has_common_protocol(self, protocols: tuple[Protocol, ...]) -> bool:
-        """Whether all members support one of `protocols`."""
+        """Whether all members support one of these protocols."""
         return any(self.all_support(each.name) for each in protocols)
 
     def select_protocol(self) -> str:
-        """Each member votes for the first of its protocols that all members support; the oldest member decides a
-        tie."""
+        """Return the protocol with the most votes. Each member votes for the first of its protocols that all members
+        support; in a tie the protocol that got the earliest vote, in join order, wins."""
         votes = Counter(
             next(each.name for each in member.protocols if self.all_support(each.name))
             for member in self.by_id.values()
@@ -103,7 +104,7 @@ class GroupMembers:
         return votes.most_common(1)[0][0]
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader has joined; False if no member has."""
+        """Elect a leader that has joined, preferably the current one. Returns False if no member has joined."""
         if self.leader is not None and self.by_id[self.leader].join_waiter is not None:
             return True
         for member in self.by_id.values():
@@ -113,37 +114,41 @@ class GroupMembers:
         return False
 
     def rebalance_timeout_ms(self) -> int:
-        """The longest rebalance timeout of any member."""
+        """Return the longest rebalance timeout of any member."""
         return max((each.rebalance_timeout_ms for each in self.by_id.values()), default=0)
 
     # ------------------------------------------------------------------ waiters
 
     def all_joined(self) -> bool:
+        """Whether all members have a parked join."""
         return self.joined_count == len(self.by_id)
 
     def survives_join_phase(self, member: Member) -> bool:
-        """Whether the member stays at the end of the join phase: it has joined, or is static."""
+        """Whether the member stays in the group at the end of the join phase: it has joined, or is static."""
         return member.join_waiter is not None or member.instance_id is not None
 
     def surviving_count(self) -> int:
+        """Return the number of members that stay in the group at the end of the join phase."""
         return sum(self.survives_join_phase(each) for each in self.by_id.values())
 
     def park_join(self, member: Member, waiter: Any) -> list[Response]:
-        """Let a join wait. An older join of the same member is answered: its client has abandoned it."""
+        """Park a join until the join phase ends. Returns an error response to an older join of the same member, which
+        its client has abandoned."""
         older = self.take_join_waiter(member)
         member.join_waiter = waiter
         self.joined_count += 1
         return [] if older is None else [Response(older, RebalanceInProgress())]
 
     def take_join_waiter(self, member: Member) -> Any:
+        """Remove and return the waiter of a parked join, if any."""
         waiter, member.join_waiter = member.join_waiter, None
         if waiter is not None:
             self.joined_count -= 1
         return waiter
 
     def fail_syncs(self, error: MansioError, now_ms: float) -> list[Response]:
-        """Answer every parked sync with `error`. A member with a parked sync could not send heartbeats, so its session
-        is restarted."""
+        """Return responses with `error` to all parked syncs. A member with a parked sync cannot send heartbeats, so its
+        session is restarted."""
         responses = []
         for member in self.by_id.values():
             if (waiter := member.take_sync_waiter()) is not None:
@@ -153,15 +158,15 @@ class GroupMembers:
 
     # ------------------------------------------------------------------ views
 
-    def listed(self, protocol: str | None) -> tuple[JoinedMember, ...]:
-        """The members for the leader, which computes the assignment."""
+    def for_leader(self, protocol: str | None) -> tuple[JoinedMember, ...]:
+        """Return the members as the leader receives them to compute the assignment."""
         return tuple(
             JoinedMember(each.member_id, each.instance_id, each.metadata_for(protocol))
             for each in self.by_id.values()
         )
 
-    def stored(self, protocol: str | None, assignments: dict[str, bytes]) -> tuple[MemberMetadata, ...]:
-        """The members as stored in the record of the group."""
+    def to_records(self, protocol: str | None, assignments: dict[str, bytes]) -> tuple[MemberMetadata, ...]:
+        """Return the members as they are stored in the record of the group."""
         return tuple(
             MemberMetadata(
                 each.member_id,

@@ -1,7 +1,8 @@
 """Data types of a classic consumer group: states, requests, responses, effects, members.
 
-The rules are in `group`. A *waiter* is the object that the caller passes with a join or sync that cannot be answered
-yet; it is returned in a `Response` effect, exactly once, or dropped with the group.
+The state machine is in `group`. A *waiter* is an object that the caller passes with a join or sync. If the request
+cannot be answered at once, the waiter is parked and later returned in exactly one `Response` effect, or dropped with
+the group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GroupState(StrEnum):
-    """States, with the names in DescribeGroups and ListGroups."""
+    """States of a classic group, with their names in DescribeGroups and ListGroups."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -38,7 +39,7 @@ TRANSITIONS: Final[dict[GroupState, frozenset[GroupState]]] = {
 
 
 class Protocol(NamedTuple):
-    """An assignment strategy that a member supports, and its metadata (the subscription)."""
+    """Assignment strategy that a member supports, and its metadata (the subscription)."""
 
     name: str
     metadata: bytes
@@ -46,8 +47,8 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A JoinGroup request. `member_id` is "" for a new member; with `requires_member_id` (version 4+, KIP-394) it has
-    to join again with the id in the response; `can_skip_assignment`: version 9+ (KIP-814)."""
+    """JoinGroup request. `member_id`: "" for a new member. `requires_member_id`: a new member has to join again with
+    the id in the response (version 4+, KIP-394). `can_skip_assignment`: version 9+ (KIP-814)."""
 
     member_id: str
     instance_id: str | None
@@ -63,7 +64,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A SyncGroup request. `assignments` (member id -> bytes) is sent by the leader only. Protocol type and name are
+    """SyncGroup request. `assignments`: assignment by member id, sent by the leader only. Protocol type and name are
     checked if the client sends them (version 5+, KIP-559)."""
 
     member_id: str
@@ -75,7 +76,7 @@ class Sync:
 
 
 class JoinedMember(NamedTuple):
-    """A member in the response to the leader."""
+    """Member in the response to the leader's join."""
 
     member_id: str
     instance_id: str | None
@@ -84,8 +85,8 @@ class JoinedMember(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JoinResponse:
-    """Response to a join. `members` is sent to the leader only. `must_rejoin`: MEMBER_ID_REQUIRED, join again with
-    `member_id`."""
+    """Response to a join. `members`: sent to the leader only. `must_rejoin`: the error code is MEMBER_ID_REQUIRED, and
+    the client has to join again with `member_id`."""
 
     member_id: str
     generation: int = -1
@@ -99,7 +100,7 @@ class JoinResponse:
 
 @dataclass(frozen=True, slots=True)
 class SyncResponse:
-    """A member's assignment."""
+    """Response to a sync, with the assignment of the member."""
 
     assignment: bytes
     protocol_type: str | None
@@ -108,7 +109,7 @@ class SyncResponse:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Effect: answer the request that waits as `waiter` with `value`."""
+    """Effect: the caller completes the request with this waiter by `value`, a response or an error."""
 
     waiter: Any
     value: JoinResponse | SyncResponse | MansioError
@@ -116,7 +117,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Effect: append the metadata of the group, then call `persisted(token, ...)`."""
+    """Effect: the caller appends the record of the group and reports the outcome by `handle_persisted` with this
+    token."""
 
     token: int
     metadata: GroupMetadata
@@ -127,7 +129,8 @@ Effect = Response | Persist
 
 @dataclass(slots=True)
 class Member:
-    """One member. `deadline_ms`: end of its session unless a heartbeat arrives before."""
+    """Member of a classic group. `deadline_ms`: end of its session unless a heartbeat arrives before. `is_new`: the
+    member has not taken part in a generation yet."""
 
     member_id: str
     instance_id: str | None
@@ -143,23 +146,26 @@ class Member:
     sync_waiter: Any = field(default=None, repr=False)
 
     def metadata_for(self, protocol: str | None) -> bytes:
-        """Its metadata for `protocol`."""
+        """Return the member's metadata for a protocol; empty if it does not support the protocol."""
         return next((each.metadata for each in self.protocols if each.name == protocol), b"")
 
     def extend_session(self, now_ms: float) -> None:
-        """Restart the session timeout."""
+        """Restart the session timeout of the member."""
         self.deadline_ms = now_ms + self.session_timeout_ms
 
     def may_expire(self) -> bool:
-        """Whether its session may end. A member that waits for a response cannot send heartbeats. A new member may wait
-        for a long but limited time (its client may have failed), any other without a limit."""
+        """Whether the session may end at its deadline. A member with a parked request cannot send heartbeats. A new
+        member with a parked join still expires, after `NEW_MEMBER_JOIN_TIMEOUT_MS`, because its client may have failed.
+        """
         return self.is_new or (self.join_waiter is None and self.sync_waiter is None)
 
     def park_sync(self, waiter: Any) -> list[Response]:
-        """Let a sync wait. An older sync of the same member is answered: its client has abandoned it."""
+        """Park a sync until the assignment is stored. Returns an error response to an older sync of the same member,
+        which its client has abandoned."""
         older, self.sync_waiter = self.sync_waiter, waiter
         return [] if older is None else [Response(older, RebalanceInProgress())]
 
     def take_sync_waiter(self) -> Any:
+        """Remove and return the waiter of a parked sync, if any."""
         waiter, self.sync_waiter = self.sync_waiter, None
         return waiter

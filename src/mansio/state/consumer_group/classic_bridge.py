@@ -1,7 +1,7 @@
 """Conversion between the classic and the consumer protocol: subscriptions, assignments and members.
 
-A group can have members of both protocols while its clients are replaced one at a time. `ConsumerGroup` decides; the
-functions here translate what classic members send and what is stored of them.
+A group can have members of both protocols while its clients are replaced one at a time. `ConsumerGroup` contains the
+rules; the functions of this module convert requests and records of classic members.
 
     classic group ── first consumer-protocol member joins ──► consumer group ── last one leaves ──► classic group
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def metadata_of_join(request: Join, subscription: ClassicSubscription) -> MemberMetadata:
-    """Metadata of a classic member that joins a consumer group."""
+    """Return the metadata of a classic member that joins a consumer group."""
     protocols = tuple((each.name, each.metadata) for each in request.protocols)
     return MemberMetadata(
         request.instance_id,
@@ -42,7 +42,7 @@ def metadata_of_join(request: Join, subscription: ClassicSubscription) -> Member
 
 
 def metadata_of_member(member: ClassicMember, subscription: ClassicSubscription) -> MemberMetadata:
-    """Metadata in a consumer group of a member of a classic group."""
+    """Return the metadata with which a member of a classic group becomes a member of a consumer group."""
     protocols = tuple((each.name, each.metadata) for each in member.protocols)
     return MemberMetadata(
         member.instance_id,
@@ -58,7 +58,7 @@ def metadata_of_member(member: ClassicMember, subscription: ClassicSubscription)
 
 
 def classic_record(member: ConsumerMember, protocol: str, assignment: bytes) -> ClassicMemberRecord:
-    """A member as the record of a classic group stores it."""
+    """Convert a member of a consumer group into its part of a classic group's record."""
     metadata = member.metadata
     assert metadata.classic is not None
     return ClassicMemberRecord(
@@ -74,7 +74,7 @@ def classic_record(member: ConsumerMember, protocol: str, assignment: bytes) -> 
 
 
 def common_protocol(member: ConsumerMember, members: Iterable[ConsumerMember]) -> str:
-    """The first protocol of a classic member that all classic members support."""
+    """Return the first protocol of a classic member that all classic members support."""
     supported = [
         {name for name, _ in each.metadata.classic.protocols}
         for each in members
@@ -86,7 +86,7 @@ def common_protocol(member: ConsumerMember, members: Iterable[ConsumerMember]) -
 
 
 def read_subscription(codec: ClassicCodec, metadata: bytes) -> ClassicSubscription:
-    """Raises `InconsistentGroupProtocol` for malformed bytes."""
+    """Decode the subscription of a classic member. Raises `InconsistentGroupProtocol` for malformed bytes."""
     try:
         return codec.subscription(metadata)
     except WireError as error:
@@ -94,7 +94,8 @@ def read_subscription(codec: ClassicCodec, metadata: bytes) -> ClassicSubscripti
 
 
 def read_assignment(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[str, int]]:
-    """The assigned partitions by topic name. Raises `InconsistentGroupProtocol` for malformed bytes."""
+    """Decode the assigned partitions (topic name, index) of a classic member. Raises `InconsistentGroupProtocol` for
+    malformed bytes."""
     try:
         return frozenset((name, index) for name, index in codec.assigned(assignment))
     except WireError as error:
@@ -102,7 +103,7 @@ def read_assignment(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[s
 
 
 def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicPartition], topics: Topics) -> bytes:
-    """The bytes of an assignment; partitions of deleted topics are omitted."""
+    """Encode the assignment of a classic member; partitions of deleted topics are omitted."""
     names = {topic_id: name for name, topic_id in topics.ids.items()}
     return codec.assignment(
         sorted((names[topic_id], index) for topic_id, index in partitions if topic_id in names)
@@ -110,5 +111,5 @@ def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicPartition],
 
 
 def partitions_by_id(partitions: Iterable[tuple[str, int]], topics: Topics) -> frozenset[TopicPartition]:
-    """Partitions by topic id instead of topic name; those of unknown topics are omitted."""
+    """Convert partitions with topic names into partitions with topic ids; those of unknown topics are omitted."""
     return frozenset((topics.ids[name], index) for name, index in partitions if name in topics.ids)

@@ -1,12 +1,12 @@
 """State machine of one consumer group (KIP-848): the broker assigns the partitions.
 
-The *group epoch* grows when a member joins, leaves or changes its subscription, and when a subscribed topic is created,
-deleted or gets more partitions. An assignor then computes a *target* assignment for all members at once; the target
-carries the group epoch of which it was computed. Each member moves to its target independently: the response to its
-next heartbeat contains the partitions that it may keep; the heartbeat that confirms the revocation of the others moves
-it to the epoch of the target, with all partitions of it that no other member owns; the remaining ones follow as their
-owners release them (`reconciliation` draws the states of one member). A member that has nothing to revoke is never
-interrupted, and a member waits for its own new partitions only.
+The *group epoch* increases when a member joins, leaves or changes its subscription, and when a subscribed topic is
+created, deleted or gets more partitions. An assignor then computes a *target* assignment for all members at once; the
+target has the group epoch for which it was computed. Each member moves to its target independently. The response to its
+next heartbeat contains the partitions that the member may keep. The heartbeat that confirms the revocation of its other
+partitions moves the member to the epoch of the target, and assigns all partitions of the target that no other member
+owns. The remaining partitions follow as their owners release them (see the diagram in `reconciliation`). A member that
+has nothing to revoke is never interrupted, and a member waits for its own new partitions only.
 
              first join (the target is computed at once)         every member has its target
         EMPTY ──────────────────────────────────► RECONCILING ◄──────────────────────────────────► STABLE
@@ -16,32 +16,33 @@ interrupted, and a member waits for its own new partitions only.
          ▼                           (ASSIGNING, a group epoch without its target, occurs only in the records of
         DEAD                          another broker: the next heartbeat computes the target. See `TRANSITIONS`.)
 
-Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return a response and records. There are no
-timers: `next_deadline_ms` returns when `tick` is due, and a heartbeat only changes a number.
+The state machine does no I/O: methods take the time (`now_ms`, milliseconds of any monotonic clock) and return a
+response and records. There are no timers: `next_deadline_ms` returns when `tick` has to be called, and a heartbeat only
+changes a deadline.
 
 Members of the classic protocol can belong to the group, too, so that clients can be replaced one at a time. The broker
-assigns to all members; a classic member sees an ordinary rebalance: a heartbeat returns REBALANCE_IN_PROGRESS, the join
-(answered at once, there is no leader) names the partitions that it still owns, the sync returns its assignment. The
-partitions named in a join are all that the member owns, so joining is how it revokes partitions. Its generation is its
-member epoch.
+assigns partitions to all members. A classic member sees an ordinary rebalance: a heartbeat returns
+REBALANCE_IN_PROGRESS, the join contains the partitions that the member still owns (the broker responds at once, because
+there is no leader), and the sync returns the assignment. A classic member revokes partitions by a join without them.
+Its generation is its member epoch.
 
 Invariants:
-* Everything that decides is stored: a group built from the records so far behaves as this one.
+* All state that influences assignments is stored: a group restored from the records behaves like this one.
 * A partition is owned (assigned, or pending revocation) by at most one member.
 * A new target is stored together with the group epoch from which it was computed.
-* Epochs only grow (except that a static member that left has -2). A member with an older epoch is fenced, unless it is
-  the previous epoch and the member owns nothing that is not assigned to it: then it has missed the response.
-* A heartbeat without news from a member that waits for nothing returns no records.
-* A member that does not revoke a partition within its own rebalance timeout is removed, whatever else it sends.
+* Epochs only increase (except that a static member that left has -2). A member with an older epoch is fenced, unless it
+  sends the previous epoch and owns only partitions that are assigned to it: then it has missed the last response.
+* A heartbeat that changes nothing, from a member that waits for no partition, returns no records.
+* A member that does not revoke a partition within its own rebalance timeout is removed, even if it sends heartbeats.
 * A classic member has to rejoin only if its target differs from its assignment and the missing partitions are unowned,
-  or if the classic group was about to rebalance or had assigned it partitions that cannot be converted, as those of a
-  deleted topic. From then on it has its rebalance timeout to join, and the same time again to sync.
+  or if the group was converted from a classic group that was about to rebalance or whose assignment contained
+  partitions of a deleted topic. The member then has its rebalance timeout to join, and the same time again to sync.
 * Conversion of a classic group keeps the assignment of every member.
-* The classic group that follows a consumer group has a generation that no member has, so all of them rejoin, also if a
-  crash makes it start from its record. Until then each continues in its own generation.
+* The classic group that replaces a consumer group has a generation that no member has, so all members rejoin, even
+  after a crash. Until a member has rejoined, it continues in its own generation.
 
 Source: KIP-848; Apache Kafka's GroupMetadataManager. Deviations: the short heartbeat interval during reconciliation; a
-static member that left keeps nothing beyond its target; a classic member whose assignment does not change need not
+static member that left keeps only partitions of its target; a classic member whose assignment does not change need not
 rejoin because of a newer epoch.
 """
 
@@ -119,12 +120,13 @@ EMPTY_METADATA: Final = MemberMetadata(None, None, "", "", (), None, -1, None)
 
 
 class ConsumerGroup:
-    """The group. Attributes may be read; they change only through methods (`settings` may be replaced).
+    """State machine of one consumer group. Callers may read the attributes; only methods change them (`settings` may be
+    replaced).
 
-    Every method that returns `Records` has changed the group already: append them at once, all in one batch, and
-    respond when they are committed. If that fails, or if a method raises anything but a `MansioError`, drop the object
-    and build a new one from the stored records: construct, `apply` each, `restored`. A `MansioError` of a method means
-    that nothing has changed.
+    Every method that returns `Records` has changed the group already. The caller appends the records at once, in one
+    batch, and responds when they are committed. If that fails, or if a method raises any exception but a `MansioError`,
+    the caller drops the object and builds a new one from the stored records by `apply` and `finish_restore`. A method
+    that raises a `MansioError` has changed nothing.
     """
 
     def __init__(
@@ -147,14 +149,17 @@ class ConsumerGroup:
 
     @property
     def members(self) -> Mapping[str, ConsumerMember]:
+        """Members by member id."""
         return self.stored.members
 
     @property
     def group_epoch(self) -> int:
+        """Epoch that increases with each change of members, subscriptions or subscribed topics."""
         return self.stored.group_epoch
 
     @property
     def assignment_epoch(self) -> int:
+        """Group epoch for which the target assignment was computed."""
         return self.stored.assignment_epoch
 
     @property
@@ -164,6 +169,7 @@ class ConsumerGroup:
 
     @property
     def state(self) -> ConsumerGroupState:
+        """State of the group, computed from its members and epochs."""
         if self._is_deleted:
             return DEAD
         if not self.stored.members:
@@ -179,18 +185,18 @@ class ConsumerGroup:
     def heartbeat(
         self, request: Heartbeat, topics: Topics, now_ms: float
     ) -> tuple[HeartbeatResponse, Records]:
-        """Handle the heartbeat of a member that joins (epoch 0), is alive, or leaves (-1; -2: a static member that will
-        return).
+        """Handle the heartbeat of a member. Epoch 0: the member joins; -1: it leaves; -2: a static member leaves and
+        will return.
 
-        Raises `CoordinatorNotAvailable` (deleted), `InvalidRequest`, `UnsupportedAssignor`, `GroupMaxSizeReached`,
-        `UnknownMember`, `FencedMemberEpoch`, `FencedInstanceId`, `UnreleasedInstanceId`.
+        Raises `CoordinatorNotAvailable` (the group is being deleted), `InvalidRequest`, `UnsupportedAssignor`,
+        `GroupMaxSizeReached`, `UnknownMember`, `FencedMemberEpoch`, `FencedInstanceId`, `UnreleasedInstanceId`.
         """
         self._check_alive()
         if request.member_epoch == JOIN_EPOCH:
             return self._join(request, topics, now_ms)
         if request.member_epoch < 0:
             return self._leave(request, topics, now_ms)
-        member = self.stored.validated(request.member_id, request.instance_id)
+        member = self.stored.find_valid(request.member_id, request.instance_id)
         current = member.current
         is_up_to_date = member.reconciled_version == self.stored.version and self.topics is topics
         if is_up_to_date and request.member_epoch == current.epoch and _is_keep_alive(request):
@@ -207,7 +213,8 @@ class ConsumerGroup:
         return self._response(member, with_assignment=with_assignment), self.stored.take_changes()
 
     def _join(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
-        """A known member that joins again owns nothing any more. A static member may replace its predecessor."""
+        """Handle a join. A known member that joins again loses its partitions; a static member replaces its
+        predecessor."""
         _check_join(request)
         self._check_assignor(request)
         existing = self.stored.find_member_or_static(request.member_id, request.instance_id)
@@ -227,7 +234,7 @@ class ConsumerGroup:
         return self._response(member, with_assignment=True), self.stored.take_changes()
 
     def _leave(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
-        member = self.stored.validated(request.member_id, request.instance_id)
+        member = self.stored.find_valid(request.member_id, request.instance_id)
         if request.member_epoch == LEAVE_EPOCH:
             self._remove([member], topics)
         elif request.member_epoch == LEAVE_STATIC_EPOCH and member.metadata.instance_id is not None:
@@ -250,13 +257,13 @@ class ConsumerGroup:
         return response, self.stored.take_changes()
 
     def check_commit(self, member_id: str, instance_id: str | None, member_epoch: int, now_ms: float) -> None:
-        """Check that the sender may commit offsets now. Without an epoch (-1) only a group without members accepts
-        commits. Raises `UnknownMember`, `FencedInstanceId`, `StaleMemberEpoch` (classic member: `IllegalGeneration`).
-        """
+        """Check that a member may commit offsets now. Without an epoch (-1), commits are accepted only while the group
+        has no members. Raises `UnknownMember`, `FencedInstanceId`, and `StaleMemberEpoch` (for a classic member
+        `IllegalGeneration`)."""
         self._check_alive()
         if member_epoch < 0 and not self.stored.members:
             return
-        member = self.stored.validated(member_id, instance_id)
+        member = self.stored.find_valid(member_id, instance_id)
         if member_epoch != member.current.epoch:
             message = f"member {member_id} is at epoch {member.current.epoch}, not {member_epoch}"
             raise IllegalGeneration(message) if member.is_classic else StaleMemberEpoch(message)
@@ -264,11 +271,11 @@ class ConsumerGroup:
             member.extend_session(self.settings, now_ms)
 
     def check_fetch(self, member_id: str, member_epoch: int) -> None:
-        """Check that the sender may read committed offsets. "" and -1 denote a sender that is no member; it may.
-        Raises `UnknownMember`, `StaleMemberEpoch`."""
+        """Check that a client may read committed offsets. A client that is no member passes "" and -1 and may. Raises
+        `UnknownMember`, `StaleMemberEpoch`."""
         if not member_id and member_epoch < 0:
             return
-        if member_epoch != self.stored.validated(member_id, None).current.epoch:
+        if member_epoch != self.stored.find_valid(member_id, None).current.epoch:
             raise StaleMemberEpoch(f"member {member_id} is not at epoch {member_epoch}")
 
     # ------------------------------------------------------------------ events: members of the classic protocol
@@ -276,8 +283,8 @@ class ConsumerGroup:
     def join(
         self, request: Join, new_member_id: str, topics: Topics, now_ms: float
     ) -> tuple[JoinResponse, Records]:
-        """Handle the JoinGroup of a classic member; respond once the records are committed. `must_rejoin`: the member
-        has to join again with the id in the response.
+        """Handle the JoinGroup of a classic member; the caller responds once the records are committed. If the response
+        has `must_rejoin`, the member has to join again with the id in the response.
 
         Raises `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `FencedInstanceId`, `UnknownMember`,
         `UnreleasedInstanceId`.
@@ -285,7 +292,7 @@ class ConsumerGroup:
         self._check_alive()
         subscription = self._check_classic_join(request)
         if request.member_id and request.instance_id is not None:
-            self.stored.validated(request.member_id, request.instance_id)
+            self.stored.find_valid(request.member_id, request.instance_id)
         member_id = request.member_id or new_member_id
         existing = self.stored.find_member_or_static(member_id, request.instance_id)
         self._check_capacity(existing)
@@ -303,7 +310,8 @@ class ConsumerGroup:
         return response, self.stored.take_changes()
 
     def sync(self, request: Sync, topics: Topics, now_ms: float) -> SyncResponse:
-        """Return the assignment of a classic member. Writes nothing; respond once earlier records are committed.
+        """Return the assignment of a classic member. Nothing has to be stored; the caller responds once earlier records
+        are committed.
 
         Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `InconsistentGroupProtocol`,
         `RebalanceInProgress`.
@@ -328,8 +336,8 @@ class ConsumerGroup:
     def classic_heartbeat(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: float
     ) -> None:
-        """Handle the Heartbeat of a classic member. Raises `RebalanceInProgress` when it has to rejoin, and as
-        `sync`."""
+        """Handle the Heartbeat of a classic member. Raises `RebalanceInProgress` if the member has to rejoin, and
+        `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`."""
         self._check_alive()
         member = self._classic_member(member_id, instance_id, generation)
         member.extend_session(self.settings, now_ms)
@@ -341,12 +349,12 @@ class ConsumerGroup:
             member.rejoin_deadline_ms = math.inf
 
     def leave(self, member_id: str, instance_id: str | None, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """Remove a classic member (a static one may be identified by its instance id alone). Raises `UnknownMember`,
+        """Remove a classic member; a static one may be identified by its instance id alone. Raises `UnknownMember`,
         `FencedInstanceId`."""
         self._check_alive()
         if not member_id and instance_id is not None:
             member_id = self.stored.static_members.get(instance_id, "")
-        member = self.stored.validated(member_id, instance_id)
+        member = self.stored.find_valid(member_id, instance_id)
         if not member.is_classic:
             raise UnknownMember(f"member {member_id} uses the consumer protocol and leaves by its heartbeat")
         self._remove([member], topics)
@@ -354,29 +362,30 @@ class ConsumerGroup:
 
     # ------------------------------------------------------------------ events: topics, time, administration
 
-    def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """Handle created, deleted or grown topics, and regular expressions that match other topics."""
+    def handle_topic_change(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
+        """Handle topics that were created, deleted or got more partitions, and regular expressions whose matches have
+        changed."""
         if self.stored.members and not self._is_deleted:
             self._update_target_assignment(topics)
         return self.stored.take_changes()
 
     def next_deadline_ms(self) -> float:
-        """Time at which `tick` is due unless an event occurs before; infinity for never."""
+        """Return the time at which `tick` has to be called next; infinity if there is no deadline."""
         return min((each.deadline_ms() for each in self.stored.members.values()), default=math.inf)
 
     def tick(self, topics: Topics, now_ms: float) -> Records:
-        """Remove members whose session ended, or who did not revoke partitions, or rejoin, in time."""
+        """Remove members whose session has ended, or that did not revoke partitions or rejoin in time."""
         if overdue := [each for each in self.stored if each.deadline_ms() <= now_ms]:
             self._remove(overdue, topics)
         return self.stored.take_changes()
 
     def subscribed_regexes(self) -> list[str]:
-        """The regular expressions to which members subscribe."""
+        """Return the regular expressions to which members subscribe."""
         found = {each.metadata.topic_regex: None for each in self.stored if each.metadata.topic_regex}
         return list(found)
 
     def subscribed_topic_names(self) -> Iterator[str]:
-        """The topic names to which members subscribe; some occur more than once."""
+        """Yield the names of the topics to which members subscribe; a name may occur several times."""
         for member in self.members.values():
             yield from member.metadata.topic_names
             regex = self.stored.resolved_regexes.get(member.metadata.topic_regex or "")
@@ -384,11 +393,12 @@ class ConsumerGroup:
                 yield from regex.topics
 
     def is_idle(self) -> bool:
-        """Whether it has no members."""
+        """Whether the group has no members."""
         return not self.stored.members
 
     def delete(self) -> Records:
-        """Delete an empty group; returns the records that delete all of its state. Raises `NonEmptyGroup`."""
+        """Delete the group, which must have no members; returns the records that delete all of its state. Raises
+        `NonEmptyGroup`."""
         self._check_alive()
         if self.stored.members:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.stored.members)} members")
@@ -396,22 +406,22 @@ class ConsumerGroup:
         return self.stored.tombstones()
 
     def undelete(self) -> None:
-        """Reopen the group: the deletion could not be written."""
+        """Cancel the deletion of the group, because it could not be written."""
         self._is_deleted = False
 
     # ------------------------------------------------------------------ records
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Apply a stored record (kinds 3 to 8 and 16), in any order; the last of each key counts."""
+        """Apply a stored record (kinds 3 to 8 and 16). Of several records with the same key the last one counts."""
         self.stored.apply(key, value)
 
-    def restored(self, now_ms: float) -> None:
-        """Build the group after all stored records were applied; session and rebalance timeouts start again.
-        Raises `CorruptLog`."""
-        self.stored.restored(self.settings, now_ms)
+    def finish_restore(self, now_ms: float) -> None:
+        """Create the members after all stored records were applied; session and rebalance timeouts start again. Raises
+        `CorruptLog`."""
+        self.stored.finish_restore(self.settings, now_ms)
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records of the group."""
+        """Return the records of the group, each key once."""
         return self.stored.snapshot()
 
     # ------------------------------------------------------------------ conversion from and to a classic group
@@ -428,12 +438,13 @@ class ConsumerGroup:
         topics: Topics,
         now_ms: float,
     ) -> tuple[ConsumerGroup, Records, list[Response]]:
-        """Create the group that replaces a classic one with members, so that the caller's heartbeat can join it.
+        """Create the consumer group that replaces a classic group with members, when a member of the consumer protocol
+        joins. Returns the group, its records, and the responses to parked requests of the classic members.
 
-        Does not change `classic`. When the heartbeat has succeeded: append these records (the tombstone of the classic
-        group among them) followed by those of the heartbeat, perform the responses (waiting members of the classic
-        group rejoin), and replace the object. Raises `InconsistentGroupProtocol` if the metadata of a member cannot be
-        read.
+        Does not change `classic`. After the new member's heartbeat has succeeded, the caller appends these records
+        (including the deletion of the classic group) followed by those of the heartbeat, performs the responses, after
+        which the members rejoin, and replaces the state machine. Raises `InconsistentGroupProtocol` if the metadata of
+        a member cannot be decoded.
         """
         if classic.protocol_type != CLASSIC_PROTOCOL_TYPE:
             raise InconsistentGroupProtocol(
@@ -475,9 +486,12 @@ class ConsumerGroup:
     def to_classic(
         self, *, initial_delay_ms: float, size_max: int, topics: Topics, now_ms: float, wall_ms: int
     ) -> tuple[ClassicGroup, Records] | None:
-        """If only classic members are left: the classic group that replaces this one, about to rebalance, and the
-        records (to be appended after those of the preceding call). None otherwise. To be called after each `heartbeat`,
-        `leave` and `tick` that returned records."""
+        """Create the classic group that replaces this group if only classic members are left, otherwise return None.
+        The classic group is about to rebalance. Returns it with the records to append after those of the preceding
+        call.
+
+        The caller calls this after each `heartbeat`, `leave` and `tick` that returned records.
+        """
         members = list(self.members.values())
         if not members or not all(each.is_classic for each in members):
             return None
@@ -521,7 +535,8 @@ class ConsumerGroup:
             raise UnsupportedAssignor(f"unknown assignor {request.assignor!r}; available: {known}")
 
     def _check_classic_join(self, request: Join) -> ClassicSubscription:
-        """The subscription of a classic member that is compatible: the group may have to become classic again."""
+        """Return the subscription of a joining classic member. Raises `InconsistentGroupProtocol` unless all classic
+        members have a common protocol, which they need if the group becomes classic again."""
         if request.protocol_type != CLASSIC_PROTOCOL_TYPE or not request.protocols:
             raise InconsistentGroupProtocol(
                 f"group {self.group_id} has the protocol type {CLASSIC_PROTOCOL_TYPE}"
@@ -535,7 +550,7 @@ class ConsumerGroup:
         return classic_bridge.read_subscription(self._codec, request.protocols[0].metadata)
 
     def _classic_member(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
-        member = self.stored.validated(member_id, instance_id)
+        member = self.stored.find_valid(member_id, instance_id)
         if not member.is_classic:
             raise UnknownMember(f"member {member_id} does not use the classic protocol")
         if generation != member.current.epoch:
@@ -545,7 +560,7 @@ class ConsumerGroup:
         return member
 
     def _must_rejoin(self, member: ConsumerMember) -> bool:
-        """Whether a classic member has to revoke partitions, or can get all that it misses."""
+        """Whether a classic member has to revoke partitions, or all partitions that it misses are unowned."""
         current, target = member.current, member.target
         if current.state == MemberState.UNREVOKED or not current.assigned <= target:
             return True
@@ -590,7 +605,8 @@ class ConsumerGroup:
         self._update_target_assignment(topics, changed=changed)
 
     def _update_target_assignment(self, topics: Topics, *, changed: bool = False) -> None:
-        """Start a new group epoch with a new target if members or subscriptions `changed`, or if the topics did."""
+        """Start a new group epoch with a new target assignment if members or subscriptions (`changed`), or the topics,
+        have changed."""
         stored = self.stored
         if not changed and topics is self.topics and stored.group_epoch == stored.assignment_epoch:
             return
@@ -604,7 +620,7 @@ class ConsumerGroup:
             self._compute_target(subscriptions, topics)
 
     def _compute_target(self, subscriptions: Subscriptions, topics: Topics) -> None:
-        """Compute the target of the current group epoch and store the parts that are new."""
+        """Compute the target assignment of the current group epoch and store the targets that have changed."""
         stored = self.stored
         assignor = self._assignors.get(self.assignor, self._assignors[self._default_assignor])
         sorted_topics = {each: tuple(sorted(each)) for each in dict.fromkeys(subscriptions.values())}
@@ -633,7 +649,7 @@ class ConsumerGroup:
     def _reconcile(
         self, member: ConsumerMember, owned: frozenset[TopicPartition] | None, topics: Topics, now_ms: float
     ) -> None:
-        """Move the member towards its target as far as the partitions that it owns allow."""
+        """Change the current assignment of a member towards its target, as far as its owned partitions allow."""
         stored, before = self.stored, member.current
         is_unrevoked = before.state == MemberState.UNREVOKED
         current = next_assignment(
@@ -665,7 +681,7 @@ class ConsumerGroup:
 
 
 def _updated_metadata(metadata: MemberMetadata, request: Heartbeat) -> MemberMetadata:
-    """The metadata with the fields of the request; null fields are unchanged."""
+    """Return the metadata with the fields of a request; fields that are None in the request are unchanged."""
     names, regex = request.topic_names, request.topic_regex
     return metadata._replace(
         instance_id=metadata.instance_id if request.instance_id is None else request.instance_id,
@@ -682,19 +698,19 @@ def _updated_metadata(metadata: MemberMetadata, request: Heartbeat) -> MemberMet
 
 
 def _is_keep_alive(request: Heartbeat) -> bool:
-    """Whether all optional fields are null."""
+    """Whether the request has no optional fields."""
     optional = request.topic_names, request.topic_regex, request.owned, request.assignor, request.rack_id
     return request.rebalance_timeout_ms < 0 and optional == (None, None, None, None, None)
 
 
 def _is_full_request(request: Heartbeat) -> bool:
-    """Whether the member sends everything, as it does when it may have missed a response."""
+    """Whether the request has all fields, as a member sends it when it may have missed a response."""
     subscribes = request.topic_names is not None or request.topic_regex is not None
     return request.rebalance_timeout_ms >= 0 and subscribes and request.owned is not None
 
 
 def _check_join(request: Heartbeat) -> None:
-    """A member that joins sends everything and owns nothing. Raises `InvalidRequest`."""
+    """Check that a joining member sends all fields and owns no partitions. Raises `InvalidRequest`."""
     if request.rebalance_timeout_ms <= 0 or request.owned is None or request.owned:
         raise InvalidRequest("a member joins with a rebalance timeout and without partitions")
     if request.topic_names is None and request.topic_regex is None:
@@ -702,7 +718,8 @@ def _check_join(request: Heartbeat) -> None:
 
 
 def _check_epoch(member: ConsumerMember, request: Heartbeat) -> None:
-    """The epoch must be the member's, or the previous one if it owns only assigned partitions (missed response)."""
+    """Raise `FencedMemberEpoch` unless the request has the member's epoch, or the previous one from a member that owns
+    assigned partitions only, which may have missed the last response."""
     current, epoch = member.current, request.member_epoch
     if member.is_classic:
         raise FencedMemberEpoch(f"member {member.member_id} uses the classic protocol")
@@ -717,7 +734,8 @@ def _check_epoch(member: ConsumerMember, request: Heartbeat) -> None:
 
 
 def _metadata_hash(subscriptions: Subscriptions, topics: Topics) -> int:
-    """64 bits that change when a subscribed topic is created, deleted, recreated or grows; 0 without topics."""
+    """Return a 64-bit hash that changes when a subscribed topic is created, deleted, recreated or gets partitions; 0
+    without topics."""
     topic_ids = _all_topic_ids(subscriptions)
     if not topic_ids:
         return 0
@@ -738,7 +756,8 @@ def _checked_targets(
     assignment: Mapping[str, Collection[TopicPartition]],
     topics: Topics,
 ) -> dict[str, frozenset[TopicPartition]]:
-    """The targets, validated: an assignor may be third-party code."""
+    """Return the target assignments of an assignor after validation, because an assignor may be third-party code.
+    Raises `AssertionError` for invalid ones."""
     topic_ids = _all_topic_ids(subscriptions)
     unassigned = set(all_partitions(topic_ids, topics.partitions))
     targets = {}

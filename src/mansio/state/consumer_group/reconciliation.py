@@ -40,10 +40,11 @@ def next_assignment(
     owned: frozenset[TopicPartition] | None,
     is_owned: Callable[[TopicPartition], bool],
 ) -> CurrentAssignment:
-    """Return the next current assignment; `current` itself if nothing changes.
+    """Return the next current assignment of a member; `current` itself if nothing changes.
 
-    `owned`: the partitions in the member's request, None if it sent none; `topics`: ids of its subscribed topics;
-    `is_owned`: whether any member (this one included) has a partition assigned or pending.
+    `target`: its target assignment, computed in `assignment_epoch`. `topics`: ids of its subscribed topics. `owned`:
+    partitions that the member owns according to its request, None if it sent none. `is_owned`: whether any member,
+    including this one, has a partition assigned or pending revocation.
     """
     if current.state == MemberState.STABLE and current.epoch == assignment_epoch:
         return current
@@ -67,12 +68,14 @@ def next_assignment(
 
 
 def _owns_any(owned: frozenset[TopicPartition] | None, partitions: frozenset[TopicPartition]) -> bool:
-    """A member that does not send what it owns may still own any of its former partitions."""
+    """Whether the member may still own one of these partitions. A member that does not send its owned partitions may
+    own all."""
     return bool(partitions) if owned is None else not owned.isdisjoint(partitions)
 
 
 def _without_unsubscribed(current: CurrentAssignment, topics: frozenset[bytes]) -> CurrentAssignment:
-    """While it revokes other partitions: also revoke those of topics to which it no longer subscribes."""
+    """Return the next assignment of a member that still revokes other partitions: it also has to revoke those of topics
+    to which it no longer subscribes."""
     unwanted = frozenset(each for each in current.assigned if each[0] not in topics)
     if not unwanted:
         return current

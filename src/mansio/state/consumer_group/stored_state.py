@@ -1,12 +1,12 @@
 """Stored state of a consumer group: epochs, members, target assignments and resolved regular expressions.
 
-Every change is kept as a record until `take_changes` returns it.
+Each change is also kept as a record until `take_changes` returns it.
 
 Invariants:
-* `snapshot` equals the sum of all records: nothing else influences a target or an assignment.
+* `snapshot` equals the result of applying all records: nothing else influences a target or current assignment.
 * `owners` maps a partition to the only member that has it assigned or pending revocation.
 * The instance id of a static member maps to its current member id only.
-* `version` grows with every change.
+* `version` increases with every change.
 """
 
 from __future__ import annotations
@@ -53,18 +53,19 @@ if TYPE_CHECKING:
     from mansio.state.consumer_group.types import ConsumerGroupSettings, Records, TopicPartition, Topics
 
 JOINING = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
-"""Current assignment of a member that has not received one yet."""
+"""Current assignment of a member that has not received an assignment yet."""
 
 
 @dataclass(slots=True)
 class ConsumerMember:
-    """One member of a consumer group. Its three records change through methods of `StoredGroup` only.
+    """One member of a consumer group. Its records change through methods of `StoredGroup` only.
 
-    `metadata`, `current` and `target` are its records as they are in the log. The other attributes are kept in memory
-    and start again with a load. `session_deadline_ms`: end of its session unless a heartbeat arrives before.
-    `revoke_deadline_ms`: until then it has to revoke the pending partitions. `rejoin_deadline_ms`: until then a classic
-    member has to join again, or, after its join (`is_awaiting_sync`), to sync. `reconciled_version`: version of the
-    group at which nothing is left to do for this member.
+    `metadata`, `current` (current assignment) and `target` (target assignment) are its three records in the log. The
+    other attributes are kept in memory only and are initialized by a load. `session_deadline_ms`: end of its session
+    unless a heartbeat arrives before. `revoke_deadline_ms`: time by which the member has to revoke the pending
+    partitions. `rejoin_deadline_ms`: time by which a classic member has to join again or, after its join
+    (`is_awaiting_sync`), to sync. `reconciled_version`: version of the group at which the member needed no further
+    change.
     """
 
     member_id: str
@@ -79,30 +80,32 @@ class ConsumerMember:
 
     @property
     def is_classic(self) -> bool:
-        """Whether it uses the classic protocol."""
+        """Whether the member uses the classic protocol."""
         return self.metadata.classic is not None
 
     @property
     def is_static_offline(self) -> bool:
-        """Whether it is a static member that left and may return; its client reads nothing."""
+        """Whether the member is static, has left and may return; its client reads no partition."""
         return self.current.epoch == LEAVE_STATIC_EPOCH
 
     def extend_session(self, settings: ConsumerGroupSettings, now_ms: float) -> None:
-        """Restart the session timeout."""
+        """Restart the session timeout of the member."""
         classic = self.metadata.classic
         timeout_ms = settings.session_timeout_ms if classic is None else classic.session_timeout_ms
         self.session_deadline_ms = now_ms + timeout_ms
 
     def deadline_ms(self) -> float:
-        """Time at which the member is removed unless it acts before."""
+        """Return the time at which the member is removed if it does nothing before."""
         return min(self.session_deadline_ms, self.revoke_deadline_ms, self.rejoin_deadline_ms)
 
     def owned_or_revoking(self) -> frozenset[TopicPartition]:
-        """Partitions that cannot be assigned to others: it may read them, or may not have stopped yet."""
+        """Return the partitions that cannot be assigned to other members, because this member may read them or has not
+        confirmed their revocation."""
         return self.current.assigned | self.current.pending
 
     def is_reconciled(self, assignment_epoch: int) -> bool:
-        """Whether it has exactly its target. A classic member whose partitions do not change need not rejoin."""
+        """Whether the member has exactly its target assignment. A classic member whose partitions do not change need
+        not have joined in the current epoch."""
         current = self.current
         if current.assigned != self.target or current.pending:
             return False
@@ -114,7 +117,8 @@ class ConsumerMember:
 
 
 class StoredGroup:
-    """State of one group that is derived from its records. `members` are in the order in which they joined."""
+    """State of one group that is derived from its records. `members`: by member id, in the order in which they
+    joined."""
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -131,14 +135,14 @@ class StoredGroup:
         self._loaded: dict[GroupRecordKey, bytes] = {}
 
     def __iter__(self) -> Iterator[ConsumerMember]:
-        """Iterate over a copy of the members: members may be added and removed meanwhile."""
+        """Iterate over a copy of the members, so that callers can add and remove members meanwhile."""
         return iter(list(self.members.values()))
 
     # ------------------------------------------------------------------ look-ups
 
-    def validated(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """The member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has taken
-        over its instance id."""
+    def find_valid(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Return the member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has
+        taken over its instance id."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
             if current is None:
@@ -151,7 +155,8 @@ class StoredGroup:
         return member
 
     def find_member_or_static(self, member_id: str, instance_id: str | None) -> ConsumerMember | None:
-        """The member that rejoins, or the static member that is replaced; None for a new member.
+        """Return the member that joins again, or the static member with this instance id that the joining member
+        replaces; None for a new member.
 
         Raises `UnreleasedInstanceId`, `FencedInstanceId`.
         """
@@ -167,23 +172,25 @@ class StoredGroup:
         return static
 
     def all_unowned(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Whether no member has any of these partitions assigned or pending."""
+        """Whether no member has any of these partitions assigned or pending revocation."""
         return not any(each in self.owners for each in partitions)
 
     def preferred_assignor(self, default: str) -> str:
-        """The assignor that most members request, in a tie the first by name; `default` if none requests one."""
+        """Return the assignor that most members request, in a tie the first by name; `default` if no member requests
+        one."""
         votes = Counter(each.metadata.assignor for each in self.members.values() if each.metadata.assignor)
         return min(votes, key=lambda name: (-votes[name], name), default=default)
 
     def subscribed(self, metadata: MemberMetadata, topics: Topics) -> frozenset[bytes]:
-        """Ids of the existing topics to which a member with this metadata subscribes."""
+        """Return the ids of the existing topics to which a member with this metadata subscribes."""
         names = metadata.topic_names
         if metadata.topic_regex and (regex := self.resolved_regexes.get(metadata.topic_regex)) is not None:
             names += regex.topics
         return frozenset(topics.ids[name] for name in names if name in topics.ids)
 
     def all_subscribed(self, topics: Topics) -> dict[str, frozenset[bytes]]:
-        """Topic ids by member id; members with equal subscriptions share one set."""
+        """Return the subscribed topic ids of all members, by member id; members with equal subscriptions share
+        one set."""
         known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
         found = {}
         for member in self.members.values():
@@ -196,7 +203,7 @@ class StoredGroup:
     # ------------------------------------------------------------------ changes
 
     def take_changes(self) -> Records:
-        """Records of all changes since the last call, the latest of each key."""
+        """Return the records of all changes since the last call, only the latest of each key."""
         changes, self._changes = list(self._changes.items()), {}
         return changes
 
@@ -209,7 +216,7 @@ class StoredGroup:
         self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA, "", encode_target_epoch(TargetEpoch(epoch)))
 
     def set_metadata(self, member: ConsumerMember, metadata: MemberMetadata) -> None:
-        """Set the metadata of a member; a new member is added."""
+        """Set the metadata of a member; adds a new member."""
         if (instance_id := member.metadata.instance_id) is not None:
             self.static_members.pop(instance_id, None)
         member.metadata = metadata
@@ -231,7 +238,8 @@ class StoredGroup:
         )
 
     def resolve_regexes(self, topics: Topics) -> None:
-        """Store what the members' regular expressions match now; one that is not resolved yet keeps its matches."""
+        """Store the topics that the members' regular expressions match now. An expression that `topics` does not
+        contain keeps its stored matches."""
         in_use = {
             each.metadata.topic_regex: None for each in self.members.values() if each.metadata.topic_regex
         }
@@ -261,7 +269,8 @@ class StoredGroup:
     def replace_static_member(
         self, old: ConsumerMember, member_id: str, metadata: MemberMetadata
     ) -> ConsumerMember:
-        """Give a static member another member id. The new member inherits the partitions and the target."""
+        """Replace a static member by one with another member id, which inherits the assigned partitions and the
+        target."""
         self.remove(old)
         member = ConsumerMember(member_id, metadata)
         self.set_metadata(member, metadata)
@@ -270,14 +279,15 @@ class StoredGroup:
         return member
 
     def release_all(self, member: ConsumerMember) -> None:
-        """Release the partitions of a member that rejoins; reconciliation assigns its target to it again."""
+        """Release the partitions of a member that joins again; reconciliation assigns its target to the member
+        again."""
         epoch = max(member.current.epoch, 0)
         self.set_current(
             member, JOINING._replace(epoch=epoch, previous_epoch=epoch, state=MemberState.UNRELEASED)
         )
 
     def tombstones(self) -> Records:
-        """Records that delete the whole group."""
+        """Return the records that delete the whole group."""
         keys = [key for key, _ in self.snapshot()]
         if self._has_old_metadata:
             keys.append(
@@ -307,7 +317,7 @@ class StoredGroup:
     # ------------------------------------------------------------------ records
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records of the group, each key once."""
+        """Yield the records of the group, each key once."""
 
         def encoded(kind: int, value: bytes, item: str = "") -> tuple[bytes, bytes]:
             return encode_group_record_key(GroupRecordKey(kind, self.group_id, item)), value
@@ -338,13 +348,14 @@ class StoredGroup:
             yield encoded(CONSUMER_GROUP_REGULAR_EXPRESSION, encode_resolved_regex(regex), pattern)
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Apply a stored record, in any order; `restored` builds the group from them."""
+        """Apply a stored record; the order does not matter between different keys. `finish_restore` then creates the
+        members."""
         if value is None:
             self._loaded.pop(key, None)
         else:
             self._loaded[key] = value
 
-    def restored(self, settings: ConsumerGroupSettings, now_ms: float) -> None:
+    def finish_restore(self, settings: ConsumerGroupSettings, now_ms: float) -> None:
         """Build the group from the applied records. Session and rebalance timeouts start again. Records of unknown
         members are ignored. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}

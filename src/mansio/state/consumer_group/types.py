@@ -1,7 +1,7 @@
 """Data types of a consumer group (KIP-848): requests, responses, topics, settings, states.
 
-The rules are in `group`. Topics are identified by the 16 bytes of their id, because a topic that was deleted and
-created again under the same name is another topic; names occur where a client sends them.
+The state machine is in `group`. Topics are identified by the 16 bytes of their id, because a topic that was deleted and
+created again under the same name is another topic. Names are used only where a client sends them.
 
 Source: KIP-848.
 """
@@ -18,26 +18,27 @@ TopicPartition = tuple[bytes, int]
 """A partition: the 16 bytes of the topic id, and the partition index."""
 
 Records = list[tuple[bytes, bytes | None]]
-"""Keys and values (None deletes) to append to `__consumer_offsets`, all in one batch and in this order."""
+"""Keys and values (None deletes the key) to append to `__consumer_offsets`, all in one batch and in this order."""
 
 NO_PARTITIONS: Final[frozenset[TopicPartition]] = frozenset()
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
-"""Values of a heartbeat's epoch that are no epochs: join, leave, leave as a static member that will return."""
+"""Special values of the member epoch in a heartbeat: the member joins, leaves, or leaves as a static member that will
+return."""
 
 NEVER_RESOLVED: Final = -1
 
 CLASSIC_PROTOCOL_TYPE: Final = "consumer"
-"""The protocol type of the classic members that can join: their metadata contain the subscription."""
+"""Protocol type of the classic members that can join a consumer group; their metadata contain a subscription."""
 
 RECONCILING_HEARTBEAT_INTERVAL_MS: Final = 300
-"""Heartbeat interval of a member that revokes partitions or waits for some."""
+"""Heartbeat interval of a member that has to revoke partitions or waits for partitions of other members."""
 
 
 class ConsumerGroupState(StrEnum):
-    """States, with the names in ListGroups and ConsumerGroupDescribe."""
+    """States of a consumer group, with their names in ListGroups and ConsumerGroupDescribe."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -55,7 +56,7 @@ class MemberState(IntEnum):
 
 
 class ConsumerGroupSettings(NamedTuple):
-    """Effective settings of one group. `size_max`: maximum number of members."""
+    """Effective settings of one consumer or share group. `size_max`: maximum number of members."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 500
@@ -63,11 +64,12 @@ class ConsumerGroupSettings(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """The existing topics.
+    """The existing topics, as an immutable view.
 
-    `ids`: name -> id; `partitions`: id -> number of partitions; `matches`: regular expression -> matching names, for
-    every expression of the group's members and of the request (`ConsumerGroup.subscribed_regexes`). Pass the same
-    object as long as nothing changed: a group compares by identity.
+    `ids`: topic name -> topic id. `partitions`: topic id -> number of partitions. `matches`: regular expression ->
+    matching topic names, at least for every expression of the group's members and of the request
+    (`ConsumerGroup.subscribed_regexes`). Callers pass the same object as long as nothing has changed, because a group
+    compares it by identity.
     """
 
     ids: Mapping[str, bytes]
@@ -76,10 +78,10 @@ class Topics(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A ConsumerGroupHeartbeat request. None (and -1 for the timeout) means unchanged.
+    """ConsumerGroupHeartbeat request. A field that is None (for the timeout -1) is unchanged.
 
-    `member_id` is never empty: for a client without one (version 0) the caller generates it. `topic_regex` is "" where
-    the member ends its subscription by expression. `owned`: the partitions that the member owns.
+    `member_id`: never empty; the caller generates it for a client without one (version 0). `topic_regex`: "" if the
+    member ends its subscription by regular expression. `owned`: the partitions that the member owns.
     """
 
     member_id: str
@@ -96,7 +98,8 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatResponse(NamedTuple):
-    """Response to a heartbeat. `assignment`: sorted partitions the member may read from now on; None: unchanged."""
+    """Response to a heartbeat. `assignment`: sorted partitions that the member may read from now on; None if
+    unchanged."""
 
     member_id: str
     member_epoch: int
@@ -105,7 +108,7 @@ class HeartbeatResponse(NamedTuple):
 
 
 class ClassicSubscription(NamedTuple):
-    """Subscription of a classic member: topic names, owned partitions, rack."""
+    """Subscription of a classic member: topic names, owned partitions (topic name, index), and rack."""
 
     topics: tuple[str, ...]
     owned: tuple[tuple[str, int], ...]
@@ -113,16 +116,16 @@ class ClassicSubscription(NamedTuple):
 
 
 class ClassicCodec(Protocol):
-    """Codec of Kafka's embedded "consumer" protocol, used by classic members. Malformed bytes raise `WireError`."""
+    """Codec of Kafka's embedded "consumer" protocol, which classic members use. Malformed bytes raise `WireError`."""
 
     def subscription(self, metadata: bytes) -> ClassicSubscription:
-        """Decode a Subscription."""
+        """Decode the Subscription that a member sends when it joins."""
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
-        """Decode an Assignment; empty bytes mean no partitions."""
+        """Decode an Assignment and return its partitions (topic name, index); empty bytes contain none."""
 
     def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
-        """Encode an Assignment."""
+        """Encode partitions (topic name, index) as an Assignment."""
 
 
 EMPTY, ASSIGNING, RECONCILING, STABLE, DEAD = ConsumerGroupState
@@ -134,4 +137,4 @@ TRANSITIONS: Final[dict[ConsumerGroupState, frozenset[ConsumerGroupState]]] = {
     STABLE: frozenset({ASSIGNING, RECONCILING, EMPTY}),
     DEAD: frozenset({EMPTY}),  # only if the deletion could not be written
 }
-"""Possible next states, observed between two calls."""
+"""Possible next states of a group between two calls of its methods."""

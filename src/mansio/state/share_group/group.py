@@ -1,19 +1,20 @@
-"""State machine of one share group: members, their assignments, and the partitions that have state.
+"""State machine of one share group: members, their assignments, and the partitions that have share state.
 
-Simpler than a consumer group: partitions are shared, so no member has to revoke one before another gets it. A
-member gets its target assignment with its next heartbeat, and has the epoch of the group then.
+It is simpler than that of a consumer group: members share partitions, so no member has to revoke a partition before
+another one gets it. A member receives its target assignment with its next heartbeat, and then has the epoch of the
+group.
 
     EMPTY ── a member joins ──► STABLE ── the last one leaves, or its session ends ──► EMPTY ── deleted ──► DEAD
 
-Pure: methods take the time (`now_ms`, any steady milliseconds) and return records, which are appended at once, in one
-batch; responses are sent when they are committed. If that fails, the state machine is dropped and restored from
-the log.
+The state machine does no I/O. Methods take the time (`now_ms`, milliseconds of any monotonic clock) and return records.
+The caller appends the records at once, in one batch, and sends the responses when the records are committed. If that
+fails, the caller drops the state machine and restores it from the log.
 
 Invariants:
-* Epochs only grow. The epoch of a member is never above that of the group.
-* Every member has a target assignment from its first heartbeat on; a heartbeat that changes nothing has no records.
-* An assigned partition is among those that have state. A topic whose state is being deleted stays recorded until
-  `deleted`, so that a restarted broker continues the deletion.
+* Epochs never decrease. The epoch of a member is never above that of the group.
+* Every member has a target assignment from its first heartbeat on; a heartbeat that changes nothing returns no records.
+* Every assigned partition is recorded as having share state. A topic whose share state is being deleted stays recorded
+  until `finish_state_deletion`, so that a restarted broker continues the deletion.
 
 Source: KIP-932; Apache Kafka's ShareGroup and GroupMetadataManager.
 """
@@ -84,7 +85,7 @@ _JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
 
 
 class ShareHeartbeat(NamedTuple):
-    """A ShareGroupHeartbeat request. `topic_names` None: unchanged."""
+    """ShareGroupHeartbeat request. `topic_names`: None if the subscription is unchanged."""
 
     member_id: str
     member_epoch: int
@@ -96,7 +97,8 @@ class ShareHeartbeat(NamedTuple):
 
 @dataclass(slots=True)
 class ShareGroupMember:
-    """One member. `metadata`, `current` and `target` are its records."""
+    """Member of a share group. `metadata`, `current` (current assignment) and `target` (target assignment) are its
+    records."""
 
     member_id: str
     metadata: ShareMember
@@ -106,7 +108,8 @@ class ShareGroupMember:
 
 
 class ShareGroup:
-    """The state machine. Attributes may be read; only its methods change them (`settings` may be replaced)."""
+    """State machine of one share group. Callers may read the attributes; only methods change them (`settings` may be
+    replaced)."""
 
     def __init__(self, group_id: str, *, settings: ConsumerGroupSettings) -> None:
         self.group_id = group_id
@@ -116,17 +119,18 @@ class ShareGroup:
         self.assignment_epoch = 0
         self.members: dict[str, ShareGroupMember] = {}
         self.state_partitions = _NO_STATE
-        self.grown: list[TopicPartition] = []
-        """Added to topics that the group read before: their first records are for it, too. For the shell to take."""
+        self.added_partitions: list[TopicPartition] = []
+        """Partitions that were added to topics which the group reads already. The caller takes them from this list and
+        initializes their share state at offset 0, so that the group also reads their first records."""
         self._topics: Topics | None = None
-        self._deleted = False
+        self._is_deleted = False
         self._changes: dict[bytes, bytes | None] = {}
         self._loaded: dict[GroupRecordKey, bytes] = {}
 
     @property
     def state(self) -> ConsumerGroupState:
-        """EMPTY, STABLE or DEAD."""
-        if self._deleted:
+        """State of the group: EMPTY, STABLE or DEAD."""
+        if self._is_deleted:
             return ConsumerGroupState.DEAD
         return ConsumerGroupState.STABLE if self.members else ConsumerGroupState.EMPTY
 
@@ -135,10 +139,10 @@ class ShareGroup:
     def heartbeat(
         self, request: ShareHeartbeat, topics: Topics, now_ms: float
     ) -> tuple[HeartbeatResponse, Records]:
-        """A member joins (epoch 0), stays, or leaves (-1).
+        """Handle the heartbeat of a member. Epoch 0: the member joins; -1: it leaves.
 
-        Raises `CoordinatorNotAvailable` (deleted), `InvalidRequest`, `GroupMaxSizeReached`, `UnknownMember`,
-        `FencedMemberEpoch`.
+        Raises `CoordinatorNotAvailable` (the group is being deleted), `InvalidRequest`, `GroupMaxSizeReached`,
+        `UnknownMember`, `FencedMemberEpoch`.
         """
         self._check_alive()
         if not request.member_id:
@@ -152,18 +156,18 @@ class ShareGroup:
             raise UnknownMember(f"the group has no member {request.member_id!r}")
         if request.member_epoch == LEAVE_EPOCH:
             self._remove([member], topics)
-            return HeartbeatResponse(member.member_id, LEAVE_EPOCH, 0, None), self._take()
+            return HeartbeatResponse(member.member_id, LEAVE_EPOCH, 0, None), self._take_changes()
         current = member.current
         if request.member_epoch not in (current.epoch, current.previous_epoch):
             raise FencedMemberEpoch(f"member {member.member_id} is at epoch {current.epoch}")
         if request.topic_names is not None:
-            self._describe(member, request)
+            self._update_metadata(member, request)
         self._extend_session(member, now_ms)
         self._update_target(topics)
-        self._give(member)
+        self._assign_target(member)
         missed = request.member_epoch != current.epoch
         has_news = missed or request.topic_names is not None or member.current.assigned != current.assigned
-        return self._answer(member, assigned=has_news), self._take()
+        return self._response(member, with_assignment=has_news), self._take_changes()
 
     def _join(
         self, request: ShareHeartbeat, topics: Topics, now_ms: float
@@ -182,14 +186,14 @@ class ShareGroup:
                 encode_target_assignment(member.target),
             )
             self._topics = None  # a new target, also if it subscribes to nothing new
-        self._describe(member, request)
+        self._update_metadata(member, request)
         self._extend_session(member, now_ms)
         self._update_target(topics)
-        self._give(member)
-        return self._answer(member, assigned=True), self._take()
+        self._assign_target(member)
+        return self._response(member, with_assignment=True), self._take_changes()
 
-    def created(self) -> Records:
-        """An administrator creates the group before its first member joins."""
+    def create(self) -> Records:
+        """Create the group without members, by an administrator; returns its records."""
         self.group_epoch = self.assignment_epoch = 1
         self._put(SHARE_GROUP_METADATA, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, 0)))
         self._put(
@@ -197,50 +201,52 @@ class ShareGroup:
             "",
             encode_target_epoch(TargetEpoch(self.assignment_epoch)),
         )
-        return self._take()
+        return self._take_changes()
 
-    def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """Topics were created, deleted or grew."""
-        if self.members and not self._deleted:
+    def handle_topic_change(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
+        """Handle topics that were created, deleted or got more partitions."""
+        if self.members and not self._is_deleted:
             self._update_target(topics)
-        return self._take()
+        return self._take_changes()
 
     def next_deadline_ms(self) -> float:
-        """When `tick` has something to do; infinity for never."""
+        """Return the time at which `tick` has to be called next; infinity if there is no deadline."""
         return min((each.session_deadline_ms for each in self.members.values()), default=math.inf)
 
     def tick(self, topics: Topics, now_ms: float) -> Records:
-        """Remove members whose session ended."""
+        """Remove members whose session has ended."""
         overdue = [each for each in self.members.values() if each.session_deadline_ms <= now_ms]
         if overdue:
             self._remove(overdue, topics)
-        return self._take()
+        return self._take_changes()
 
     def is_idle(self) -> bool:
         """Whether the group has no members."""
         return not self.members
 
     def delete(self) -> Records:
-        """Delete the group. Raises `NonEmptyGroup`."""
+        """Delete the group, which must have no members; returns the records that delete all of its state. Raises
+        `NonEmptyGroup`."""
         self._check_alive()
         self._check_empty()
-        self._deleted = True
+        self._is_deleted = True
         return [(key, None) for key, _ in self.snapshot()]
 
     def check_commit(self, member_id: str, instance_id: str | None, epoch: int, now_ms: float) -> None:  # noqa: ARG002 - the signature of all groups
-        """Share groups commit no offsets. Raises `InconsistentGroupProtocol`."""
+        """Raise `InconsistentGroupProtocol`, because a share group has no committed offsets."""
         raise InconsistentGroupProtocol(
             f"group {self.group_id!r} is a share group: it has no committed offsets"
         )
 
     def undelete(self) -> None:
-        """The deletion could not be stored: restore the group."""
-        self._deleted = False
+        """Cancel the deletion of the group, because it could not be written."""
+        self._is_deleted = False
 
     # ------------------------------------------------------------------ which partitions have state
 
-    def deleting(self, topic_ids: Iterable[bytes]) -> Records:
-        """The state of topics without subscribers is about to be deleted. Raises `NonEmptyGroup`."""
+    def start_state_deletion(self, topic_ids: Iterable[bytes]) -> Records:
+        """Record that the share state of these topics is being deleted. Raises `NonEmptyGroup` if a member has one of
+        them in its target assignment."""
         gone = set(topic_ids)
         if any(partition[0] in gone for member in self.members.values() for partition in member.target):
             raise NonEmptyGroup(f"group {self.group_id} has members that fetch from these topics")
@@ -253,22 +259,22 @@ class ShareGroup:
                 (*kept.deleting, *(ShareStateTopic(each.topic_id, each.name) for each in more)),
             )
         )
-        return self._take()
+        return self._take_changes()
 
-    def deleted(self, topic_ids: Iterable[bytes]) -> Records:
-        """The state of these topics is deleted."""
+    def finish_state_deletion(self, topic_ids: Iterable[bytes]) -> Records:
+        """Record that the share state of these topics is deleted."""
         gone, kept = set(topic_ids), self.state_partitions
         self._set_state_partitions(
             kept._replace(deleting=tuple(each for each in kept.deleting if each.topic_id not in gone))
         )
-        return self._take()
+        return self._take_changes()
 
-    def initialized(self, topic_id: bytes, name: str, partitions: Iterable[int]) -> Records:
-        """These partitions have state now, whether or not they were ever assigned."""
-        self._add_state({topic_id: set(partitions)}, {topic_id: name})
-        return self._take()
+    def add_initialized_partitions(self, topic_id: bytes, name: str, partitions: Iterable[int]) -> Records:
+        """Record that these partitions have share state, whether or not they were ever assigned to a member."""
+        self._add_initialized({topic_id: set(partitions)}, {topic_id: name})
+        return self._take_changes()
 
-    def _add_state(self, wanted: dict[bytes, set[int]], names: dict[bytes, str]) -> None:
+    def _add_initialized(self, wanted: dict[bytes, set[int]], names: dict[bytes, str]) -> None:
         kept = self.state_partitions
         topics = {each.topic_id: each for each in kept.initialized}
         for topic_id, partitions in sorted(wanted.items()):
@@ -285,14 +291,14 @@ class ShareGroup:
     # ------------------------------------------------------------------ members and targets
 
     def _check_alive(self) -> None:
-        if self._deleted:
+        if self._is_deleted:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted")
 
     def _check_empty(self) -> None:
         if self.members:
             raise NonEmptyGroup(f"group {self.group_id} has members")
 
-    def _describe(self, member: ShareGroupMember, request: ShareHeartbeat) -> None:
+    def _update_metadata(self, member: ShareGroupMember, request: ShareHeartbeat) -> None:
         names = tuple(sorted(set(request.topic_names or ())))
         rack_id = member.metadata.rack_id if request.rack_id is None else request.rack_id
         metadata = ShareMember(rack_id, request.client_id, request.client_host, names)
@@ -318,21 +324,23 @@ class ShareGroup:
         self._update_target(topics)
 
     def _update_target(self, topics: Topics) -> None:
-        """Compute new target assignments in a new epoch if members, subscriptions or topics changed."""
+        """Compute new target assignments in a new group epoch if members, subscriptions or topics have changed."""
         if self._topics is topics:
             return
-        same_members, self._topics = self._topics is not None, topics
+        members_unchanged, self._topics = self._topics is not None, topics
         subscriptions = {
             each.member_id: frozenset(
                 topics.ids[name] for name in each.metadata.topic_names if name in topics.ids
             )
             for each in self.members.values()
         }
-        seen = _hash(subscriptions, topics)
-        if same_members and seen == self.metadata_hash:
+        metadata_hash = _metadata_hash(subscriptions, topics)
+        if members_unchanged and metadata_hash == self.metadata_hash:
             return
-        self.group_epoch, self.metadata_hash = self.group_epoch + 1, seen
-        self._put(SHARE_GROUP_METADATA, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, seen)))
+        self.group_epoch, self.metadata_hash = self.group_epoch + 1, metadata_hash
+        self._put(
+            SHARE_GROUP_METADATA, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, metadata_hash))
+        )
         before = {each.member_id: each.target for each in self.members.values()}
         targets = assign_simple(subscriptions, topics.partitions, before)
         for member in self.members.values():
@@ -349,19 +357,19 @@ class ShareGroup:
             "",
             encode_target_epoch(TargetEpoch(self.assignment_epoch)),
         )
-        self._record_state(targets.values(), topics)
+        self._add_assigned_partitions(targets.values(), topics)
 
-    def _record_state(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
+    def _add_assigned_partitions(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
         wanted: dict[bytes, set[int]] = {}
         for topic_id, index in {each for target in targets for each in target}:
             wanted.setdefault(topic_id, set()).add(index)
         for known in self.state_partitions.initialized:
             highest = max(known.partitions, default=math.inf)
             more = sorted(index for index in wanted.get(known.topic_id, ()) if index > highest)
-            self.grown += [(known.topic_id, index) for index in more]
-        self._add_state(wanted, {topic_id: name for name, topic_id in topics.ids.items()})
+            self.added_partitions += [(known.topic_id, index) for index in more]
+        self._add_initialized(wanted, {topic_id: name for name, topic_id in topics.ids.items()})
 
-    def _give(self, member: ShareGroupMember) -> None:
+    def _assign_target(self, member: ShareGroupMember) -> None:
         current = member.current
         if current.epoch != self.assignment_epoch or current.assigned != member.target:
             member.current = CurrentAssignment(
@@ -373,12 +381,12 @@ class ShareGroup:
                 encode_share_current_assignment(member.current),
             )
 
-    def _answer(self, member: ShareGroupMember, *, assigned: bool) -> HeartbeatResponse:
+    def _response(self, member: ShareGroupMember, *, with_assignment: bool) -> HeartbeatResponse:
         return HeartbeatResponse(
             member.member_id,
             member.current.epoch,
             self.settings.heartbeat_interval_ms,
-            tuple(sorted(member.current.assigned)) if assigned else None,
+            tuple(sorted(member.current.assigned)) if with_assignment else None,
         )
 
     # ------------------------------------------------------------------ from and to the log
@@ -388,12 +396,12 @@ class ShareGroup:
         self._changes.pop(key, None)
         self._changes[key] = value
 
-    def _take(self) -> Records:
+    def _take_changes(self) -> Records:
         changes, self._changes = list(self._changes.items()), {}
         return changes
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records that make up the group, each key once."""
+        """Yield the records of the group, each key once."""
 
         def encoded(kind: int, value: bytes, item: str = "") -> tuple[bytes, bytes]:
             return encode_group_record_key(GroupRecordKey(kind, self.group_id, item)), value
@@ -425,14 +433,14 @@ class ShareGroup:
             )
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Apply a stored record (kinds 10 to 15), in any order; the last of each key is effective."""
+        """Apply a stored record (kinds 10 to 15). Of several records with the same key the last one counts."""
         if value is None:
             self._loaded.pop(key, None)
         else:
             self._loaded[key] = value
 
-    def restored(self, now_ms: float) -> None:
-        """All stored records were applied: restart the sessions of the members. Raises `CorruptLog`."""
+    def finish_restore(self, now_ms: float) -> None:
+        """Create the members after all stored records were applied; their sessions start again. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}
         for key, value in loaded.items():
             if key.record_type == SHARE_GROUP_METADATA:
@@ -461,8 +469,9 @@ class ShareGroup:
             self._extend_session(member, now_ms)
 
 
-def _hash(subscriptions: dict[str, frozenset[bytes]], topics: Topics) -> int:
-    """64 bits that change when a subscribed topic is created, deleted, recreated, or grows; 0 for no topics."""
+def _metadata_hash(subscriptions: dict[str, frozenset[bytes]], topics: Topics) -> int:
+    """Return a 64-bit hash that changes when a subscribed topic is created, deleted, recreated or gets partitions; 0
+    without topics."""
     wanted = {topic for each in subscriptions.values() for topic in each}
     if not wanted:
         return 0

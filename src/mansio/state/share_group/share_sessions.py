@@ -1,16 +1,16 @@
 """Share sessions (KIP-932): the partitions that each member of a share group fetches from this broker.
 
-A member has one session on each broker it fetches from. Epoch 0 opens a session, each further request has the
-epoch that the broker expects, -1 ends it. Repeated and late requests, and requests of an earlier incarnation of
-the member, are detected by their epoch.
+A member has one session on each broker from which it fetches. Epoch 0 opens a session, each further request has the
+epoch that the broker expects, -1 ends the session. The epoch reveals repeated and late requests, and requests of an
+earlier incarnation of the member.
 
     no session ──── 0 ───► open, next 1 ──── 1, 2, ... ───► open, next one more (after 2**31 - 1 follows 1)
          ▲                      │  0: the old one is replaced
          └── -1, connection lost┘
 
 Invariants: a member of a group has at most one session. There are at most `sessions_max` sessions, with at most
-`partitions_max` partitions each and `all_partitions_max` in total. A refused request changes nothing. The caller
-that ends a session releases the leases of its member.
+`partitions_max` partitions each and `all_partitions_max` in total. A refused request changes nothing. The caller that
+ends a session releases the leases of its member.
 
 Source: KIP-932, as Apache Kafka's SharePartitionManager.
 """
@@ -33,33 +33,39 @@ if TYPE_CHECKING:
 
 OPEN_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
+"""Special values of the session epoch in a request: it opens a session, or ends the session."""
 PARTITIONS_MAX: Final = 20_000
+"""Maximum number of partitions in a session."""
 ALL_PARTITIONS_MAX: Final = 1_000_000
-"""Of all sessions: the existence of partitions is not checked before they are fetched."""
+"""Maximum number of partitions in all sessions together. A session may name partitions that do not exist, so their
+number needs a bound."""
 
 _EPOCH_MAX: Final = 2**31 - 1
 
 
-class Session:
-    """Session of one member. `replaced`: it replaced an older one, whose leases are to be released."""
+class ShareSession:
+    """Share session of one member. `replaces_older`: this session has just replaced an older one of the member, whose
+    leases the caller has to release."""
 
-    __slots__ = ("_partitions", "_turn", "connection", "epoch", "group", "member", "replaced")
+    __slots__ = ("_partitions", "_turn", "connection", "epoch", "group", "member", "replaces_older")
 
-    def __init__(self, group: str, member: str, connection: Any, *, replaced: bool) -> None:
+    def __init__(self, group: str, member: str, connection: Any, *, replaces_older: bool) -> None:
         self.group = group
         self.member = member
         self.connection = connection
         self.epoch = 1
-        """Epoch expected in the next request."""
-        self.replaced = replaced
+        """Epoch that the next request must have."""
+        self.replaces_older = replaces_older
         self._partitions: dict[TopicPartition, None] = {}
         self._turn = 0
 
     def __len__(self) -> int:
+        """Return the number of partitions in the session."""
         return len(self._partitions)
 
     def partitions(self) -> list[TopicPartition]:
-        """The partitions, rotated with each call, so that none is always served last."""
+        """Return the partitions, rotated by one with each call, so that no partition is always the last to be
+        served."""
         found = list(self._partitions)
         if not found:
             return found
@@ -67,19 +73,21 @@ class Session:
         return found[self._turn :] + found[: self._turn]
 
     def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of the partitions that are not in the session."""
+        """Return those of the given partitions that are not in the session."""
         return [each for each in partitions if each not in self._partitions]
 
     def change(self, add: Iterable[TopicPartition], forget: Iterable[TopicPartition]) -> None:
+        """Add partitions to the session, and remove others from it."""
         for partition in forget:
             self._partitions.pop(partition, None)
         self._partitions.update(dict.fromkeys(add))
 
 
-class Sessions:
-    """Sessions of one broker (Kafka's ShareSessionCache). A `connection` is any object that identifies it."""
+class ShareSessions:
+    """Share sessions of one broker (Kafka's ShareSessionCache). `connection` arguments are any objects that identify a
+    connection."""
 
-    __slots__ = ("_partitions", "_sessions", "all_partitions_max", "partitions_max", "sessions_max")
+    __slots__ = ("_partition_count", "_sessions", "all_partitions_max", "partitions_max", "sessions_max")
 
     def __init__(
         self,
@@ -91,10 +99,11 @@ class Sessions:
         self.sessions_max = sessions_max
         self.partitions_max = partitions_max
         self.all_partitions_max = all_partitions_max
-        self._partitions = 0
-        self._sessions: dict[tuple[str, str], Session] = {}
+        self._partition_count = 0
+        self._sessions: dict[tuple[str, str], ShareSession] = {}
 
     def __len__(self) -> int:
+        """Return the number of sessions."""
         return len(self._sessions)
 
     def fetch(
@@ -107,79 +116,82 @@ class Sessions:
         *,
         has_acks: bool,
         connection: Any,
-    ) -> Session:
-        """A ShareFetch in this epoch; an epoch of -1 ends the session, and its partitions are ignored.
+    ) -> ShareSession:
+        """Handle a ShareFetch with this session epoch; returns its session. The epoch -1 ends the session; `add` and
+        `forget` are then ignored.
 
         Raises `InvalidRequest` (a new session has nothing to acknowledge or forget), `ShareSessionNotFound`,
         `InvalidShareSessionEpoch`, `ShareSessionLimitReached`.
         """
         if epoch == FINAL_EPOCH:
-            return self.final(group, member)
+            return self.end(group, member)
         add, forget = list(add), list(forget)
         if epoch != OPEN_EPOCH:
-            session = self._checked(group, member, epoch)
+            session = self._find_session(group, member, epoch)
             new = session.missing(add)  # a request also names the partitions that it only acknowledges
             if new or forget:
                 self._check_limits(session, new)
                 self._change(session, add, forget)
-            self._next(session, connection)
+            self._advance_epoch(session, connection)
             return session
         if has_acks or forget:
             raise InvalidRequest("a new share session has nothing to acknowledge, and nothing to forget")
-        replaced = (group, member) in self._sessions
-        if not replaced and len(self._sessions) >= self.sessions_max:
+        replaces_older = (group, member) in self._sessions
+        if not replaces_older and len(self._sessions) >= self.sessions_max:
             raise ShareSessionLimitReached(f"the limit of {len(self._sessions)} share sessions is reached")
-        session = Session(group, member, connection, replaced=replaced)
+        session = ShareSession(group, member, connection, replaces_older=replaces_older)
         before = self._sessions.get((group, member))
         self._check_limits(session, add, leaving=0 if before is None else len(before))
         if before is not None:
-            self._drop(before)
+            self._remove(before)
         self._change(session, add, ())
         self._sessions[group, member] = session
         return session
 
-    def acknowledge(self, group: str, member: str, epoch: int, *, connection: Any) -> Session:
-        """A ShareAcknowledge in this epoch; an epoch of -1 ends the session.
+    def acknowledge(self, group: str, member: str, epoch: int, *, connection: Any) -> ShareSession:
+        """Handle a ShareAcknowledge with this session epoch; returns its session. The epoch -1 ends the session.
 
-        Raises `ShareSessionNotFound`, `InvalidShareSessionEpoch` (also for 0).
+        Raises `ShareSessionNotFound`, `InvalidShareSessionEpoch` (also for epoch 0).
         """
         if epoch == FINAL_EPOCH:
-            return self.final(group, member)
+            return self.end(group, member)
         if epoch == OPEN_EPOCH:
             raise InvalidShareSessionEpoch("a share session starts with a ShareFetch")
-        session = self._checked(group, member, epoch)
-        self._next(session, connection)
+        session = self._find_session(group, member, epoch)
+        self._advance_epoch(session, connection)
         return session
 
-    def final(self, group: str, member: str) -> Session:
-        """End a session; the leases of its member are to be released. Raises `ShareSessionNotFound`."""
+    def end(self, group: str, member: str) -> ShareSession:
+        """End a session and return it; the caller releases the leases of its member. Raises `ShareSessionNotFound`."""
         session = self._sessions.get((group, member))
         if session is None:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
-        self._drop(session)
+        self._remove(session)
         return session
 
-    def holds(self, group: str, member: str) -> bool:
-        """Whether the member has a session here."""
+    def has_session(self, group: str, member: str) -> bool:
+        """Whether the member has a session on this broker."""
         return (group, member) in self._sessions
 
-    def lost(self, connection: Any) -> list[Session]:
-        """The sessions that ended with a connection; the leases of their members are to be released."""
+    def end_of_connection(self, connection: Any) -> list[ShareSession]:
+        """End the sessions of a closed connection and return them; the caller releases the leases of their members."""
         ended = [session for session in self._sessions.values() if session.connection is connection]
         for session in ended:
-            self._drop(session)
+            self._remove(session)
         return ended
 
-    def _drop(self, session: Session) -> None:
+    def _remove(self, session: ShareSession) -> None:
         del self._sessions[session.group, session.member]
-        self._partitions -= len(session)
+        self._partition_count -= len(session)
 
-    def _change(self, session: Session, add: list[TopicPartition], forget: Iterable[TopicPartition]) -> None:
+    def _change(
+        self, session: ShareSession, add: list[TopicPartition], forget: Iterable[TopicPartition]
+    ) -> None:
         before = len(session)
         session.change(add, forget)
-        self._partitions += len(session) - before
+        self._partition_count += len(session) - before
 
-    def _checked(self, group: str, member: str, epoch: int) -> Session:
+    def _find_session(self, group: str, member: str, epoch: int) -> ShareSession:
         session = self._sessions.get((group, member))
         if session is None:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
@@ -187,16 +199,16 @@ class Sessions:
             raise InvalidShareSessionEpoch(f"share session epoch {epoch}, expected {session.epoch}")
         return session
 
-    def _check_limits(self, session: Session, add: list[TopicPartition], *, leaving: int = 0) -> None:
+    def _check_limits(self, session: ShareSession, add: list[TopicPartition], *, leaving: int = 0) -> None:
         if len(session) + len(add) > self.partitions_max:
             raise InvalidRequest(f"a share session has at most {self.partitions_max} partitions")
-        if self._partitions - leaving + len(add) > self.all_partitions_max:
+        if self._partition_count - leaving + len(add) > self.all_partitions_max:
             raise ShareSessionLimitReached(
-                f"share sessions have {self._partitions} partitions, and at most {self.all_partitions_max}"
+                f"share sessions have {self._partition_count} partitions, and at most {self.all_partitions_max}"
             )
 
     @staticmethod
-    def _next(session: Session, connection: Any) -> None:
+    def _advance_epoch(session: ShareSession, connection: Any) -> None:
         session.epoch = session.epoch + 1 if session.epoch < _EPOCH_MAX else 1
         session.connection = connection
-        session.replaced = False
+        session.replaces_older = False

@@ -133,13 +133,13 @@ class _ShareFetch:
                 client_id=self._header.client_id,
                 partitions=session.partitions,
                 is_connected=lambda: not self._pending_response.is_abandoned,
-                is_active=lambda: shares.sessions.holds(group, member),
+                is_active=lambda: shares.sessions.has_session(group, member),
                 max_records=request.max_records,
                 max_bytes=request.max_bytes,
                 max_wait_ms=request.max_wait_ms,
                 strict=request.acquire_mode == RECORD_LIMIT,
             )
-        if session.replaced:
+        if session.replaces_older:
             await shares.release_leases(group, member)
         results = await share.apply_acknowledgements(
             group, member, parts, allows_renewal=request.is_renew_ack
@@ -149,7 +149,7 @@ class _ShareFetch:
             received = await receive.run(results)
         else:
             await share.store_acknowledgements(results)
-        if not shares.sessions.holds(group, member):
+        if not shares.sessions.has_session(group, member):
             await shares.release_leases(group, member)
         leaders = LeaderHints(service)
         lock_ms = receive.lock_ms if receive is not None else 0
@@ -337,7 +337,7 @@ async def _acknowledge(
         return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
     results = await share.apply_acknowledgements(group, member, parts, allows_renewal=request.is_renew_ack)
     await share.store_acknowledgements(results)
-    if not sessions.holds(group, member):
+    if not sessions.has_session(group, member):
         await service.share_partition_manager.release_leases(group, member)
     topics: dict[bytes, list[AckResult]] = {}
     leaders = LeaderHints(service)

@@ -160,7 +160,7 @@ class GroupActions:
         if error is not None:
             logger.error("group_not_stored", extra=fields(group=entry.group.group_id, reason=error))
             error = as_coordinator_error(error)
-        self.perform(entry, group.persisted(token, error, self._store.monotonic_ms()))
+        self.perform(entry, group.handle_persisted(token, error, self._store.monotonic_ms()))
 
     # ------------------------------------------------------------------ consumer and share groups
 

@@ -231,7 +231,7 @@ class GroupStore:
             for key, value in keys:
                 if key is not None and key.record_type not in SHARE_GROUP_RECORD_TYPES:
                     group.apply(key, value)
-            group.restored(now_ms)
+            group.finish_restore(now_ms)
             entry.group = group
             return
         if any(key is not None and key.record_type in SHARE_GROUP_RECORD_TYPES for key, _ in keys):
@@ -239,7 +239,7 @@ class GroupStore:
             for key, value in keys:
                 if key is not None:
                     share.apply(key, value)
-            share.restored(now_ms)
+            share.finish_restore(now_ms)
             entry.group = share
             return
         classic = self._factory.classic_group(group_id)

@@ -154,7 +154,7 @@ class ShareGroups:
         records: Records = []
         try:
             group = self._converted_from_classic(entry, records)
-            await self._write_and_wait(entry, group, records + group.created())
+            await self._write_and_wait(entry, group, records + group.create())
         except InconsistentGroupProtocol as error:
             raise GroupIdNotFound(error.message) from error
         finally:
@@ -174,12 +174,12 @@ class ShareGroups:
 
     # ------------------------------------------------------------------ state of topics
 
-    async def initialized(
+    async def add_initialized_partitions(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Iterable[int]
     ) -> None:
         """Record that these partitions have share state, whether or not they were ever assigned to a member; returns
         when the record is committed."""
-        await self._write_and_wait(entry, group, group.initialized(topic_id, name, indexes))
+        await self._write_and_wait(entry, group, group.add_initialized_partitions(topic_id, name, indexes))
 
     async def delete_topics(self, entry: GroupEntry, group: ShareGroup, topic_ids: Iterable[bytes]) -> None:
         """Delete the share state of topics to which no member subscribes. Raises `NonEmptyGroup` if there are such
@@ -197,13 +197,13 @@ class ShareGroups:
                 await self._delete(group.group_id, topic_id, indexes.get(topic_id, ()))
             for index in indexes.get(topic_id, ()) if topic_id in counts else ():
                 await self._wait_for_dead_letters(ShareKey(group.group_id, topic_id, index))
-        await self._write_and_wait(entry, group, group.deleting(wanted))
+        await self._write_and_wait(entry, group, group.start_state_deletion(wanted))
         for topic_id in wanted:
             if topic_id in counts:
                 all_indexes = {*indexes.get(topic_id, ()), *range(counts[topic_id])}
                 await self._delete(group.group_id, topic_id, sorted(all_indexes))
         if not entry.is_unloaded and entry.group is group:
-            await self._write_and_wait(entry, group, group.deleted(wanted))
+            await self._write_and_wait(entry, group, group.finish_state_deletion(wanted))
 
     async def _delete(self, group_id: str, topic_id: bytes, indexes: Iterable[int]) -> None:
         for index in indexes:
@@ -241,7 +241,7 @@ class ShareGroups:
                 await self._write_and_wait(
                     entry,
                     group,
-                    group.topics_changed(self._topic_resolver.topics(), self._store.monotonic_ms()),
+                    group.handle_topic_change(self._topic_resolver.topics(), self._store.monotonic_ms()),
                 )
             await self.delete_topics(entry, group, deleted)
         except MansioError as error:  # retried by the next load or topic change
@@ -260,19 +260,19 @@ class ShareGroups:
         if not records:
             return None
         written = self._actions.write(entry, group, records)
-        if group.grown:
+        if group.added_partitions:
             initialized = self._initializing[group.group_id] = self._scheduler.promise()
-            self._scheduler.spawn(self._initialize_grown(group, initialized), name="initialize share state")
+            self._scheduler.spawn(self._initialize_added(group, initialized), name="initialize share state")
         return written
 
-    async def _initialize_grown(self, group: ShareGroup, initialized: Promise[None]) -> None:
-        grown, group.grown = group.grown, []
+    async def _initialize_added(self, group: ShareGroup, initialized: Promise[None]) -> None:
+        added, group.added_partitions = group.added_partitions, []
         try:
-            for topic_id, index in grown:
+            for topic_id, index in added:
                 with suppress(FencedStateEpoch):  # an administrator has set the start offset
                     await self._initialize(ShareKey(group.group_id, topic_id, index), 0, 0)
         except MansioError as error:
-            known = fields(group=group.group_id, partitions=len(grown), reason=error)
+            known = fields(group=group.group_id, partitions=len(added), reason=error)
             logger.warning("new_partitions_not_read_from_beginning", extra=known)
         finally:
             if self._initializing.get(group.group_id) is initialized:

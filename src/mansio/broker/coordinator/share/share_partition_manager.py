@@ -48,7 +48,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
-from mansio.state.share_group.share_sessions import Sessions
+from mansio.state.share_group.share_sessions import ShareSessions
 from mansio.state.share_partition.types import Backoff, ShareKey, ShareSettings
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class SharePartitionManager:
         settings of a group for a partition; `initial_offset`: returns the offset at which a group without state starts
         in a partition."""
         self.persister = persister
-        self.sessions = Sessions(sessions_max)
+        self.sessions = ShareSessions(sessions_max)
         self.parked: dict[ParkedReceive, None] = {}
         self._find_partition = find_partition
         self._clock = clock
@@ -344,7 +344,7 @@ class SharePartitionManager:
         """Release the leases of the share sessions of a lost connection.
 
         The delivery counts as an attempt, because a record that crashes its consumer ends a connection each time."""
-        for session in self.sessions.lost(connection):
+        for session in self.sessions.end_of_connection(connection):
             group, member = session.group, session.member
             writes = self._release_in_state_machines(group, member, uncounted=False)
             if writes:
