@@ -113,8 +113,8 @@ def run_pipeline(
     report: Callable[[BatchProgress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> PipelineResult:
-    """Run a pipeline until it is up to date (`is_once`) or `is_stopping` returns true; `report` is called for every
-    batch.
+    """Run a pipeline until it is up to date (`stops_when_caught_up`) or `is_stopping` returns true; `report` is called
+    for every batch.
 
     If a Python worker of Spark does not start in time, the query restarts from its checkpoint, up to `RESTARTS_MAX`
     times.
