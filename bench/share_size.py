@@ -119,8 +119,8 @@ def open_records(server: Server) -> str:
     partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while True:
-            error_for_client = client.admin.shares.leases(GROUP, partitions)
-            known = [one for one in error_for_client.values() if one is not None]
+            reported = client.admin.shares.leases(GROUP, partitions)
+            known = [one for one in reported.values() if one is not None]
             names = ("leased", "parked", "dead", "archiving")
             leased, parked, dead, archiving = (sum(getattr(one, name) for one in known) for name in names)
             if leased < PARTITIONS * LEASED_OF_EACH:

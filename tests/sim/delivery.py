@@ -247,14 +247,14 @@ class Sharer(Client):
 
     def _say(self, settles: dict[str, list[Place]]) -> None:
         for kind, places in settles.items():
-            self.history.says(self.member, self.index, [each.offset for each in places], kind, self._now_ms)
+            self.history.acknowledging(
+                self.member, self.index, [each.offset for each in places], kind, self._now_ms
+            )
 
     def _told(self, settles: dict[str, list[Place]], code: int) -> None:
         for kind, places in settles.items():
             if code == 0:
-                self.history.error_for_client(
-                    self.index, [each.offset for each in places], kind, self._now_ms
-                )
+                self.history.acknowledged(self.index, [each.offset for each in places], kind, self._now_ms)
             elif code == InvalidRecordState.kafka_code:
                 self.history.refused += len(places)
 

@@ -116,15 +116,17 @@ class ShareHistory:
             if lease.got_ms < min(other.ends_ms, lease.ends_ms) and other.stands() and lease.stands():
                 self.broken(f"{before}, and has it for {other.ends_ms - lease.got_ms:.0f} ms more")
 
-    def says(self, member: str, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
-        """`accept`, `release` or `reject` is on its way: from now on the lease may be over."""
+    def acknowledging(
+        self, member: str, partition: int, offsets: Iterable[int], kind: str, now_ms: float
+    ) -> None:
+        """The member sent `accept`, `release` or `reject`: from now on the lease may have ended."""
         for offset in offsets:
             record = self.records[Place(partition, offset)]
             record.said[kind] += 1
             self._over(record, member, now_ms)
 
-    def error_for_client(self, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
-        """The broker confirmed that."""
+    def acknowledged(self, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
+        """The broker confirmed the acknowledgement."""
         for offset in offsets:
             record = self.records[Place(partition, offset)]
             if kind == "accept":

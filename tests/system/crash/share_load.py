@@ -148,7 +148,7 @@ class ShareMember:
         with self.load.lock:
             for kind, held in settles.items():
                 for one in held:
-                    self.load.history.says(self.member, one.partition, [one.offset], kind, now_ms())
+                    self.load.history.acknowledging(self.member, one.partition, [one.offset], kind, now_ms())
 
     def _told(self, settles: dict[str, list[Held]], codes: dict[int, int]) -> None:
         """`codes`: what the broker said of each partition."""
@@ -157,7 +157,7 @@ class ShareMember:
                 for one in held:
                     code = codes.get(one.partition, -1)
                     if code == 0:
-                        self.load.history.error_for_client(one.partition, [one.offset], kind, now_ms())
+                        self.load.history.acknowledged(one.partition, [one.offset], kind, now_ms())
                     elif code == InvalidRecordState.kafka_code:
                         self.load.history.refused += 1
 

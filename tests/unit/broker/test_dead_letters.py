@@ -88,9 +88,9 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
             "mansio-dlq-first-ms",
             "mansio-dlq-reason",
         ]
-        error_for_client = headers(first)
-        assert error_for_client.pop("mansio-dlq-first-ms").isdigit()
-        assert error_for_client == {
+        reported = headers(first)
+        assert reported.pop("mansio-dlq-first-ms").isdigit()
+        assert reported == {
             "own": "h1",
             "__dlq.errors.topic": "t",
             "__dlq.errors.partition": "2",
@@ -351,9 +351,9 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
         assert room.letters("own") == []
         assert room.dead_letters.waiting_record_count == 2
         assert last_error in room.dead_letters.last_error_of(share_partition.key)
-        error_for_client = next(one for one in caplog.records if one.message == "dead_letter_not_written")
-        assert getattr(error_for_client, FIELDS)["group"] == "g"
-        assert getattr(error_for_client, FIELDS)["topic"] == "t"
+        reported = next(one for one in caplog.records if one.message == "dead_letter_not_written")
+        assert getattr(reported, FIELDS)["group"] == "g"
+        assert getattr(reported, FIELDS)["topic"] == "t"
         assert share_partition.state_machine.counts(0.0).archiving == 2
         await room.service.topics.alter_configs("own", [mended])
         await settled(room)

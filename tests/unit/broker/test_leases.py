@@ -325,12 +325,12 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         (warning,) = metrics_broker.dead_letter_warnings(broker)
         assert warning.reason == "dead_letters_pending"
         assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not accept" in warning.detail
-        error_for_client = {one.name: one.value for one in metrics_broker._shares(broker)}
-        assert error_for_client["dead_letters_pending"] == 1
-        assert error_for_client["dead_letters_written"] == 2
-        assert error_for_client["dead_letter_failures"] >= 1
-        assert error_for_client["share_leased_records"] == 2
-        assert error_for_client["share_partitions"] == 1
+        reported = {one.name: one.value for one in metrics_broker._shares(broker)}
+        assert reported["dead_letters_pending"] == 1
+        assert reported["dead_letters_written"] == 2
+        assert reported["dead_letter_failures"] >= 1
+        assert reported["share_leased_records"] == 2
+        assert reported["share_partitions"] == 1
         described = (await world.shares.leases("g", [ONE]))[ONE]
         assert described is not None
         assert "does not accept dead letters" in described.dead_letter_error

@@ -228,12 +228,12 @@ def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, 
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         room.known_state.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
         answer = await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT)
-        error_for_client = part_of(answer).acquired
-        assert error_for_client == ([(5, 9, 1)] if not stored else [(0, 4, 2)]), (
+        reported = part_of(answer).acquired
+        assert reported == ([(5, 9, 1)] if not stored else [(0, 4, 2)]), (
             "what may be leased waits for its end"
         )
         room.known_state.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
-        refused = await peer.acknowledge(ack(*error_for_client[0][:2]))
+        refused = await peer.acknowledge(ack(*reported[0][:2]))
         assert code_of(refused) == CoordinatorNotAvailable.kafka_code
         state = room.known_state.state(ShareKey("g", room.topic_id, 0))
         assert state is not None

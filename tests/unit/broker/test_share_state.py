@@ -67,10 +67,10 @@ def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
     room.begin(G)
     room.write(G, leased(0, 9))
     room.write(G, leased(10, 19))
-    error_for_client = room.store._shares[G].folded.changes
+    reported = room.store._shares[G].folded.changes
     again = room.kill()
     state = again.read(G)
-    assert state.changes == error_for_client == (StateBatch(0, 19, ACQUIRED, 1, holder="m"),)
+    assert state.changes == reported == (StateBatch(0, 19, ACQUIRED, 1, holder="m"),)
     assert (state.is_complete, state.withheld_ms) == (True, 0)
 
 
@@ -373,9 +373,7 @@ def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_
     for number in range(12):
         for key in keys:
             room.write(key, leased(number, number), leader_epoch=number)
-    error_for_client = {
-        key: (share.folded.changes, share.leader_epoch) for key, share in room.store._shares.items()
-    }
+    reported = {key: (share.folded.changes, share.leader_epoch) for key, share in room.store._shares.items()}
     applied: list[Update] = []
     apply = FoldedState.apply
     monkeypatch.setattr(
@@ -386,7 +384,7 @@ def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_
     assert len(applied) == taken_in
     assert {
         key: (each.folded.changes, each.leader_epoch) for key, each in again.store._shares.items()
-    } == error_for_client
+    } == reported
 
 
 def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_little() -> None:
@@ -401,9 +399,9 @@ def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_li
     assert len(segments(room, index)) < len(before) / 4
     partition = room.partitions[index]
     assert 0 < partition.log.start_offset <= room.store._shares[G].snapshot_offset
-    error_for_client = room.read(G).changes
+    reported = room.read(G).changes
     for life in (room.lose_power(Random(3)), room.kill()):
-        assert life.read(G, 1).changes == error_for_client
+        assert life.read(G, 1).changes == reported
 
 
 def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:

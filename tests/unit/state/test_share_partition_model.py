@@ -211,7 +211,7 @@ class Side:
             self.horizon_asked = (update.token, update.lease_bound)
 
     def fly(
-        self, update: Update | None, error_for_client: list[AcquiredRange] | None = None, member: str = ""
+        self, update: Update | None, acquired: list[AcquiredRange] | None = None, member: str = ""
     ) -> None:
         if update is None:
             return
@@ -229,9 +229,9 @@ class Side:
             assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
                 "a redelivery is durable"
             )
-        self.flying.append((update, error_for_client or [], member))
+        self.flying.append((update, acquired or [], member))
 
-    def land(self, update: Update, error_for_client: list[AcquiredRange], member: str, now: float) -> None:
+    def land(self, update: Update, acquired: list[AcquiredRange], member: str, now: float) -> None:
         self.store.append(update)
         archiving = self.state_machine.mark_persisted(update.token)
         if self.horizon_asked and self.horizon_asked[0] == update.token:
@@ -252,7 +252,7 @@ class Side:
             self.unresolved = False  # it says what is withheld, too
         if self.unresolved and now >= self.withheld_until and not self.state_machine.counts(now).withheld:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
-        for each in error_for_client:
+        for each in acquired:
             for o in range(each.first, each.last + 1):
                 if self.model.get(o, Record()).state == ACQUIRED:
                     self.history.handed(o, member, each.deliveries, self.at(o).until, now)
@@ -318,17 +318,17 @@ class ShareModel(RuleBasedStateMachine):
                     break
             expected.append(o)
         ends = range(BATCH - 1, 200, BATCH)
-        error_for_client, update = side.state_machine.acquire(
+        acquired, update = side.state_machine.acquire(
             member, read, most, strict=strict, batch_ends=ends, now_ms=self.now
         )
-        assert [o for each in error_for_client for o in range(each.first, each.last + 1)] == expected
+        assert [o for each in acquired for o in range(each.first, each.last + 1)] == expected
         for o in expected:
             old = side.at(o)
             side.model[o] = Record(ACQUIRED, old.n + 1, old.f, member, self.now + LOCK, busy=update.token)
             assert o < side.lease_bound
-        for each in error_for_client:
+        for each in acquired:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
-        side.fly(update, error_for_client, member)
+        side.fly(update, acquired, member)
         if at_once:
             self.land_all(index)
 
@@ -693,14 +693,14 @@ class ShareModel(RuleBasedStateMachine):
                 previous = span
                 for o in range(span.first, span.last + 1):
                     record = side.at(o)
-                    error_for_client = (
+                    found = (
                         span.state,
                         span.deliveries,
                         span.uncounted_deliveries,
                         span.due_ms,
                         span.pending_token,
                     )
-                    assert error_for_client == (record.state, record.n, record.f, record.due, record.busy), o
+                    assert found == (record.state, record.n, record.f, record.due, record.busy), o
                     assert record.busy or span.holder == record.holder
                     assert record.state != ACQUIRED or span.holder == record.holder
                     assert record.busy or span.deadline_ms == record.until
