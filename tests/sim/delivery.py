@@ -247,9 +247,7 @@ class Sharer(Client):
 
     def _say(self, settles: dict[str, list[Place]]) -> None:
         for kind, places in settles.items():
-            self.history.acknowledging(
-                self.member, self.index, [each.offset for each in places], kind, self._now_ms
-            )
+            self.history.acks(self.member, self.index, [each.offset for each in places], kind, self._now_ms)
 
     def _told(self, settles: dict[str, list[Place]], code: int) -> None:
         for kind, places in settles.items():

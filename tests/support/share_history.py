@@ -116,9 +116,7 @@ class ShareHistory:
             if lease.got_ms < min(other.ends_ms, lease.ends_ms) and other.stands() and lease.stands():
                 self.broken(f"{before}, and has it for {other.ends_ms - lease.got_ms:.0f} ms more")
 
-    def acknowledging(
-        self, member: str, partition: int, offsets: Iterable[int], kind: str, now_ms: float
-    ) -> None:
+    def acks(self, member: str, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
         """The member sent `accept`, `release` or `reject`: from now on the lease may have ended."""
         for offset in offsets:
             record = self.records[Place(partition, offset)]

@@ -148,7 +148,7 @@ class ShareMember:
         with self.load.lock:
             for kind, held in settles.items():
                 for one in held:
-                    self.load.history.acknowledging(self.member, one.partition, [one.offset], kind, now_ms())
+                    self.load.history.acks(self.member, one.partition, [one.offset], kind, now_ms())
 
     def _told(self, settles: dict[str, list[Held]], codes: dict[int, int]) -> None:
         """`codes`: what the broker said of each partition."""

@@ -27,8 +27,8 @@ class Story:
         )
         return self.later(3)
 
-    def acknowledging(self, member: str, kind: str, *, told: bool = True) -> Story:
-        self.history.acknowledging(member, 0, [0], kind, self.now_ms)
+    def acks(self, member: str, kind: str, *, told: bool = True) -> Story:
+        self.history.acks(member, 0, [0], kind, self.now_ms)
         if told:
             self.history.acknowledged(0, [0], kind, self.now_ms + 1)
         return self.later(2)
@@ -58,14 +58,14 @@ class Story:
 @pytest.mark.parametrize(
     "tell",
     [
-        lambda story: story.gets("a", 1).later().gets("b", 2).acknowledging("b", "accept").ends(),
-        lambda story: story.gets("a", 1).acknowledging("a", "release").gets("b", 2).acknowledging("b", "reject").ends(1),
-        lambda story: story.gets("a", 1).leaves("a").gets("b", 2).acknowledging("b", "accept").ends(),
-        lambda story: story.gets("a", 1).restarts().later().gets("b", 2).acknowledging("b", "accept").ends(),
-        lambda story: story.gets("a", 1).acknowledging("a", "reject").redrives("r", 1).redrives("r", 0).gets("b", 2)
-        .acknowledging("b", "accept").ends(1),
-        lambda story: story.gets("a", 1).acknowledging("a", "accept", told=False).later().gets("b", 2)
-        .acknowledging("b", "accept").ends(),
+        lambda story: story.gets("a", 1).later().gets("b", 2).acks("b", "accept").ends(),
+        lambda story: story.gets("a", 1).acks("a", "release").gets("b", 2).acks("b", "reject").ends(1),
+        lambda story: story.gets("a", 1).leaves("a").gets("b", 2).acks("b", "accept").ends(),
+        lambda story: story.gets("a", 1).restarts().later().gets("b", 2).acks("b", "accept").ends(),
+        lambda story: story.gets("a", 1).acks("a", "reject").redrives("r", 1).redrives("r", 0).gets("b", 2)
+        .acks("b", "accept").ends(1),
+        lambda story: story.gets("a", 1).acks("a", "accept", told=False).later().gets("b", 2)
+        .acks("b", "accept").ends(),
     ],
 )  # fmt: skip
 def test_allowed_histories_are_accepted(tell: Callable[[Story], Story]) -> None:
@@ -75,18 +75,18 @@ def test_allowed_histories_are_accepted(tell: Callable[[Story], Story]) -> None:
 @pytest.mark.parametrize(
     ("how", "tell"),
     [
-        ("accepted", lambda story: story.gets("a", 1).acknowledging("a", "accept").gets("b", 2)),
-        ("rejected", lambda story: story.gets("a", 1).acknowledging("a", "reject").gets("b", 2)),
+        ("accepted", lambda story: story.gets("a", 1).acks("a", "accept").gets("b", 2)),
+        ("rejected", lambda story: story.gets("a", 1).acks("a", "reject").gets("b", 2)),
         ("has it for", lambda story: story.gets("a", 1).gets("b", 2)),
         ("has it for", lambda story: story.gets("a", 1).restarts().gets("b", 2)),
         ("before", lambda story: story.gets("a", 3).later().gets("b", 2)),
         ("too", lambda story: story.gets("a", 1).later().gets("b", 1)),
-        ("twice", lambda story: story.gets("a", 1).acknowledging("a", "reject").redrives("r", 1).redrives("r", 1)),
+        ("twice", lambda story: story.gets("a", 1).acks("a", "reject").redrives("r", 1).redrives("r", 1)),
         ("lost", lambda story: story.gets("a", 1).ends()),
-        ("no dead letter", lambda story: story.gets("a", 1).acknowledging("a", "accept", told=False)
-         .acknowledging("a", "reject").ends()),
-        ("was accepted and has", lambda story: story.gets("a", 1).acknowledging("a", "accept").ends(1)),
-        ("2 dead letters", lambda story: story.gets("a", 1).acknowledging("a", "reject").ends(2)),
+        ("no dead letter", lambda story: story.gets("a", 1).acks("a", "accept", told=False)
+         .acks("a", "reject").ends()),
+        ("was accepted and has", lambda story: story.gets("a", 1).acks("a", "accept").ends(1)),
+        ("2 dead letters", lambda story: story.gets("a", 1).acks("a", "reject").ends(2)),
     ],
 )  # fmt: skip
 def test_violations_are_found(how: str, tell: Callable[[Story], Story]) -> None:
