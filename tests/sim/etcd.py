@@ -227,7 +227,7 @@ class KeepAliveTurns(LeaseKeepAlive):
         self._stopped = _Turn()  # type: ignore[assignment]  # what of an Event is used
 
     def start(self) -> None:
-        self._beat()
+        self._record_liveness()
         self._turns.call_soon(self._send)
 
     def _send(self) -> None:

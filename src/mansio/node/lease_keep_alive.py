@@ -1,7 +1,7 @@
 """Lease keep-alive: renews a broker's lease from a separate thread, as long as the event loop responds.
 
 A thread renews the lease, so that a broker whose event loop is busy for a few seconds keeps its session. If the event
-loop is blocked for longer, the thread stops to renew, so that the session ends and other brokers take over the
+loop is blocked for longer, the thread stops renewing it, so that the session ends and other brokers take over its
 leaderships.
 
 Invariants:
@@ -67,12 +67,12 @@ class LeaseKeepAlive:
         self._thread = threading.Thread(target=self._run, name="mansio-keep-alive", daemon=True)
 
     def start(self) -> None:
-        """Start to renew the lease of the current session, until `stop` is called."""
+        """Renew the lease of the current session, until `stop` is called."""
         self._record_liveness()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop to renew. Waits at most `STOP_S_MAX` for a renewal that is in progress."""
+        """Stop renewing. Waits at most `STOP_S_MAX` for a renewal that is in progress."""
         if self._liveness_timer is not None:
             self._liveness_timer.cancel()
             self._liveness_timer = None
