@@ -36,7 +36,7 @@ def test_first_records_of_an_added_partition_that_are_gone_are_an_error(
 
     def start(*, accept_loss: bool = False) -> dict[int, int]:
         job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap_servers, "p", accept_loss=accept_loss)
-        return archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)._start()  # type: ignore[arg-type]
+        return archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)._start_offsets()  # type: ignore[arg-type]
 
     assert start() == {0: 0, 1: 0}
     with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
@@ -93,4 +93,4 @@ def test_what_a_topic_had_deleted_before_its_archive_was_begun_is_no_loss(
         client.admin.delete_records([mansio.TopicPartition(topic, 0)], before=4)
     job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap_servers, "p")
     run = archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
-    assert run._start() == {0: 4}
+    assert run._start_offsets() == {0: 4}
