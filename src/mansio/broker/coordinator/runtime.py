@@ -335,7 +335,7 @@ class CoordinatorRuntime:
                 await self._yield_to_loop()
 
     async def _replay_every_record(self, context: CoordinatorContext) -> None:
-        """Apply each record as it is read."""
+        """Apply each record of the log to the view in the order of the log."""
         position = context.replay_start_offset = context.open_partition().log.start_offset
 
         def consume(record: Record) -> None:

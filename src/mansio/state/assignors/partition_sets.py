@@ -22,11 +22,11 @@ def all_partitions(topics: Iterable[bytes], partitions: Mapping[bytes, int]) -> 
     """
     counts = tuple((topic, partitions.get(topic, 0)) for topic in sorted(topics))
     is_small = sum(count for _, count in counts) <= CACHED_PARTITIONS_MAX
-    return _cached(counts) if is_small else _build(counts)
+    return _cached_partition_set(counts) if is_small else _build_partition_set(counts)
 
 
-def _build(counts: Sequence[tuple[bytes, int]]) -> frozenset[TopicPartition]:
+def _build_partition_set(counts: Sequence[tuple[bytes, int]]) -> frozenset[TopicPartition]:
     return frozenset((topic, index) for topic, count in counts for index in range(count))
 
 
-_cached = lru_cache(maxsize=4)(_build)
+_cached_partition_set = lru_cache(maxsize=4)(_build_partition_set)

@@ -77,7 +77,8 @@ def _balance_equal(
             surplus = heapq.nlargest(len(owned) - most, owned)
             kept[member] = owned.difference(surplus)
             unassigned += surplus
-    # dealt from the end, lowest first, in turns: each member gets some partitions of each topic
+    # distribute from the end of the list, lowest partition first, one per member and turn, so that each member gets
+    # some partitions of each topic
     unassigned.sort(reverse=True)
     added: dict[str, list[TopicPartition]] = {
         member: [] for member, owned in kept.items() if len(owned) < share

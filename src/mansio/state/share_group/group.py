@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
     from mansio.state.consumer_group.types import Records, TopicPartition
 
-_NO_STATE: Final = ShareStatePartitions((), (), ())
+_NO_STATE_PARTITIONS: Final = ShareStatePartitions((), (), ())
 _JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
 
 
@@ -118,7 +118,7 @@ class ShareGroup:
         self.metadata_hash = 0
         self.assignment_epoch = 0
         self.members: dict[str, ShareGroupMember] = {}
-        self.state_partitions = _NO_STATE
+        self.state_partitions = _NO_STATE_PARTITIONS
         self.added_partitions: list[TopicPartition] = []
         """Partitions that were added to topics which the group reads already. The caller takes them from this list and
         initializes their share state at offset 0, so that the group also reads their first records."""
@@ -285,7 +285,7 @@ class ShareGroup:
     def _set_state_partitions(self, value: ShareStatePartitions) -> None:
         if value != self.state_partitions:
             self.state_partitions = value
-            encoded = None if value == _NO_STATE else encode_state_partitions(value)
+            encoded = None if value == _NO_STATE_PARTITIONS else encode_state_partitions(value)
             self._put(SHARE_GROUP_STATE_PARTITION_METADATA, "", encoded)
 
     # ------------------------------------------------------------------ members and targets
@@ -413,7 +413,7 @@ class ShareGroup:
                 SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
                 encode_target_epoch(TargetEpoch(self.assignment_epoch)),
             )
-        if self.state_partitions != _NO_STATE:
+        if self.state_partitions != _NO_STATE_PARTITIONS:
             yield encoded(
                 SHARE_GROUP_STATE_PARTITION_METADATA, encode_state_partitions(self.state_partitions)
             )

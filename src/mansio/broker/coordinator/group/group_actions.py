@@ -136,20 +136,22 @@ class GroupActions:
         try:
             promise = self._store.append(group_id, [(encode_group_key(GroupKey(group_id)), value)])
         except MansioError as error:
-            self._scheduler.call_soon(self._persisted, entry, group, effect.token, error)
+            self._scheduler.call_soon(self._report_persisted, entry, group, effect.token, error)
             return
 
         def done(committed: Any) -> None:
             try:
                 committed.result()
             except MansioError as error:
-                self._persisted(entry, group, effect.token, error)
+                self._report_persisted(entry, group, effect.token, error)
             else:
-                self._persisted(entry, group, effect.token, None)
+                self._report_persisted(entry, group, effect.token, None)
 
         promise.add_done_callback(done)
 
-    def _persisted(self, entry: GroupEntry, group: Group, token: int, error: MansioError | None) -> None:
+    def _report_persisted(
+        self, entry: GroupEntry, group: Group, token: int, error: MansioError | None
+    ) -> None:
         if (
             self.closed
             or entry.is_unloaded
@@ -191,7 +193,7 @@ class GroupActions:
         except MansioError:
             raise
         except Exception as error:
-            raise self._failed(entry, group, error) from error
+            raise self._handle_unexpected_error(entry, group, error) from error
 
     def remove_expired(self, entry: GroupEntry, group: Group, remove: Callable[[], object]) -> None:
         """Call `remove`, which removes members whose deadlines have passed and appends the change, and set the timer.
@@ -201,7 +203,7 @@ class GroupActions:
         except MansioError as error:  # the group is already rebuilt, and the sessions start again
             logger.warning("members_not_removed", extra=fields(group=group.group_id, reason=error))
         except Exception as error:  # noqa: BLE001 - no request waits for it, and the group continues as stored
-            self._failed(entry, group, error)
+            self._handle_unexpected_error(entry, group, error)
         self.arm_timer(entry)
 
     def rearm_after_heartbeat(
@@ -222,30 +224,30 @@ class GroupActions:
         try:
             written = self._store.append(group.group_id, records, atomic=True)
         except MansioError as error:
-            self._write_failed(entry, group, error)
+            self._handle_write_failure(entry, group, error)
             raise
         if machine is not entry.group:
             protocol = _protocol_of(machine)
             logger.info("group_protocol_changed", extra=fields(group=group.group_id, protocol=protocol))
             entry.resolved_view = None
             entry.group = machine
-        written.add_done_callback(lambda committed: self._written(entry, machine, committed))
+        written.add_done_callback(lambda committed: self._check_commit(entry, machine, committed))
         self.arm_timer(entry)
         return written
 
-    def _written(self, entry: GroupEntry, machine: Group, committed: Any) -> None:
+    def _check_commit(self, entry: GroupEntry, machine: Group, committed: Any) -> None:
         try:
             committed.result()
         except MansioError as error:
-            self._write_failed(entry, machine, error)
+            self._handle_write_failure(entry, machine, error)
 
-    def _write_failed(self, entry: GroupEntry, machine: Group, error: MansioError) -> None:
+    def _handle_write_failure(self, entry: GroupEntry, machine: Group, error: MansioError) -> None:
         if entry.is_unloaded or entry.group is not machine:
             return
         logger.error("group_not_stored", extra=fields(group=machine.group_id, reason=error))
         self._rebuild(entry)
 
-    def _failed(self, entry: GroupEntry, group: Group, error: Exception) -> MansioError:
+    def _handle_unexpected_error(self, entry: GroupEntry, group: Group, error: Exception) -> MansioError:
         """Log an unexpected exception of the state machine or its assignor, and rebuild the group. Returns the error
         for the client."""
         logger.error("group_failed", extra=fields(group=group.group_id, reason=error), exc_info=error)

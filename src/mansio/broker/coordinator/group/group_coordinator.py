@@ -127,8 +127,8 @@ class GroupCoordinator:
             self._factory,
             open_runtime,
             on_offset=on_offset,
-            on_loaded=self._loaded,
-            on_unloaded=self._unloaded,
+            on_loaded=self._on_groups_loaded,
+            on_unloaded=self._on_groups_unloaded,
         )
         self.runtime = self.store.runtime
         self.actions = GroupActions(
@@ -215,7 +215,7 @@ class GroupCoordinator:
 
     # ------------------------------------------------------------------ partitions, topics, settings and time
 
-    def _loaded(self, index: int) -> None:
+    def _on_groups_loaded(self, index: int) -> None:
         if self.lookup is None:  # `start` does the rest when all partitions are loaded
             return
         entries = self.store.entries_of_partition(index)
@@ -225,7 +225,7 @@ class GroupCoordinator:
         logger.info("groups_loaded", extra=fields(partition=index, groups=len(entries)))
         self.offset_expiration.delete_offsets_of_missing_topics(entries)
 
-    def _unloaded(self, index: int) -> None:
+    def _on_groups_unloaded(self, index: int) -> None:
         self.actions.end_waits_of_partition(index)
 
     def delete_state_of_missing_topics(self) -> None:
