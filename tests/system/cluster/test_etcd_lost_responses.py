@@ -53,7 +53,7 @@ def seconds() -> float:
 
 def failures(store: EtcdStore) -> int:
     """Attempts to call etcd that failed."""
-    return sum(store.client.counts.failed.values())
+    return sum(store.client.counts.failure_counts.values())
 
 
 def test_transaction_whose_answer_is_lost_is_ambiguous_after_a_second(etcd: Etcd) -> None:

@@ -63,7 +63,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
         try:
             assert await unhealthy_reason_of(one.client_url) is None
             with pytest.raises(ConfigError, match="is in use by pid"):
-                await member(tmp_path / "other", one.plan.own).start(scaled(WAIT_S))
+                await member(tmp_path / "other", one.plan.own_address).start(scaled(WAIT_S))
             first = one.pid
             os.kill(first, signal.SIGKILL)
             await eventually(lambda: one.restarts == 1, WAIT_S)

@@ -162,7 +162,7 @@ RECORDS_PER_BATCH = 12
 BYTES_PER_RECORD = 4096
 """Number of bytes whose check takes as long as the processing of one record."""
 
-BYTES_PER_ENTRY_GUESS = 16
+BYTES_PER_KEY_ESTIMATE = 16
 """Estimated minimum of log bytes per key, from which the size of the offset map of a small log is computed."""
 
 
@@ -282,7 +282,7 @@ class Compaction:
         task = self.task
         dirty = task.segments[task.first_dirty :]
         end = task.segments[-1].end_offset
-        wanted = sum(segment.size for segment in dirty) // BYTES_PER_ENTRY_GUESS
+        wanted = sum(segment.size for segment in dirty) // BYTES_PER_KEY_ESTIMATE
         newest = OffsetMap(task.map_bytes_max, entries_wanted=wanted)
         map_end = yield from self._fill(newest, dirty, end)
         if map_end <= task.dirty_offset and dirty:  # not even the first batch fitted
