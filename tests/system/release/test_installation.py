@@ -1,0 +1,65 @@
+"""The wheel works where nothing but its dependencies is, and has what it should have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.host.extras import EXTRAS
+from support.environments import Environment
+from support.paths import ROOT
+from support.smoke import check_installation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.environments import Distributions
+
+TOP_LEVEL = {"mansio", "mansio_demo", "pyspark_mansio", "DIST-INFO"}
+
+
+@pytest.mark.timeout(60)
+def test_wheel_serves_publishes_and_receives_outside_the_repository(
+    tmp_path: Path, distributions: Distributions
+) -> None:
+    environment = Environment(tmp_path)
+    environment.use_packages_of_this_interpreter()
+    environment.pip("install", "--quiet", "--no-deps", "--no-index", distributions.wheel)
+    check_installation(environment)
+    blocked = sorted({module for modules in EXTRAS.values() for module in modules})
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+    code += "import mansio, mansio.spark; print(len([getattr(mansio, name) for name in mansio.__all__]))"
+    assert int(environment.run("python", "-c", code)) == len(mansio.__all__)
+
+
+def test_wheel_contains_the_packages_and_nothing_else(distributions: Distributions) -> None:
+    names = zipfile.ZipFile(distributions.wheel).namelist()
+    version = f"mansio-{mansio.__version__}.dist-info"
+    assert {name.partition("/")[0].replace(version, "DIST-INFO") for name in names} == TOP_LEVEL
+    assert {f"{version}/licenses/LICENSE", f"{version}/licenses/NOTICE", "mansio/py.typed"} <= set(names)
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "src"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    sources = {name.removeprefix("src/") for name in listed if (ROOT / name).exists()}
+    assert {name for name in names if not name.startswith(version)} == sources
+
+
+@pytest.mark.full
+def test_two_builds_of_one_commit_have_the_same_bytes(tmp_path: Path, distributions: Distributions) -> None:
+    again = subprocess.run(
+        [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(tmp_path), str(ROOT)],
+        env={"SOURCE_DATE_EPOCH": _commit_time(), "PATH": "/usr/bin:/bin", "TZ": "Asia/Tokyo"},
+        capture_output=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr.decode()
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.read_bytes() == distributions.wheel.read_bytes()
+
+
+def _commit_time() -> str:
+    return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
