@@ -67,7 +67,7 @@ def arm(point: str, countdown: _Countdown) -> None:
     elif point == "snapshot appended":
         after(ShareStateStore, "_snapshot_if_possible", countdown, lambda *_: True)
     elif point == "states loaded":
-        after(ShareStateStore, "loaded", countdown, lambda *_: True)
+        after(ShareStateStore, "finish_load", countdown, lambda *_: True)
     elif point == "copy appended":
         appended = DeadLetterTopics._wait_with_timeout
 
