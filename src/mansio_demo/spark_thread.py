@@ -54,11 +54,11 @@ class SparkThread:
 
     def start(self) -> str:
         """Start the session; returns its description."""
-        from mansio.host.extras import require
+        from mansio.host.extras import require_extra
         from mansio.spark.session import is_jvm_running, session
         from mansio.spark.session.java import find_java
 
-        require("spark")
+        require_extra("spark")
         java = find_java()
         self._is_ours = not is_jvm_running()
         self._session = session(name="mansio-demo")

@@ -16,7 +16,7 @@ from mansio.client.group.classic_member import ClassicMember
 from mansio.client.group.consumer_member import ConsumerMember
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRegularExpression, InvalidRequest, UnreleasedInstanceId, UnsupportedVersion
-from mansio.net.cluster import check_top_level
+from mansio.net.cluster import check_top_level_error
 from mansio.net.connection import Connection
 from mansio.wire.api_versions import ApiKey
 from support.client_fixtures import QUICK_MEMBER, broker_in, connected, run, until
@@ -221,7 +221,7 @@ def test_fenced_member_loses_its_partitions_and_rejoins_with_its_id(
                 "fenced",
                 ApiKey.CONSUMER_GROUP_HEARTBEAT,
                 {"group_id": "fenced", "member_id": name, "member_epoch": -1, "topic_partitions": None},
-                check=check_top_level,
+                check=check_top_level_error,
             )
             await until(lambda: len(reader.seen) == 20)  # nothing was committed: it begins again
             assert lost == [sorted(reader.consumer.assignment())]

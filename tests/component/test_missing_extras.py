@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.host.extras import DISTRIBUTIONS, EXTRAS
+from mansio.host.extras import DISTRIBUTION_NAMES, EXTRAS
 from support.machine import scaled
 from support.paths import ROOT
 from support.process import inherited
@@ -54,10 +54,10 @@ def run(program: str, blocked: Sequence[str], arguments: Sequence[str], place: P
 @pytest.mark.parametrize("extra", MISSING)
 def test_command_without_its_extra_is_one_line_with_the_remedy(extra: str, tmp_path: Path) -> None:
     package, arguments = MISSING[extra]
-    modules = {name: module for module, name in DISTRIBUTIONS.items()}
+    modules = {name: module for module, name in DISTRIBUTION_NAMES.items()}
     (tmp_path / "s.json").write_text("{}")
     found = run(COMMAND, [modules.get(package, package)], arguments, tmp_path)
-    required = [DISTRIBUTIONS.get(module, module) for module in EXTRAS[extra]]
+    required = [DISTRIBUTION_NAMES.get(module, module) for module in EXTRAS[extra]]
     assert found[0] == 1
     assert re.fullmatch(rf"mansio: .*\bnot installed: pip install 'mansio\[{extra}\]'", found[1]), found
     assert package in required
@@ -114,5 +114,5 @@ def test_extras_of_the_project_bring_what_the_errors_say() -> None:
     }
     assert declared["all"] == [f"mansio[{','.join(EXTRAS)}]"]
     for extra, modules in EXTRAS.items():
-        assert {DISTRIBUTIONS.get(module, module) for module in modules} <= packages[extra]
+        assert {DISTRIBUTION_NAMES.get(module, module) for module in modules} <= packages[extra]
     assert set(declared) == {*EXTRAS, "all"}

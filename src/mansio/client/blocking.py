@@ -29,7 +29,7 @@ from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
 from mansio.client.share import receiver_blocking
 from mansio.errors import MansioError
-from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, on_loop
+from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -146,7 +146,7 @@ class _PublishWaiter:
     def set_result(self, _: None, /) -> None:
         """Handle a batch that was completed or split."""
         if not self._delivery.done():
-            self._call.follow(asyncio.get_running_loop().create_task(_awaited(self._delivery)))
+            self._call.complete_with_task(asyncio.get_running_loop().create_task(_awaited(self._delivery)))
             return
         try:
             stored = self._delivery.result()
@@ -169,7 +169,7 @@ def _publishing(
             delivery = publish_nowait(self._original, *args, **kwargs)
             if delivery is None:
                 work = method(self._original, *args, **kwargs)
-                outcome.follow(asyncio.get_running_loop().create_task(work))
+                outcome.complete_with_task(asyncio.get_running_loop().create_task(work))
                 return
             publishing = _PublishWaiter(outcome, delivery)
             if delivery.done():
@@ -226,11 +226,11 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
     start = blocking(asyncio_consumer.Consumer.start)
     close = blocking(asyncio_consumer.Consumer.close)
     commit = blocking(asyncio_consumer.Consumer.commit)
-    positions = on_loop(asyncio_consumer.Consumer.positions)
-    assignment = on_loop(asyncio_consumer.Consumer.assignment)
-    lag = on_loop(asyncio_consumer.Consumer.lag)
-    pause = on_loop(asyncio_consumer.Consumer.pause)
-    resume = on_loop(asyncio_consumer.Consumer.resume)
+    positions = blocking_function(asyncio_consumer.Consumer.positions)
+    assignment = blocking_function(asyncio_consumer.Consumer.assignment)
+    lag = blocking_function(asyncio_consumer.Consumer.lag)
+    pause = blocking_function(asyncio_consumer.Consumer.pause)
+    resume = blocking_function(asyncio_consumer.Consumer.resume)
 
     @functools.wraps(asyncio_consumer.Consumer.seek)
     def seek(self, *args: Any, **kwargs: Any) -> None:  # wraps
@@ -292,7 +292,7 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
 def _consuming(
     method: Callable[Concatenate[asyncio_client.Client, P], asyncio_consumer.Consumer],
 ) -> Callable[Concatenate[Any, P], Consumer]:
-    make = on_loop(method)
+    make = blocking_function(method)
 
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
@@ -304,7 +304,7 @@ def _consuming(
 def _producing(
     method: Callable[Concatenate[asyncio_client.Client, P], asyncio_producer.Producer],
 ) -> Callable[Concatenate[Any, P], Producer]:
-    make = on_loop(method)
+    make = blocking_function(method)
 
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Producer:
@@ -316,7 +316,7 @@ def _producing(
 def _receiving(
     method: Callable[Concatenate[asyncio_client.Client, P], asyncio_receive.Receiver],
 ) -> Callable[Concatenate[Any, P], receiver_blocking.Receiver]:
-    make = on_loop(method)
+    make = blocking_function(method)
 
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> receiver_blocking.Receiver:

@@ -61,7 +61,7 @@ class LeaderCache:
     async def _refresh(self, topic: str) -> None:
         """Refresh old metadata (new partitions, new leader) while the cached leader stays in use."""
         try:
-            await self._cluster.refresh((topic,))
+            await self._cluster.refresh_metadata((topic,))
         except MansioError as error:
             logger.info("metadata of topic %s: %s", topic, error)
         finally:
@@ -69,7 +69,7 @@ class LeaderCache:
 
     async def _locate(self, topic: str, partition: int, on_failure: Callable[[MansioError], None]) -> None:
         try:
-            await self._cluster.refresh((topic,))
+            await self._cluster.refresh_metadata((topic,))
             (await self._cluster.topic(topic, wait_ms=0)).leader(partition)
         except MansioError as error:
             on_failure(error)

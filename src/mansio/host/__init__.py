@@ -1,1 +1,1 @@
-"""Real implementations of the ports: disk, clock, threads, event loop."""
+"""Implementations of the ports of `mansio.ports` on the operating system: disk, clock, threads, event loop."""

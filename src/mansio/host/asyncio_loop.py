@@ -1,7 +1,7 @@
-"""Scheduler port on an asyncio event loop (uvloop where it is installed).
+"""The port `Scheduler` on an asyncio event loop (uvloop where it is installed).
 
-Keeps spawned coroutines alive until they end, and logs those that fail. Invariant: every method except
-`call_from_thread` is called on the loop's own thread.
+The scheduler keeps a reference to each spawned coroutine until it ends, and logs those that fail. Invariant: every
+method except `call_from_thread` is called on the loop's own thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own where uvloop is not installed. Changes no global loop policy."""
+    """Create a uvloop event loop, or one of asyncio where uvloop is not installed, without changing the global event
+    loop policy."""
     try:
         import uvloop
     except ImportError:  # Windows, and interpreters without a uvloop wheel
@@ -30,7 +31,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class AsyncioScheduler:
-    """`mansio.ports.Scheduler` for the running loop."""
+    """Implementation of the port `Scheduler` on one event loop."""
 
     __slots__ = ("_loop", "_tasks")
 
@@ -56,10 +57,10 @@ class AsyncioScheduler:
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return _Cancel(task)
+        task.add_done_callback(self._on_task_done)
+        return _TaskTimer(task)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             known = fields(work=task.get_name(), reason=repr(error))
@@ -73,7 +74,9 @@ class AsyncioScheduler:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Cancel:
+class _TaskTimer:
+    """`Timer` whose `cancel` cancels a task."""
+
     __slots__ = ("_task",)
 
     def __init__(self, task: asyncio.Task[Any]) -> None:

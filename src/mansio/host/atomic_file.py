@@ -1,7 +1,7 @@
 """Atomic replacement of small files: write under a temporary name, sync, rename, sync the directory.
 
-It works on the port `Disk`, so every layer may use it. Invariant: after a crash the file has its old or its new
-content, never a mixture; an unfinished file stays under its temporary name and is ignored.
+The functions use only the port `Disk`, so every layer may call them. Invariant: after a crash the file has its old or
+its new content, never a mixture; an unfinished file keeps its temporary name and is ignored.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ TEMPORARY_SUFFIX: Final = ".new"
 def write_file_atomically(
     disk: Disk, path: str, data: bytes, *, suffix: str = TEMPORARY_SUFFIX, durable: bool = True
 ) -> None:
-    """Replace the content of `path`. With `durable`, content and name are on stable storage on return.
+    """Replace the content of the file `path` atomically, or create the file. Blocks.
 
-    `suffix`: of the temporary name. Blocks. Raises `OSError`; then the file has its old or its new content.
+    The temporary name is `path` with `suffix` appended. With `durable`, content and name are on stable storage when the
+    function returns.
+    After an `OSError` the file has its old or its new content.
     """
     file = write_temporary_file(disk, path, data, suffix=suffix)
     try:
@@ -33,7 +35,7 @@ def write_file_atomically(
 
 
 def write_temporary_file(disk: Disk, path: str, data: bytes, *, suffix: str) -> DiskFile:
-    """Write the file that will replace `path`, under its temporary name; neither synced nor renamed."""
+    """Write `data` to the file `path` + `suffix` and return the open file, which is neither synced nor renamed yet."""
     file = disk.open(path + suffix, create=True)
     try:
         file.truncate(0)

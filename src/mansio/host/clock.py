@@ -6,11 +6,13 @@ import os
 import random
 import time
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
+"""File of Linux with a random id of the current boot."""
 
 
 class HostClock:
-    """Wall time, and a monotonic time that continues while the machine is suspended."""
+    """Clock of the operating system (port `Clock`); on Linux its monotonic time also advances while the machine is
+    suspended."""
 
     __slots__ = ()
     _SOURCE = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
@@ -25,7 +27,7 @@ class HostClock:
 
 
 class HostRandom:
-    """Random numbers of the operating system."""
+    """Random bytes of the operating system and pseudo-random floats (port `Random`)."""
 
     __slots__ = ()
 
@@ -37,9 +39,9 @@ class HostRandom:
 
 
 def boot_id() -> str:
-    """Id of the machine's current boot on Linux; "" elsewhere."""
+    """Id of the machine's current boot on Linux; "" on other systems."""
     try:
-        with open(BOOT_ID, encoding="ascii") as file:
+        with open(BOOT_ID_FILE, encoding="ascii") as file:
             return file.read().strip()
     except OSError:
         return ""

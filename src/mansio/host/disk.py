@@ -1,7 +1,7 @@
-"""File system of the host (port `Disk`): every system call of storage.
+"""File system of the host (port `Disk`); makes all system calls of the storage layer.
 
-Invariants: a write is either complete or an `OSError`; a system error is never swallowed; a file's descriptor stays
-valid as long as a `HostFile` is referenced, and is closed with its last reference.
+Invariants: a write is complete or raises `OSError`; no error of a system call is suppressed; a descriptor stays valid
+while its `HostFile` is referenced, and is closed when the last reference is dropped.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
 
 FILE_MODE = 0o640
-VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS: more buffers than this in one call is EINVAL
-SYNCFS_KERNEL = (5, 8)  # before it, syncfs returned success although writing back had failed
+BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux and macOS: pwritev with more buffers fails with EINVAL
+SYNCFS_KERNEL_MIN = (5, 8)  # in earlier kernels, syncfs returned success although write-back had failed
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves the bytes in the drive's cache
 _HAS_PWRITEV = hasattr(os, "pwritev")
@@ -51,10 +51,10 @@ def _sync_descriptor(descriptor: int) -> None:
 
 
 class HostFile:
-    """An open file (see `ports.DiskFile`).
+    """An open file (port `DiskFile`).
 
-    Dropping the last reference closes the descriptor: a reader that still holds a slice of a deleted or evicted
-    segment keeps a valid descriptor without reference counting of its own.
+    The descriptor is closed when the last reference to the object is dropped. So a response that still refers to a
+    segment that was deleted or closed keeps a valid descriptor without reference counting of its own.
     """
 
     __slots__ = ("_descriptor", "_path")
@@ -75,7 +75,7 @@ class HostFile:
         total = 0
         for buffer in buffers:
             total += len(buffer)
-        if _HAS_PWRITEV and len(buffers) <= VECTOR_MAX:
+        if _HAS_PWRITEV and len(buffers) <= BUFFERS_PER_WRITE_MAX:
             written = os.pwritev(self._descriptor, buffers, position)
             if written == total:
                 return total
@@ -117,7 +117,7 @@ class HostFile:
             return self.read_at(length, position)
         if cached == length:
             return bytes(buffer)
-        # Without this the kernel would read ahead, and what it reads would count as cached in the next call.
+        # Without FADV_RANDOM the kernel would read ahead, and the next call would find these bytes in the page cache.
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         rest = self.read_at(length - cached, position + cached)
         if rest:
@@ -143,7 +143,7 @@ class HostFile:
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):  # nothing that is still needed is unsynced here
+            with contextlib.suppress(OSError):  # data that must be durable was synced before
                 self.close()
 
     def __repr__(self) -> str:
@@ -165,7 +165,8 @@ def _read_once(descriptor: int, length: int, position: int) -> bytes:
 
 
 class HostLock:
-    """An exclusive lock on a file, released with the process at the latest."""
+    """Exclusive lock on a file; the operating system releases it when the process ends. Raises `DataDirectoryLocked` if
+    another process holds it."""
 
     __slots__ = ("_descriptor",)
 
@@ -193,7 +194,7 @@ def _lock_descriptor(descriptor: int) -> None:
 
 
 class HostDisk:
-    """The file system of the host (see `ports.Disk`)."""
+    """The file system of the host (port `Disk`)."""
 
     def __init__(self) -> None:
         self._syncfs = _load_syncfs()
@@ -240,7 +241,7 @@ class HostDisk:
 
     def sync_directory(self, path: str) -> None:
         if sys.platform == "win32":
-            return  # a directory cannot be opened there; NTFS journals its entries
+            return  # Windows cannot open a directory; NTFS journals directory entries
         descriptor = os.open(path, os.O_RDONLY | _BINARY)
         try:
             os.fsync(descriptor)
@@ -269,7 +270,7 @@ class HostDisk:
         return HostLock(path)
 
     def close(self) -> None:
-        """Close the descriptors that `sync_all` keeps open."""
+        """Close the directory descriptors that `sync_all` keeps open."""
         while self._sync_roots:
             os.close(self._sync_roots.popitem()[1])
 
@@ -278,8 +279,9 @@ class HostDisk:
 
 
 def _load_syncfs() -> Callable[[int], int] | None:
-    """libc's syncfs, where it exists and reports write-back errors; otherwise None."""
-    if sys.platform != "linux" or _kernel_version() < SYNCFS_KERNEL:
+    """The function `syncfs` of libc; None if it does not exist, or the kernel does not report write-back errors with
+    it."""
+    if sys.platform != "linux" or _kernel_version() < SYNCFS_KERNEL_MIN:
         return None
     try:
         function: Callable[[int], int] = ctypes.CDLL(None, use_errno=True).syncfs

@@ -1,10 +1,10 @@
-"""Optional packages: which modules each extra of the distribution brings, and the error when one is missing.
+"""Optional dependencies: the modules that each extra of the distribution installs, and the error when one is missing.
 
->>> require("iceberg")    # raises MissingExtra: pyiceberg is not installed: pip install 'mansio[iceberg]'
+>>> require_extra("iceberg")    # raises MissingExtra: pyiceberg is not installed: pip install 'mansio[iceberg]'
 
 Invariants:
-* The table agrees with `[project.optional-dependencies]` of pyproject.toml.
-* Asking imports nothing but parents of submodules.
+* `EXTRAS` agrees with `[project.optional-dependencies]` of pyproject.toml.
+* A check does not import the modules, only the parent packages of submodules.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ EXTRAS: Final = {
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
 }
-"""Extra of `pip install 'mansio[EXTRA]'`: the modules it brings. `all` is all of them."""
-DISTRIBUTIONS: Final = {"grpc": "grpcio", "google.protobuf": "protobuf"}
-"""Names of the distributions whose modules have other names."""
+"""The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
+DISTRIBUTION_NAMES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf"}
+"""Distribution name by module name, where the two differ."""
 
 
-def require(extra: str) -> None:
+def require_extra(extra: str) -> None:
     """Raise `MissingExtra` if a module of the extra is not installed."""
     missing = missing_modules(extra)
     if missing:
@@ -34,8 +34,9 @@ def require(extra: str) -> None:
 
 
 def missing_extra(extra: str, modules: tuple[str, ...] = ()) -> MissingExtra:
-    """The error for these modules of an extra (default: all), with the command that installs them."""
-    names = [DISTRIBUTIONS.get(module, module) for module in modules or EXTRAS[extra]]
+    """The error that names missing `modules` of an extra (default: all of its modules) and the command that installs
+    them."""
+    names = [DISTRIBUTION_NAMES.get(module, module) for module in modules or EXTRAS[extra]]
     verb = "is" if len(names) == 1 else "are"
     return MissingExtra(f"{', '.join(names)} {verb} not installed: pip install 'mansio[{extra}]'")
 

@@ -1,8 +1,8 @@
-"""File descriptors: the limit of this process, and the number of connections that it allows.
+"""Limit of file descriptors of this process, and the number of connections that this limit allows.
 
-A broker without free descriptors cannot start a new segment, and a log that cannot write is offline until the next
-start. Therefore connections are bounded by what the operating system allows, whatever `max_connections` is, and `mansio
-serve` first raises its own limit as far as possible.
+A broker without free descriptors cannot create a segment, and a log that cannot be written stays offline until the
+broker restarts. Therefore the limit of descriptors bounds the number of connections, even if `max_connections` is
+higher, and `mansio serve` raises the limit as far as possible when it starts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from mansio.logs import fields
 
 logger = logging.getLogger(__name__)
 
-PER_CONNECTION = 2
-"""The socket, and its duplicate for writing (`socket_writer.py`)."""
+DESCRIPTORS_PER_CONNECTION = 2
+"""Descriptors of one connection: the socket, and its duplicate for writing (`socket_writer.py`)."""
 
-OTHER = 256
-"""Directories, the metadata store, listeners, other protocols, sockets being closed."""
+OTHER_DESCRIPTORS = 256
+"""Descriptors reserved for directories, the metadata store, listeners, other protocols, and sockets being closed."""
 
 CONNECTIONS_MIN = 16
-"""Minimum number of connections, whatever the limit is."""
+"""Number of connections that are allowed even if the limit of descriptors is too low for them."""
 
 
-def raise_limit() -> int:
-    """Raise the limit of this process to the hard limit; returns the limit in effect."""
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files of this process to the hard limit, and return the limit in effect."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -36,13 +36,15 @@ def raise_limit() -> int:
     return hard
 
 
-def connections_allowed(max_connections: int, files: int) -> int:
-    """`max_connections`, or less if the limit of open files is too low for that many in addition to `files` open files
-    (for which at most half of the limit is reserved). Logs a reduction."""
+def allowed_connection_count(max_connections: int, reserved_files: int) -> int:
+    """`max_connections`, or less if the limit of open files is too low for so many connections.
+
+    `reserved_files` descriptors, but at most half of the limit, are reserved for files. Logs a reduction.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return max_connections
-    available = (limit - OTHER - min(files, limit // 2)) // PER_CONNECTION
+    available = (limit - OTHER_DESCRIPTORS - min(reserved_files, limit // 2)) // DESCRIPTORS_PER_CONNECTION
     if available >= max_connections:
         return max_connections
     allowed = max(available, CONNECTIONS_MIN)

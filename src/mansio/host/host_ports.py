@@ -1,4 +1,4 @@
-"""Host ports of one broker: disk, clock, random numbers, scheduler and threads."""
+"""The port implementations that one broker uses: disk, clock, random numbers, scheduler and threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class HostPorts(NamedTuple):
-    """`sync_thread` and the other threads run one job at a time each."""
+    """The port implementations of one broker. Each of the threads runs one job at a time."""
 
     disk: Disk
     clock: Clock

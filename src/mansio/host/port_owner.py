@@ -1,7 +1,7 @@
-"""The process that listens on a TCP port of this machine, from /proc (Linux).
+"""Search in /proc (Linux) for the process that listens on a TCP port of this machine.
 
-Used for error messages only: "127.0.0.1:9092 is in use by pid 4711 (java)". Without the right to read another user's
-descriptors, or without /proc, the owner is unknown.
+Used for error messages only: "127.0.0.1:9092 is in use by pid 4711 (java)". The process is unknown on systems without
+/proc, and if this process may not read the descriptors of another user's processes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import os
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+SOCKET_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+"""Tables of the kernel with all TCP sockets."""
 LISTEN_STATE: Final = "0A"
+"""State of a listening socket in these tables (TCP_LISTEN)."""
 
 
 class PortOwner(NamedTuple):
-    """A process with an open listening socket."""
+    """Id and name of a process that listens on a port."""
 
     pid: int
     name: str
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """The process that listens on `port`; None if there is none or it cannot be determined."""
+    """The process that listens on `port`; None if no process does or it cannot be determined."""
     sockets = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not sockets:
         return None
@@ -33,8 +35,8 @@ def port_owner(port: int) -> PortOwner | None:
     return None
 
 
-def in_use(host: str, port: int) -> str:
-    """The message for a port that cannot be bound: `HOST:PORT is in use by pid N (NAME)`."""
+def port_in_use_message(host: str, port: int) -> str:
+    """Error message for a port that another process uses: `HOST:PORT is in use by pid N (NAME)`."""
     owner = port_owner(port)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     who = "another process" if owner is None else f"pid {owner.pid} ({owner.name})"
@@ -43,7 +45,7 @@ def in_use(host: str, port: int) -> str:
 
 def _listening_inodes(port: int) -> set[str]:
     found = set()
-    for path in TABLES:
+    for path in SOCKET_TABLES:
         with suppress(OSError), open(path, encoding="ascii") as table:
             for line in table:
                 fields = line.split()

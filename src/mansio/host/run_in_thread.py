@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 async def run_in_thread(scheduler: Scheduler, thread: Background, work: Callable[[], T]) -> T:
-    """Return or raise what `work` does; an `OSError` is raised as `StorageError`."""
+    """Run `work` on `thread` and return its result. Raises the exception of `work`; an `OSError` becomes
+    `StorageError`."""
     promise: Promise[T] = scheduler.promise()
 
     def done(result: T | None, error: BaseException | None) -> None:

@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundThread:
-    """One daemon thread that runs blocking jobs in order; results are passed back with `call_from_thread`.
+    """One daemon thread that runs blocking jobs in order, and passes each result to a callback on the event loop.
 
-    Not a `concurrent.futures` executor: its futures, locks and work items cost about 90 us per job, more than a sync of
-    a fast disk.
-    `call_from_thread` is `Scheduler.call_from_thread` (or anything that runs a callback on the loop).
+    A `concurrent.futures` executor would cost about 90 us per job for futures, locks and work items, more than a sync
+    of a fast disk. `call_from_thread` is `Scheduler.call_from_thread` or another function that runs a callback on the
+    event loop.
     """
 
     def __init__(self, call_from_thread: Callable[..., object], *, name: str = "mansio-disk") -> None:

@@ -1,4 +1,7 @@
-"""Bootstrap addresses (`host:port`): parsing, and the default of this process. Fast to import."""
+"""Parsing of bootstrap addresses (`host:port`), and the default bootstrap address.
+
+This module imports nothing that is slow to import, so that the command line starts fast.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,16 @@ ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
 
 
 def default_bootstrap_servers() -> str:
-    """The environment variable MANSIO_BOOTSTRAP_SERVERS; `127.0.0.1:9092` if it is not set or empty."""
+    """The value of the environment variable MANSIO_BOOTSTRAP_SERVERS, or `127.0.0.1:9092` if the variable is not set or
+    empty."""
     return os.environ.get(BOOTSTRAP_SERVERS_VARIABLE) or DEFAULT_BOOTSTRAP_SERVERS
 
 
 def parse_addresses(bootstrap_servers: str | Iterable[str]) -> list[tuple[str, int]]:
-    """`"a:9092,b"` or `["a:9092", "[::1]:9092"]` as (host, port) pairs. `ConfigError` on anything else."""
+    """(host, port) pairs parsed from a string such as `"a:9092,b"` or a list such as `["a:9092", "[::1]:9092"]`.
+
+    The default port is 9092. Raises `ConfigError` if an address is invalid or there is none.
+    """
     parts = bootstrap_servers.split(",") if isinstance(bootstrap_servers, str) else list(bootstrap_servers)
     if not parts:
         raise ConfigError("no broker address given (host:port expected)")

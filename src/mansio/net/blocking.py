@@ -1,13 +1,13 @@
-"""Event loop in a background thread, and blocking proxies of objects that live on it.
+"""Event loop in a background thread, and blocking proxies of objects that belong to that loop.
 
-For programs without an event loop. Every call of a proxy runs the original's coroutine on the loop and waits for it.
-Proxies are derived method by method, so that names, parameters, types and docstrings are the same in both APIs and no
-logic is duplicated.
+Programs without an event loop use the proxies. A method of a proxy runs the method of the original object on the loop
+and waits for its result. `blocking` and `blocking_function` derive a proxy's methods from those of the original class,
+so that names, parameters, types and docstrings are the same in both APIs and no logic is duplicated.
 
 Invariants:
-* An object on the loop is accessed by the loop's thread only.
+* Only the loop's thread accesses an object that belongs to the loop.
 * An interrupted call (Ctrl-C) cancels its coroutine.
-* Every call ends, at the latest with `concurrent.futures.CancelledError` when the thread is closed.
+* Closing the thread ends every call that still waits, with `concurrent.futures.CancelledError`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 SIGNAL_CHECK_S = 1.0
-"""Interval at which a waiting thread wakes up: a signal that arrives just before the wait would not interrupt it."""
+"""Interval at which a waiting thread wakes up to handle a signal that arrived just before the wait began; such a signal
+does not interrupt the wait."""
 
-EXIT_S_MAX = 5.0
-"""How long the exit of the interpreter waits for a loop that was not closed."""
+EXIT_WAIT_S_MAX = 5.0
+"""How long the exit of the interpreter waits for the thread of a loop that was not closed."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -39,9 +40,9 @@ class LoopUnavailable(RuntimeError):
 
 
 class PendingCall(Generic[T]):
-    """Result of one call, set on the loop's thread and awaited by one other thread: a minimal future.
+    """Minimal future: the loop's thread sets the result of one call, and one other thread waits for the result.
 
-    Uses a lock instead of a condition, which is enough to wake one thread once.
+    A lock replaces the condition variable of `concurrent.futures.Future`; a lock is enough to wake one thread once.
     """
 
     __slots__ = ("_error", "_is_over", "_lock", "_result", "_task")
@@ -59,21 +60,21 @@ class PendingCall(Generic[T]):
         return self._is_over
 
     def set_result(self, result: T, /) -> None:
-        """Complete the call. Later calls have no effect."""
+        """Complete the call with a result. Has no effect if the call is already completed."""
         if not self._is_over:
             self._is_over, self._result = True, result
             self._lock.release()
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Complete the call with an error, raised in the waiting thread. Later calls have no effect."""
+        """Complete the call with an error, which `wait` raises. Has no effect if the call is already completed."""
         if not self._is_over:
             self._is_over, self._error = True, error
             self._lock.release()
 
-    def follow(self, task: asyncio.Task[T]) -> None:
-        """Complete the call with the result of a task; an interrupted call cancels the task."""
+    def complete_with_task(self, task: asyncio.Task[T]) -> None:
+        """Complete the call with the result or error of `task` when the task ends. `cancel` cancels the task."""
         self._task = task
-        task.add_done_callback(self._take)
+        task.add_done_callback(self._complete_from_task)
 
     def cancel(self) -> None:
         """Cancel the task, if there is one, and complete the call with `CancelledError`."""
@@ -82,7 +83,7 @@ class PendingCall(Generic[T]):
         self.set_exception(CancelledError())
 
     def wait(self) -> T:
-        """Wait for the result, or raise its error. For one thread, once."""
+        """Wait for the result and return it, or raise the error of the call. May be called once, by one thread."""
         while not self._lock.acquire(timeout=SIGNAL_CHECK_S):
             pass  # handles a signal that arrived just before the wait
         try:
@@ -92,7 +93,7 @@ class PendingCall(Generic[T]):
         finally:
             self._error = self._task = None  # breaks the reference cycle of an error and its frames
 
-    def _take(self, task: asyncio.Task[T]) -> None:
+    def _complete_from_task(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
             self.set_exception(CancelledError())
         elif (error := task.exception()) is not None:
@@ -112,13 +113,16 @@ class LoopThread:
         atexit.register(self._close_at_exit)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its result. Raises `LoopUnavailable` on the loop's own thread."""
+        """Run a coroutine on the loop and wait for its result.
+
+        Raises `LoopUnavailable` if the thread is closed or is the caller's own.
+        """
         has_begun = False
 
         def begin(call: PendingCall[T]) -> None:
             nonlocal has_begun
             has_begun = True
-            call.follow(self._loop.create_task(work))
+            call.complete_with_task(self._loop.create_task(work))
 
         try:
             return self.call(begin)
@@ -128,8 +132,11 @@ class LoopThread:
             raise
 
     def call(self, begin: Callable[[PendingCall[T]], object]) -> T:
-        """Call `begin(call)` on the loop and wait until the call is completed; an exception of `begin` completes it.
-        Cheaper than `run` if no task is needed. Raises `LoopUnavailable` on the loop's own thread."""
+        """Call `begin(call)` on the loop's thread, wait until `call` is completed, and return its result.
+
+        `begin` must arrange that `call` is completed; an exception of `begin` completes `call`. Costs less than `run`,
+        which creates a task. Raises `LoopUnavailable` if the thread is closed or is the caller's own.
+        """
         if threading.get_ident() == self._thread.ident or not self._thread.is_alive():
             reason = "closed" if not self._thread.is_alive() else "blocking itself"
             raise LoopUnavailable(f"the client's loop is {reason}")
@@ -147,10 +154,10 @@ class LoopThread:
             self._calls.discard(call)
 
     def close(self) -> None:
-        """Cancel the tasks on the loop and end the thread. Closing twice is harmless."""
-        self._end(None)
+        """Cancel the tasks of the loop and end the thread. Has no effect if the thread is already closed."""
+        self._stop(None)
 
-    def _end(self, timeout_s: float | None) -> None:
+    def _stop(self, timeout_s: float | None) -> None:
         atexit.unregister(self._close_at_exit)
         if self._thread.is_alive():
             with contextlib.suppress(LoopUnavailable):  # closed concurrently by another thread
@@ -158,8 +165,9 @@ class LoopThread:
             self._thread.join(timeout_s)
 
     def _close_at_exit(self) -> None:
-        """Close at exit: a loop that still runs during interpreter shutdown may crash the process."""
-        self._end(EXIT_S_MAX)
+        """Stop the loop when the interpreter exits; a loop that runs during interpreter shutdown may crash the
+        process."""
+        self._stop(EXIT_WAIT_S_MAX)
 
     def _wake(self, function: Callable[..., object], *args: Any) -> None:
         try:
@@ -189,7 +197,7 @@ class LoopThread:
 
 
 class BlockingProxy(Generic[T]):
-    """Blocking proxy of one object that lives on a loop."""
+    """Base class of the blocking proxies of objects that belong to a `LoopThread`'s loop."""
 
     def __init__(self, thread: LoopThread, original: T) -> None:
         self._thread = thread
@@ -199,7 +207,7 @@ class BlockingProxy(Generic[T]):
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """Blocking variant of a coroutine method."""
+    """The method of a `BlockingProxy` that runs a coroutine method of the original object and waits for its result."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -208,8 +216,9 @@ def blocking(
     return call
 
 
-def on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Blocking variant of a plain method, run on the loop's thread."""
+def blocking_function(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """The method of a `BlockingProxy` that calls a method without `async` on the loop's thread and waits for its
+    result."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,8 @@
-"""Handshake with another broker, on the side that connected. The other side: `api.kafka.server.broker_handshake`.
+"""Handshake with another broker, on the side that opened the connection.
 
-Invariant: nothing else is sent on the connection before both sides have proved themselves.
+`api.kafka.server.broker_handshake` implements the side that accepted the connection.
+
+Invariant: no other request is sent on the connection before both brokers have authenticated.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class BrokerCredentials(NamedTuple):
-    """What a broker authenticates with. `broker_epoch` is 0 while it is not registered."""
+    """Identity and secret with which a broker authenticates. `broker_epoch` returns 0 while the broker is not
+    registered; `secret` returns None while the cluster has no secret."""
 
     node_id: int
     cluster_id: str
@@ -31,7 +34,8 @@ class BrokerCredentials(NamedTuple):
     random: Random
 
     def identity(self) -> BrokerIdentity:
-        """This broker in its current session. Raises `ConnectionLost` if it has none: no broker would accept it."""
+        """Id and current epoch of this broker. Raises `ConnectionLost` while this broker is not registered, because no
+        other broker would accept it."""
         epoch = self.broker_epoch()
         if epoch == 0:
             raise ConnectionLost("this broker has no session")
@@ -41,8 +45,10 @@ class BrokerCredentials(NamedTuple):
 async def authenticate(
     exchange: Exchange, credentials: BrokerCredentials, identity: BrokerIdentity, node_id: int
 ) -> None:
-    """Authenticate as `identity` with broker `node_id`, and that broker here. Raises `ConnectionLost` if one of them
-    does not accept the other; the connection has to be closed then."""
+    """Authenticate as `identity` with broker `node_id`, and verify that the peer is that broker.
+
+    Raises `ConnectionLost` if one of the brokers does not accept the other; the caller must then close the connection.
+    """
     secret = credentials.secret()
     if secret is None:
         raise ConnectionLost("the cluster has no secret")

@@ -1,12 +1,12 @@
-"""Client of a cluster: metadata cache, request routing and retries over any number of brokers.
+"""Client of a cluster: metadata cache, request routing and retries.
 
 Keeps the list of brokers (bootstrap addresses, then metadata), the metadata cache, the coordinators of groups, and one
-connection per broker and *channel*. Channels separate requests that a broker holds on purpose (fetches, joins) from
-those that must not be delayed (heartbeats): a broker answers the requests of a connection in order.
+connection per broker and *channel*. A broker answers the requests of one connection in order, so channels separate
+requests that a broker holds on purpose (fetches, joins) from those that must not be delayed (heartbeats).
 
 Invariants:
 * Metadata requested after a failure is newer than the failure.
-* At most one metadata request, and one connection attempt per broker and channel, are in progress.
+* At most one Metadata request is in progress, and at most one connection attempt per broker and channel.
 * No background task runs.
 """
 
@@ -28,8 +28,8 @@ from mansio.errors import (
 )
 from mansio.net.addresses import parse_addresses
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
-from mansio.net.metadata import Node, TopicView, topic_view
-from mansio.net.retry import DEFAULT_BACKOFF, error_for, raise_for, retrying
+from mansio.net.metadata import Node, TopicMetadata, topic_metadata
+from mansio.net.retry import DEFAULT_BACKOFF, call_with_retries, client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
@@ -42,15 +42,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TOPIC_WAIT_MS = 1_000
+"""How long metadata of an unknown topic is requested again, because the topic may just have been created."""
 METADATA_AGE_MS_MAX = 300_000
+"""Age at which cached metadata is requested again (Kafka's `metadata.max.age.ms`)."""
 UNKNOWN_TOPIC_OR_PARTITION = 3
-GROUP_KEY = 0
+"""Error code of the Kafka protocol."""
+GROUP_KEY_TYPE = 0
+"""`key_type` of a FindCoordinator request for a group."""
 _NEVER = float("-inf")
-"""Fetch time of stale metadata: older than any other."""
+"""Fetch time of metadata that is marked stale; earlier than any time of the loop's clock."""
 
 
 class Cluster:
-    """Client of one cluster. Belongs to one event loop; must be closed with `close()`."""
+    """Client of one cluster: metadata, connections, routing and retries of requests.
+
+    An object belongs to the event loop on which it was created, and must be closed with `close()`.
+    """
 
     def __init__(
         self,
@@ -73,7 +80,7 @@ class Cluster:
         self.nodes: dict[int, Node] = {}
         self.cluster_id: str | None = None
         self.controller_id = -1
-        self._topics: dict[str, tuple[float, TopicView]] = {}
+        self._topics: dict[str, tuple[float, TopicMetadata]] = {}
         self._failed: dict[str, MansioError] = {}
         self._coordinators: dict[str, Node] = {}
         self._connections: dict[tuple[str, int, str], Connection] = {}
@@ -85,10 +92,12 @@ class Cluster:
 
     async def start(self) -> None:
         """Connect to any broker and fetch the metadata. Raises `ConnectionLost` if none responds in time."""
-        # Import the schemas first: that time must not count as broker latency.
+        # Import the message schemas first, so that the import does not count towards the timeout.
         messages.merged_schema(ApiKey.METADATA, "request")
-        await retrying(
-            lambda: self.refresh(()), timeout_ms=self.options.connect_timeout_ms, backoff=self.backoff
+        await call_with_retries(
+            lambda: self.refresh_metadata(()),
+            timeout_ms=self.options.connect_timeout_ms,
+            backoff=self.backoff,
         )
 
     async def close(self) -> None:
@@ -99,17 +108,18 @@ class Cluster:
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def connection(self, node_id: int, channel: str = "main") -> Connection:
-        """The connection to one broker, opened if necessary."""
+        """The connection to one broker on a channel; opens it if necessary. Raises `ConnectionLost` if that fails or
+        the broker is not in the cluster."""
         node = self.nodes.get(node_id)
         if node is None:
-            await self.refresh(())
+            await self.refresh_metadata(())
             node = self.nodes.get(node_id)
             if node is None:
                 raise ConnectionLost(f"broker {node_id} is not in the cluster")
         return await self._connect(node.host, node.port, channel)
 
-    def open_connection(self, node_id: int, channel: str = "main") -> Connection | None:
-        """The connection to one broker if it is already open (hot path)."""
+    def existing_connection(self, node_id: int, channel: str = "main") -> Connection | None:
+        """The open connection to one broker on a channel, or None. Does no I/O; used on hot paths."""
         node = self.nodes.get(node_id)
         if node is None:
             return None
@@ -117,7 +127,8 @@ class Cluster:
         return None if connection is None or connection.closed else connection
 
     async def any_connection(self) -> Connection:
-        """A connection to any broker: an open one, else the first broker that accepts."""
+        """A connection to any broker: an open connection if there is one, else a new connection to the first broker
+        that accepts, in random order. Raises `ConnectionLost` if none does."""
         for (_, _, channel), connection in self._connections.items():
             if channel == "main" and not connection.closed:
                 return connection
@@ -162,8 +173,11 @@ class Cluster:
 
     # -- metadata --------
 
-    async def refresh(self, topics: Iterable[str] | None) -> None:
-        """Fetch metadata of `topics` (empty: only brokers; None: all topics). Concurrent callers share a response."""
+    async def refresh_metadata(self, topics: Iterable[str] | None) -> None:
+        """Fetch the list of brokers and the metadata of `topics` (None: of all topics).
+
+        Concurrent callers that name the same topics share one response.
+        """
         wanted = None if topics is None else set(topics)
         requested = asyncio.get_running_loop().time()
         async with self._refreshing:
@@ -183,7 +197,7 @@ class Cluster:
             "allow_auto_topic_creation": self.auto_create_topics,
         }
         response = await connection.request(ApiKey.METADATA, fields)
-        raise_for(response.error_code)
+        raise_for_code(response.error_code)
         self.nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)
             for broker in response.brokers
@@ -195,18 +209,19 @@ class Cluster:
             self._failed.pop(topic.name, None)
             self._topics.pop(topic.name, None)
             try:
-                raise_for(topic.error_code, f"topic {topic.name}: {_topic_error_text(topic.error_code)}")
-                self._topics[topic.name] = (fetched, topic_view(topic))
+                raise_for_code(topic.error_code, f"topic {topic.name}: {_topic_error_text(topic.error_code)}")
+                self._topics[topic.name] = (fetched, topic_metadata(topic))
             except MansioError as error:
                 self._failed[topic.name] = error
 
-    def cached_topic(self, name: str) -> TopicView | None:
-        """Cached metadata of a topic regardless of its age (hot path)."""
+    def cached_topic(self, name: str) -> TopicMetadata | None:
+        """Cached metadata of a topic, however old; None if there is none. Does no I/O; used on hot paths."""
         cached = self._topics.get(name)
         return None if cached is None else cached[1]
 
     def cached_leader(self, topic: str, partition: int) -> tuple[int, float] | None:
-        """(node id of the leader, time of the metadata) of a partition; None if unknown or marked stale (hot path)."""
+        """(node id of a partition's leader, time at which the metadata was fetched) from the cache; None if the leader
+        is unknown or the metadata is marked stale. Does no I/O; used on hot paths."""
         cached = self._topics.get(topic)
         if cached is None:
             return None
@@ -216,46 +231,50 @@ class Cluster:
         leader = view.partitions[partition].leader
         return (leader, fetched) if leader in self.nodes else None
 
-    async def topic(self, name: str, *, wait_ms: float | None = None) -> TopicView:
-        """Metadata of a topic, from the cache while it is fresh. An unknown topic is requested again for `wait_ms`,
-        because it may just have been created; then `UnknownTopicOrPartition` is raised."""
+    async def topic(self, name: str, *, wait_ms: float | None = None) -> TopicMetadata:
+        """Metadata of a topic, from the cache if it is no older than `metadata_age_ms_max`.
+
+        Metadata of an unknown topic is requested again for `wait_ms` (default: `topic_wait_ms`), because the topic may
+        just have been created. Then `UnknownTopicOrPartition` is raised.
+        """
         newest = asyncio.get_running_loop().time() - self.metadata_age_ms_max / 1000
         if self._fetched_since(name, newest):
             return self._topics[name][1]
 
-        async def ask() -> TopicView:
-            await self.refresh((name,))
-            view = self.cached_topic(name)
-            if view is None:
+        async def request_topic() -> TopicMetadata:
+            await self.refresh_metadata((name,))
+            metadata = self.cached_topic(name)
+            if metadata is None:
                 raise self._failed.get(name) or UnknownTopicOrPartition(f"there is no topic {name}")
-            return view
+            return metadata
 
         loop = asyncio.get_running_loop()
         give_up = loop.time() + (self.topic_wait_ms if wait_ms is None else wait_ms) / 1000
 
-        def worth_retrying(error: MansioError) -> bool:
+        def should_retry(error: MansioError) -> bool:
             if isinstance(error, UnknownTopicOrPartition) and loop.time() >= give_up:
                 return False
             return error.retriable and not self._is_closed
 
-        return await retrying(
-            ask, timeout_ms=self.retry_timeout_ms, backoff=self.backoff, worth_retrying=worth_retrying
+        return await call_with_retries(
+            request_topic, timeout_ms=self.retry_timeout_ms, backoff=self.backoff, should_retry=should_retry
         )
 
-    async def topics(self) -> dict[str, TopicView]:
-        """Metadata of all topics, without the cache."""
-        await self.retry(lambda: self.refresh(None))
+    async def topics(self) -> dict[str, TopicMetadata]:
+        """Metadata of all topics by name, requested from a broker and not taken from the cache."""
+        await self.retry(lambda: self.refresh_metadata(None))
         return {name: view for name, (_, view) in sorted(self._topics.items())}
 
     def mark_stale(self, topics: Iterable[str]) -> None:
-        """Mark cached metadata as wrong; it is fetched again before the next use."""
+        """Mark the cached metadata of topics as stale, so that `topic` and `leader` fetch it again."""
         for name in topics:
             cached = self._topics.get(name)
             if cached is not None:
                 self._topics[name] = (_NEVER, cached[1])
 
     async def leader(self, topic: str, partition: int) -> int:
-        """Node id of the current leader of a partition."""
+        """Node id of a partition's leader, from the cache if possible. Raises `UnknownTopicOrPartition`, or
+        `LeaderNotAvailable` if the partition has no leader."""
         view = await self.topic(topic)
         try:
             return view.leader(partition)
@@ -277,14 +296,17 @@ class Cluster:
         attempt: Callable[[], Awaitable[T]],
         *,
         timeout_ms: float | None = None,
-        final: tuple[type[MansioError], ...] = (),
+        not_retried: tuple[type[MansioError], ...] = (),
     ) -> T:
-        """`retrying` with this client's backoff and timeout; errors in `final` are not retried."""
-        return await retrying(
+        """Call `attempt` until it succeeds, with this client's backoff and retry timeout; see `call_with_retries`.
+
+        Errors of the classes in `not_retried` are raised immediately.
+        """
+        return await call_with_retries(
             attempt,
             timeout_ms=self.retry_timeout_ms if timeout_ms is None else timeout_ms,
             backoff=self.backoff,
-            worth_retrying=lambda e: e.retriable and not self._is_closed and not isinstance(e, final),
+            should_retry=lambda e: e.retriable and not self._is_closed and not isinstance(e, not_retried),
         )
 
     async def request(
@@ -295,16 +317,23 @@ class Cluster:
         node_id: int | None = None,
         check: Callable[[Any], None] | None = None,
         timeout_ms: float | None = None,
-        retry_unknown: bool = True,
+        retry_unknown_topic: bool = True,
     ) -> Any:
-        """Send a request to one broker, or to any. `check(response)` raises the response's errors; retriable ones are
-        retried, UnknownTopicOrPartition only with `retry_unknown`."""
+        """Send a request to broker `node_id` (None: to any broker), and return the response.
+
+        `check(response)` raises the errors that the response contains. Retriable errors are retried for `timeout_ms`;
+        `UnknownTopicOrPartition` is retried only with `retry_unknown_topic`.
+        """
 
         async def attempt() -> Any:
             connection = await (self.any_connection() if node_id is None else self.connection(node_id))
             return _checked(await connection.request(api_key, fields), check)
 
-        return await self.retry(attempt, timeout_ms=timeout_ms, final=_final(retry_unknown=retry_unknown))
+        return await self.retry(
+            attempt,
+            timeout_ms=timeout_ms,
+            not_retried=_errors_not_retried(retry_unknown_topic=retry_unknown_topic),
+        )
 
     async def request_controller(
         self,
@@ -312,13 +341,13 @@ class Cluster:
         fields: Mapping[str, Any],
         *,
         check: Callable[[Any], None] | None = None,
-        retry_unknown: bool = True,
+        retry_unknown_topic: bool = True,
     ) -> Any:
-        """Send a request to the current controller."""
+        """Send a request to the current controller, and return the response. `check` and retries: see `request`."""
 
         async def attempt() -> Any:
             if self.controller_id not in self.nodes:
-                await self.refresh(())
+                await self.refresh_metadata(())
             known = self.controller_id in self.nodes
             try:
                 connection = await (self.connection(self.controller_id) if known else self.any_connection())
@@ -327,25 +356,29 @@ class Cluster:
                 self.controller_id = -1
                 raise
 
-        return await self.retry(attempt, final=_final(retry_unknown=retry_unknown))
+        return await self.retry(
+            attempt, not_retried=_errors_not_retried(retry_unknown_topic=retry_unknown_topic)
+        )
 
     async def coordinator(self, group: str, channel: str = "group") -> Connection:
-        """The connection to a group's coordinator. One attempt, without retries."""
+        """The connection to a group's coordinator on a channel. Looks up the coordinator and opens the connection if
+        necessary, without retries."""
         node = self._coordinators.get(group)
         if node is None:
             connection = await self.any_connection()
             response = await connection.request(
-                ApiKey.FIND_COORDINATOR, {"key": group, "key_type": GROUP_KEY, "coordinator_keys": [group]}
+                ApiKey.FIND_COORDINATOR,
+                {"key": group, "key_type": GROUP_KEY_TYPE, "coordinator_keys": [group]},
             )
             found = response.coordinators[0] if response.coordinators else response
-            raise_for(found.error_code, found.error_message)
+            raise_for_code(found.error_code, found.error_message)
             if not found.host:
                 raise CoordinatorNotAvailable(f"group {group} has no coordinator")
             node = self._coordinators[group] = Node(found.node_id, found.host, found.port)
         return await self._connect(node.host, node.port, channel)
 
     def forget_coordinator(self, group: str) -> None:
-        """Drop the cached coordinator of a group."""
+        """Remove the coordinator of a group from the cache, so that the next request looks it up again."""
         self._coordinators.pop(group, None)
 
     async def request_coordinator(
@@ -358,9 +391,13 @@ class Cluster:
         channel: str = "group",
         timeout_ms: float | None = None,
         retry_timeout_ms: float | None = None,
-        final: tuple[type[MansioError], ...] = (),
+        not_retried: tuple[type[MansioError], ...] = (),
     ) -> Any:
-        """Send a request to a group's current coordinator, with retries as in `request`."""
+        """Send a request to a group's current coordinator, and return the response.
+
+        `timeout_ms` bounds one attempt, `retry_timeout_ms` all attempts. `check`: see `request`; `not_retried`: see
+        `retry`.
+        """
 
         async def attempt() -> Any:
             try:
@@ -370,11 +407,11 @@ class Cluster:
                 self.forget_coordinator(group)  # a coordinator that does not respond may have been replaced
                 raise
 
-        return await self.retry(attempt, timeout_ms=retry_timeout_ms, final=final)
+        return await self.retry(attempt, timeout_ms=retry_timeout_ms, not_retried=not_retried)
 
 
-def _final(*, retry_unknown: bool) -> tuple[type[MansioError], ...]:
-    return () if retry_unknown else (UnknownTopicOrPartition,)
+def _errors_not_retried(*, retry_unknown_topic: bool) -> tuple[type[MansioError], ...]:
+    return () if retry_unknown_topic else (UnknownTopicOrPartition,)
 
 
 def _checked(response: Any, check: Callable[[Any], None] | None) -> Any:
@@ -384,19 +421,19 @@ def _checked(response: Any, check: Callable[[Any], None] | None) -> Any:
 
 
 def _topic_error_text(code: int) -> str:
-    """Text of a topic's error code; the response carries none."""
+    """Message for a topic's error code; a Metadata response has codes without messages."""
     if code == UNKNOWN_TOPIC_OR_PARTITION:
         return "there is no such topic; create it or correct the name"
-    return error_for(code).message if code else ""
+    return client_error_for_code(code).message if code else ""
 
 
-def check_top_level(response: Any) -> None:
-    """The check for responses with a top-level error code."""
-    raise_for(response.error_code, getattr(response, "error_message", None))
+def check_top_level_error(response: Any) -> None:
+    """Raise the error of a response's top-level error code, if there is one. Used as `check` of `Cluster.request`."""
+    raise_for_code(response.error_code, getattr(response, "error_message", None))
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, Sequence[int]]:
-    """topic -> partition indexes."""
+    """Partition indexes by topic name."""
     grouped: dict[str, list[int]] = {}
     for topic, partition in partitions:
         grouped.setdefault(topic, []).append(partition)

@@ -5,11 +5,11 @@ flight. Requests are pipelined in the order of the calls.
 
 Invariants:
 * Every waiter is completed: with its response, with `ConnectionLost` when the connection ends, or with
-  `RequestTimedOut`. A request that times out closes the connection, because the responses behind it would be later
-  still.
-* Cancelling a waiter leaves its request in flight; the response is dropped.
+  `RequestTimedOut`. A request that times out closes the connection, because responses arrive in order and those to
+  later requests would be even later.
+* When a waiter is cancelled, its request stays in flight and the response is discarded.
 * There is one timer for all requests, set to the earliest deadline.
-* A response frame is a copy owned by the receiver, unless `ConnectionOptions.borrowed` is set.
+* A response frame is a copy that the waiter owns, unless `ConnectionOptions.frames_are_views` is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
 from mansio.net.earliest_timer import EarliestTimer
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.version import __version__
 from mansio.wire import headers
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
 
 CORRELATION_ID_MAX = 0x7FFFFFFF
-UNSUPPORTED_VERSION = 35
 CLOCK_RESOLUTION_S = 0.001
-"""How much too early a loop timer may fire."""
+"""Time by which an event loop may run a timer early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +52,37 @@ class ConnectionOptions:
     in_flight_requests_max: int = 64
     frame_bytes_max: int = 256 << 20
     tls: ssl.SSLContext | None = None
-    borrowed: bool = False
-    """Response frames are views of the receive buffer, valid until the next read: for callers that get large responses,
-    have one request in flight, and finish with a response before they send the next request."""
+    frames_are_views: bool = False
+    """Whether response frames are views of the receive buffer, valid until the next read, instead of copies. For
+    callers that receive large responses, have one request in flight, and finish with a response before they send the
+    next request."""
 
 
 DEFAULT_OPTIONS = ConnectionOptions()
 
 
 class Waiter(Protocol):
-    """Receiver of a response: a future, or an object with these four methods of one, which saves the loop iteration
-    that a future takes. They are called on the loop's thread and must not raise."""
+    """Receiver of a response: an `asyncio.Future`, or another object with these four methods.
+
+    The methods are called directly by the read callback, whereas the callbacks of a future run one loop iteration
+    later. They are called on the loop's thread and must not raise.
+    """
 
     def done(self) -> bool:
-        """Whether the waiter is completed or cancelled, so that the response is dropped."""
+        """Whether the waiter is completed or cancelled; the connection then discards the response."""
 
     def cancelled(self) -> bool:
-        """Whether the request need not be sent if it is still queued."""
+        """Whether the waiter is cancelled; the connection then does not send the request if it is still queued."""
 
     def set_result(self, result: bytes, /) -> None:
-        """Called with the response frame, without its length."""
+        """Receive the response frame, without its length prefix."""
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """Called with `ConnectionLost` or `RequestTimedOut`."""
+        """Receive `ConnectionLost` or `RequestTimedOut` instead of a response."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """An open connection, created by `Connection.open`. Belongs to the loop on which it was opened."""
+    """Connection to one broker. `Connection.open` creates it; it belongs to the event loop on which it was opened."""
 
     def __init__(self, address: tuple[str, int], options: ConnectionOptions = DEFAULT_OPTIONS) -> None:
         self.address = address
@@ -92,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         self._waiting: dict[int, tuple[Waiter, float]] = {}
         """Correlation id -> (waiter, deadline)."""
         self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
-        """Fires at the earliest deadline, or before."""
+        """Fires at or before the earliest deadline in `_waiting`."""
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._correlation_ids = itertools.count()
         self._paused = False
@@ -102,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, host: str, port: int, options: ConnectionOptions = DEFAULT_OPTIONS) -> Connection:
-        """Connect and negotiate versions. Raises `ConnectionLost` if the broker does not respond in time."""
+        """Open a connection and negotiate API versions. Raises `ConnectionLost` if the broker cannot be reached or does
+        not respond within `connect_timeout_ms`."""
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:
@@ -127,17 +131,17 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended."""
+        """Whether the connection was closed or lost."""
         return self._failure is not None
 
     @property
     def in_flight(self) -> int:
-        """Number of requests sent without a response yet."""
+        """Number of requests that were sent and have no response yet."""
         return self._in_flight
 
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
-        """The highest version of an API that the broker, this library and `highest` allow. Raises
-        `UnsupportedVersion`."""
+        """The highest version of an API, up to `highest`, that both the broker and this client support. Raises
+        `UnsupportedVersion` if there is none."""
         ours = SUPPORTED_APIS[ApiKey(api_key)]
         theirs = self.versions.get(api_key)
         if theirs is None:
@@ -158,7 +162,8 @@ class Connection(asyncio.BufferedProtocol):
         version: int | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """Send one request and return its response (a `messages.Struct`). Error codes in it are not checked."""
+        """Send one request and return its decoded response (a `messages.Struct`). Does not check the error codes in the
+        response."""
         if version is None:
             version = self.version_for(api_key)
         correlation_id = self.next_correlation_id()
@@ -168,18 +173,18 @@ class Connection(asyncio.BufferedProtocol):
         return messages.decode_response(api_key, version, frame[position:])
 
     def next_correlation_id(self) -> int:
-        """The correlation id of the next request."""
+        """Allocate the correlation id of the next request."""
         return next(self._correlation_ids) & CORRELATION_ID_MAX
 
     async def exchange(
         self, buffers: Sequence[Buffer], correlation_id: int, *, timeout_ms: float | None = None
     ) -> bytes:
-        """Send a framed request and return the response frame, without its length."""
+        """Send an encoded request with its length prefix, and return the response frame without its length prefix."""
         waiter: asyncio.Future[bytes] = self._loop.create_future()
-        self.begin(buffers, correlation_id, waiter, timeout_ms=timeout_ms)
+        self.begin_exchange(buffers, correlation_id, waiter, timeout_ms=timeout_ms)
         return await waiter
 
-    def begin(
+    def begin_exchange(
         self,
         buffers: Sequence[Buffer],
         correlation_id: int,
@@ -187,7 +192,8 @@ class Connection(asyncio.BufferedProtocol):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """`exchange` without waiting: the request is sent or queued now, in the order of the calls."""
+        """Send or queue an encoded request, in the order of the calls, and return; `waiter` receives the response
+        frame."""
         if self._failure is not None:
             raise ConnectionLost(str(self._failure))
         deadline = (
@@ -203,13 +209,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.writelines(buffers)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
-        """Send a request that has no response (Produce with acks=0)."""
+        """Send an encoded request that has no response (Produce with acks=0)."""
         if self._failure is not None or self._transport is None:
             raise ConnectionLost(str(self._failure))
         self._transport.writelines(buffers)
 
     def abort(self, failure: MansioError | None = None) -> None:
-        """Close the connection immediately; pending requests fail with `ConnectionLost`."""
+        """Close the connection immediately. Pending requests fail with `ConnectionLost` and the message of
+        `failure`."""
         self._fail(failure or ConnectionLost(f"the connection to {self._name} was closed"))
 
     async def close(self) -> None:
@@ -257,8 +264,11 @@ class Connection(asyncio.BufferedProtocol):
         return f"{self.address[0]}:{self.address[1]}"
 
     async def _negotiate(self) -> None:
-        """Send ApiVersions in our newest version; a broker that does not support it responds in version 0 with
-        UNSUPPORTED_VERSION, and the request is repeated in a version it supports."""
+        """Learn the API versions of the broker.
+
+        Sends ApiVersions in the newest version of this client. A broker that does not support this version responds in
+        version 0 with UNSUPPORTED_VERSION, and the request is repeated in a version that the broker supports.
+        """
         fields = {"client_software_name": "mansio", "client_software_version": __version__}
         version = SUPPORTED_APIS[ApiKey.API_VERSIONS].max_version
         while True:
@@ -275,7 +285,7 @@ class Connection(asyncio.BufferedProtocol):
                 version = min(version - 1, _highest_api_versions(frame[4:], version))
                 continue
             response = messages.decode_response(ApiKey.API_VERSIONS, version, frame[4:])
-            raise_for(response.error_code)
+            raise_for_code(response.error_code)
             self.versions = {
                 entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys
             }
@@ -301,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_flight -= 1
         waiter = waiting[0]
         if not waiter.done():
-            waiter.set_result(cast("bytes", frame) if self.options.borrowed else bytes(frame))
+            waiter.set_result(cast("bytes", frame) if self.options.frames_are_views else bytes(frame))
 
     def _check_deadlines(self) -> None:
         now = self._loop.time()
@@ -329,8 +339,10 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _highest_api_versions(body: bytes, requested: int) -> int:
-    """The highest version of ApiVersions that a refusal names. If it cannot be decoded, the requested version, so that
-    the caller tries the next lower one."""
+    """The highest version of ApiVersions that the broker supports, from the body of its UNSUPPORTED_VERSION response.
+
+    If the body cannot be decoded, returns `requested`, so that the caller tries the next lower version.
+    """
     try:
         theirs = messages.decode_response(ApiKey.API_VERSIONS, 0, body)
     except WireError:

@@ -1,10 +1,10 @@
 """Timer that fires once, at the earliest of several requested times.
 
-Sender and fetcher check their partitions again when the first of many delays has passed. A loop's own timer handle
-cannot be used to find out when it is due: uvloop rounds to milliseconds, and returns a handle without `when()` for a
-delay of less than half a millisecond. So this class stores the time itself.
+The producer's sender and the fetcher check their partitions again when the first of many delays has passed. The time of
+a loop's timer handle cannot be read reliably: uvloop rounds it to milliseconds, and returns a handle without `when()`
+for a delay of less than half a millisecond. So this class stores the time itself.
 
-Invariant: at most one loop timer is set, and it is due no later than any time requested since the last call.
+Invariant: at most one timer of the loop is set, and it fires no later than any time requested since the last callback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EarliestTimer:
-    """Calls `callback` on the loop. Times are those of the loop's clock, in seconds."""
+    """Timer that calls `callback` once, at the earliest of the requested times (in seconds of the loop's clock)."""
 
     __slots__ = ("_callback", "_due", "_loop", "_timer")
 
@@ -29,14 +29,14 @@ class EarliestTimer:
         self._due = math.inf
 
     def set(self, due: float) -> None:
-        """Call back at this time, or at an earlier one that is already set."""
+        """Schedule the callback for the time `due`, unless the callback is already scheduled for an earlier time."""
         if due < self._due:
             self.cancel()
             self._due = due
             self._timer = self._loop.call_at(due, self._on_timer)
 
     def cancel(self) -> None:
-        """Do not call back until a time is set again."""
+        """Cancel the scheduled callback, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,9 +1,9 @@
 """Client-side metadata of a cluster: brokers, topics, partition leaders.
 
-Immutable views of Metadata responses.
+The tuples hold the fields of Metadata responses that clients use.
 
 Invariants:
-* A partition's position in its topic's tuple is its index, without gaps.
+* `TopicMetadata.partitions` is in order of the partition index, starts at 0 and has no gaps.
 * `leader` is -1 for a partition without a leader.
 """
 
@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from mansio.errors import LeaderNotAvailable, UnknownTopicOrPartition
 
 NO_TOPIC_ID = bytes(16)
+"""Topic id of a topic on a broker that does not support topic ids."""
 
 
 class Node(NamedTuple):
-    """Address of one broker."""
+    """Id and address of one broker. `rack` is None if the broker has no rack."""
 
     node_id: int
     host: str
@@ -25,8 +26,8 @@ class Node(NamedTuple):
     rack: str | None = None
 
 
-class PartitionView(NamedTuple):
-    """One partition with its leader and replicas (node ids)."""
+class PartitionMetadata(NamedTuple):
+    """Index, leader and replicas of one partition; brokers are given by node id."""
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     leader: int
@@ -35,16 +36,18 @@ class PartitionView(NamedTuple):
     in_sync_replicas: tuple[int, ...]
 
 
-class TopicView(NamedTuple):
-    """One topic. `topic_id` is 16 bytes, all zero if the broker has no topic ids."""
+class TopicMetadata(NamedTuple):
+    """Name, id and partitions of one topic. `topic_id` is 16 bytes, all zero if the broker does not support topic
+    ids."""
 
     name: str
     topic_id: bytes
-    partitions: tuple[PartitionView, ...]
+    partitions: tuple[PartitionMetadata, ...]
     is_internal: bool = False
 
     def leader(self, partition: int) -> int:
-        """Node id of a partition's leader. Raises `UnknownTopicOrPartition`, `LeaderNotAvailable`."""
+        """Node id of a partition's leader. Raises `UnknownTopicOrPartition`, or `LeaderNotAvailable` if the partition
+        has no leader."""
         if not 0 <= partition < len(self.partitions):
             raise UnknownTopicOrPartition(f"topic {self.name} has no partition {partition}")
         leader = self.partitions[partition].leader
@@ -53,11 +56,11 @@ class TopicView(NamedTuple):
         return leader
 
 
-def topic_view(response: Any) -> TopicView:
-    """The view of one topic of a Metadata response."""
+def topic_metadata(response: Any) -> TopicMetadata:
+    """The metadata of one topic of a Metadata response. Raises `LeaderNotAvailable` if partitions are missing."""
     found = sorted(response.partitions, key=lambda partition: int(partition.partition_index))
     partitions = tuple(
-        PartitionView(
+        PartitionMetadata(
             partition.partition_index,
             partition.leader_id,
             partition.leader_epoch,
@@ -68,9 +71,9 @@ def topic_view(response: Any) -> TopicView:
     )
     if any(partition.index != position for position, partition in enumerate(partitions)):
         raise LeaderNotAvailable(f"the metadata of topic {response.name} lacks partitions")
-    return TopicView(response.name, _id_bytes(response.topic_id), partitions, response.is_internal)
+    return TopicMetadata(response.name, _id_bytes(response.topic_id), partitions, response.is_internal)
 
 
 def _id_bytes(topic_id: Any) -> bytes:
-    """A topic id as 16 bytes, from bytes, UUID or None."""
+    """The 16 bytes of a topic id given as bytes, UUID or None (no topic id: all zero)."""
     return NO_TOPIC_ID if topic_id is None else getattr(topic_id, "bytes", topic_id)

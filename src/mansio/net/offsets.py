@@ -19,7 +19,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.net.cluster import Cluster, group_by_topic
-from mansio.net.retry import error_for, raise_for
+from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from mansio.errors import MansioError
 
 LATEST: Final = -1
-"""Requests the offset after the last readable record."""
+"""ListOffsets timestamp that requests the offset after the last readable record."""
 EARLIEST: Final = -2
-"""Requests the log start offset."""
+"""ListOffsets timestamp that requests the log start offset."""
 MAX_TIMESTAMP: Final = -3
-"""Requests the offset of the record with the greatest timestamp (KIP-734)."""
+"""ListOffsets timestamp that requests the offset of the record with the greatest timestamp (KIP-734)."""
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -41,17 +41,19 @@ Result = TypeVar("Result")
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
-STALE_METADATA = (
+STALE_METADATA_ERRORS = (
     NotLeaderOrFollower,
     LeaderNotAvailable,
     UnknownTopicOrPartition,
     FencedLeaderEpoch,
     ConnectionLost,
 )
+"""Errors after which cached metadata of the requested topics must be fetched again."""
 
 
 class ListedOffset(NamedTuple):
-    """Result of ListOffsets. `offset` is -1 if no record has such a timestamp; `timestamp_ms` is -1 if unknown."""
+    """Result of ListOffsets for one partition. `offset` is -1 if no record has a timestamp as requested; `timestamp_ms`
+    is the record's timestamp, -1 if unknown."""
 
     offset: int
     timestamp_ms: int
@@ -59,7 +61,8 @@ class ListedOffset(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """Committed offset of a group, with its metadata."""
+    """Committed offset of a group in one partition, with the metadata string of the commit. `leader_epoch` is that of
+    the last processed record, -1 if unknown."""
 
     offset: int
     metadata: str = ""
@@ -68,54 +71,60 @@ class CommittedOffset(NamedTuple):
 
 async def request_leaders(
     cluster: Cluster,
-    wanted: Mapping[TopicPartition, Request],
+    requests: Mapping[TopicPartition, Request],
     send: Callable[[int, Mapping[TopicPartition, Request], dict[TopicPartition, Result]], Awaitable[None]],
 ) -> dict[TopicPartition, Result]:
-    """Send one request per leader in parallel. `send(node id, its part of wanted, found)` stores results in `found` and
-    raises the error of partitions that failed.
+    """Send one request per partition leader in parallel, and return the results by partition.
 
-    Retriable failures are retried for the cluster's retry timeout, only for the partitions without a result.
+    `send(node_id, requests, results)` sends the requests of the partitions that broker `node_id` leads, stores results
+    in `results`, and raises an error if a partition failed. Retriable errors are retried for the cluster's retry
+    timeout, only for the partitions without a result.
     """
-    found: dict[TopicPartition, Result] = {}
+    results: dict[TopicPartition, Result] = {}
 
     async def attempt() -> None:
-        missing = [partition for partition in wanted if partition not in found]
+        missing = [partition for partition in requests if partition not in results]
         try:
             grouped = await cluster.group_by_leader(missing)
-            requests = [
-                send(node, {partition: wanted[partition] for partition in partitions}, found)
+            sends = [
+                send(node, {partition: requests[partition] for partition in partitions}, results)
                 for node, partitions in grouped.items()
             ]
-            for outcome in await asyncio.gather(*requests, return_exceptions=True):
+            for outcome in await asyncio.gather(*sends, return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
-            if any(partition not in found for partition in missing):
+            if any(partition not in results for partition in missing):
                 raise UnknownTopicOrPartition("the response has no result for the partition")
-        except STALE_METADATA:
+        except STALE_METADATA_ERRORS:
             cluster.mark_stale({partition.topic for partition in missing})
             raise
 
     await cluster.retry(attempt)
-    return {partition: found[partition] for partition in wanted}
+    return {partition: results[partition] for partition in requests}
 
 
 async def list_offsets(
     cluster: Cluster,
-    wanted: Mapping[TopicPartition, int],
+    timestamps: Mapping[TopicPartition, int],
     *,
     isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, ListedOffset]:
-    """For each partition the offset of `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, or of the first record with a timestamp
-    of at least that many milliseconds since the epoch."""
-    return await request_leaders(cluster, wanted, partial(_list_offsets_of_node, cluster, isolation_level))
+    """The offset of the requested timestamp in each partition of `timestamps`.
+
+    A timestamp is `LATEST`, `EARLIEST` or `MAX_TIMESTAMP`, or a time in milliseconds since the Unix epoch, which
+    requests the offset of the first record whose timestamp is equal or greater.
+    """
+    return await request_leaders(
+        cluster, timestamps, partial(_list_offsets_of_node, cluster, isolation_level)
+    )
 
 
 async def _list_offsets_of_node(
     cluster: Cluster,
     isolation_level: int,
     node_id: int,
-    wanted: Mapping[TopicPartition, int],
-    found: dict[TopicPartition, ListedOffset],
+    timestamps: Mapping[TopicPartition, int],
+    results: dict[TopicPartition, ListedOffset],
 ) -> None:
     topics = [
         {
@@ -124,12 +133,12 @@ async def _list_offsets_of_node(
                 {
                     "partition_index": index,
                     "current_leader_epoch": -1,
-                    "timestamp": wanted[TopicPartition(topic, index)],
+                    "timestamp": timestamps[TopicPartition(topic, index)],
                 }
                 for index in indexes
             ],
         }
-        for topic, indexes in group_by_topic(wanted).items()
+        for topic, indexes in group_by_topic(timestamps).items()
     ]
     connection = await cluster.connection(node_id)
     response = await connection.request(
@@ -139,10 +148,10 @@ async def _list_offsets_of_node(
     for topic in response.topics:
         for entry in topic.partitions:
             if entry.error_code:
-                failure = error_for(entry.error_code)
+                failure = client_error_for_code(entry.error_code)
             else:
                 listed = ListedOffset(entry.offset, entry.timestamp, entry.leader_epoch)
-                found[TopicPartition(topic.name, entry.partition_index)] = listed
+                results[TopicPartition(topic.name, entry.partition_index)] = listed
     if failure is not None:
         raise failure
 
@@ -150,7 +159,7 @@ async def _list_offsets_of_node(
 async def fetch_offsets(
     cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, CommittedOffset]:
-    """Committed offsets of a group, in these partitions or in all. Partitions without a commit are absent."""
+    """Committed offsets of a group in `partitions` (None: in all). Partitions without a committed offset are absent."""
     topics = None
     if partitions is not None:
         topics = [
@@ -162,10 +171,10 @@ async def fetch_offsets(
     def check(response: Any) -> None:
         found.clear()
         of_group = response.groups[0] if response.groups else response
-        raise_for(of_group.error_code)
+        raise_for_code(of_group.error_code)
         for topic in of_group.topics:
             for entry in topic.partitions:
-                raise_for(entry.error_code)
+                raise_for_code(entry.error_code)
                 if entry.committed_offset >= 0:
                     found[TopicPartition(topic.name, entry.partition_index)] = CommittedOffset(
                         entry.committed_offset, entry.metadata or "", entry.committed_leader_epoch
@@ -191,7 +200,7 @@ async def commit_offsets(
     instance_id: str | None = None,
     retry_timeout_ms: float | None = None,
 ) -> None:
-    """Commit offsets of a group. Without a member (generation -1) the group must have no members."""
+    """Commit offsets of a group, as a member of it or, with the default arguments, for a group without members."""
     if not offsets:
         return
     topics = []
@@ -213,7 +222,7 @@ async def commit_offsets(
     def check(response: Any) -> None:
         for topic in response.topics:
             for entry in topic.partitions:
-                raise_for(entry.error_code)
+                raise_for_code(entry.error_code)
 
     fields = {
         "group_id": group,
@@ -229,33 +238,33 @@ async def commit_offsets(
 
 
 async def delete_records(
-    cluster: Cluster, before: Mapping[TopicPartition, int], *, timeout_ms: int
+    cluster: Cluster, before_offsets: Mapping[TopicPartition, int], *, timeout_ms: int
 ) -> dict[TopicPartition, int]:
-    """Delete the records below an offset of each partition (-1: up to the high watermark; KIP-107). Returns the new
-    start offsets.
+    """Delete the records below the given offset of each partition (-1: below the high watermark; KIP-107), and return
+    the new log start offsets.
 
-    Idempotent, so retriable failures are retried. Raises `OffsetOutOfRange`, `InvalidTopic`, `PolicyViolation`; an
-    error of one partition does not prevent the deletion in others.
+    Retriable errors are retried; deleting again does no harm. Raises `OffsetOutOfRange`, `InvalidTopic` or
+    `PolicyViolation`; an error of one partition does not prevent the deletion in others.
     """
-    return await request_leaders(cluster, before, partial(_delete_on_node, cluster, timeout_ms))
+    return await request_leaders(cluster, before_offsets, partial(_delete_on_node, cluster, timeout_ms))
 
 
 async def _delete_on_node(
     cluster: Cluster,
     timeout_ms: int,
     node_id: int,
-    before: Mapping[TopicPartition, int],
-    found: dict[TopicPartition, int],
+    before_offsets: Mapping[TopicPartition, int],
+    results: dict[TopicPartition, int],
 ) -> None:
     topics = [
         {
             "name": topic,
             "partitions": [
-                {"partition_index": index, "offset": before[TopicPartition(topic, index)]}
+                {"partition_index": index, "offset": before_offsets[TopicPartition(topic, index)]}
                 for index in indexes
             ],
         }
-        for topic, indexes in group_by_topic(before).items()
+        for topic, indexes in group_by_topic(before_offsets).items()
     ]
     connection = await cluster.connection(node_id)
     response = await connection.request(ApiKey.DELETE_RECORDS, {"topics": topics, "timeout_ms": timeout_ms})
@@ -264,16 +273,16 @@ async def _delete_on_node(
         for entry in topic.partitions:
             partition = TopicPartition(topic.name, entry.partition_index)
             if entry.error_code:
-                failure = _deletion_error(entry.error_code, partition, before[partition])
+                failure = _deletion_error(entry.error_code, partition, before_offsets[partition])
             else:
-                found[partition] = entry.low_watermark
+                results[partition] = entry.low_watermark
     if failure is not None:
         raise failure
 
 
 def _deletion_error(code: int, partition: TopicPartition, before_offset: int) -> MansioError:
-    """The typed error of a partition; the response carries no text."""
+    """The typed error of a partition's error code; a DeleteRecords response has codes without messages."""
     name = f"{partition.topic}-{partition.partition}"
     if code == OffsetOutOfRange.kafka_code:
         return OffsetOutOfRange(f"{name}: offset {before_offset} is beyond its end")
-    return error_for(code, f"{name}: {error_for(code).message}")
+    return client_error_for_code(code, f"{name}: {client_error_for_code(code).message}")

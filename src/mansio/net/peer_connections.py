@@ -1,14 +1,15 @@
-"""Peer connections: `mansio.ports.Peers` over the Kafka listeners of other brokers.
+"""Connections to other brokers (port `Peers`) through their Kafka listeners.
 
-One connection per broker, opened when first needed, and again after it was lost or this broker has a new session. It
-begins with a handshake in which both brokers authenticate. Requests on it are answered in order; a caller that sends
-some requests which wait (a follower's fetch) and some that must not uses two objects.
+There is one connection per broker. It is opened when first needed, and opened again after it was lost or after this
+broker has registered again. It begins with a handshake in which both brokers authenticate. A broker answers the
+requests of a connection in order, so a caller that sends both requests that the peer may hold (a follower's fetch) and
+requests that must not be delayed uses two `PeerConnections`.
 
 Invariants:
-* A caller that is cancelled, or whose request times out, closes its connection, so that no response is ever taken for
-  that of another request.
-* Nothing is sent on a connection before both brokers have authenticated, nor in another session than the one in which
-  this broker has.
+* A request that is cancelled or times out closes its connection, so that a response is never matched to another
+  request.
+* Nothing but the handshake is sent on a connection before both brokers have authenticated.
+* Requests are sent only on a connection on which this broker has authenticated with its current broker epoch.
 """
 
 from __future__ import annotations
@@ -26,28 +27,29 @@ if TYPE_CHECKING:
 
     from mansio.net.broker_handshake import BrokerCredentials
 
-CORRELATION_ID_AT = 8  # in a request with its length: after the API key and the version
+CORRELATION_ID_POSITION = 8
+"""Byte position of the correlation id in an encoded request: after the length prefix, API key and version."""
 
 
 class _Peer(NamedTuple):
-    """An open connection, and the epoch in which this broker has authenticated on it (0: it has not to)."""
+    """An open connection, and the broker epoch with which this broker authenticated on it (0: without a handshake)."""
 
     connection: Connection
     broker_epoch: int
 
 
 class PeerConnections:
-    """Belongs to the event loop on which it is used."""
+    """One connection to each other broker; implements the port `Peers`. All methods run on one event loop."""
 
     def __init__(
         self,
-        address_of: Callable[[int], tuple[str, int] | None],
+        broker_address: Callable[[int], tuple[str, int] | None],
         options: ConnectionOptions = DEFAULT_OPTIONS,
         credentials: BrokerCredentials | None = None,
     ) -> None:
-        """`address_of` returns the current address of a broker; None if it is not registered. Without `credentials`
-        there is no handshake, and only requests that any client may send are accepted."""
-        self._address_of = address_of
+        """`broker_address` returns the current (host, port) of a broker, or None if the broker is not registered.
+        Without `credentials` there is no handshake, and brokers accept only requests that any client may send."""
+        self._broker_address = broker_address
         self._options = options
         self._credentials = credentials
         self._peers: dict[int, _Peer] = {}
@@ -55,13 +57,13 @@ class PeerConnections:
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         known = self._peers.get(node_id)
-        if known is not None and self._is_usable(known, self._address_of(node_id)):
+        if known is not None and self._is_usable(known, self._broker_address(node_id)):
             connection = known.connection
         else:
             connection = await self._connection(node_id, timeout_ms)
         correlation_id = connection.next_correlation_id()
         numbered = bytearray(request)
-        numbered[CORRELATION_ID_AT : CORRELATION_ID_AT + 4] = correlation_id.to_bytes(4, "big")
+        numbered[CORRELATION_ID_POSITION : CORRELATION_ID_POSITION + 4] = correlation_id.to_bytes(4, "big")
         try:
             return await connection.exchange((numbered,), correlation_id, timeout_ms=timeout_ms)
         except asyncio.CancelledError:
@@ -78,9 +80,9 @@ class PeerConnections:
 
     async def _connection(self, node_id: int, timeout_ms: float) -> Connection:
         async with self._opening.setdefault(node_id, asyncio.Lock()):
-            address = self._address_of(node_id)
+            address = self._broker_address(node_id)
             if address is None:
-                raise ConnectionLost(f"broker {node_id} is not there")
+                raise ConnectionLost(f"broker {node_id} is not registered")
             known = self._peers.get(node_id)
             if known is not None:
                 if self._is_usable(known, address):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETRIABLE_CODES = frozenset(
+UNTYPED_RETRIABLE_CODES = frozenset(
     {
         9,  # REPLICA_NOT_AVAILABLE
         13,  # NETWORK_EXCEPTION
@@ -29,34 +29,38 @@ RETRIABLE_CODES = frozenset(
         89,  # THROTTLING_QUOTA_EXCEEDED
     }
 )
-"""Retriable error codes of the protocol that have no error class here."""
+"""Retriable error codes of the Kafka protocol that have no class in `mansio.errors`."""
 
 
 DEFAULT_BACKOFF = Backoff()
 
 
-def error_for(code: int, message: str | None = None) -> MansioError:
-    """The typed error of a broker's error code (not 0)."""
-    if code in BY_KAFKA_CODE or code not in RETRIABLE_CODES:
+def client_error_for_code(code: int, message: str | None = None) -> MansioError:
+    """The typed error for an error code of a response (not 0); `Unavailable` for a retriable code without a class."""
+    if code in BY_KAFKA_CODE or code not in UNTYPED_RETRIABLE_CODES:
         return error_for_code(code, message or "")
     return Unavailable(message or f"the broker returned error code {code}")
 
 
-def raise_for(code: int, message: str | None = None) -> None:
-    """Raise the typed error of a code; nothing for code 0."""
+def raise_for_code(code: int, message: str | None = None) -> None:
+    """Raise the typed error for an error code of a response; do nothing for code 0."""
     if code:
-        raise error_for(code, message)
+        raise client_error_for_code(code, message)
 
 
-async def retrying(
+async def call_with_retries(
     attempt: Callable[[], Awaitable[T]],
     *,
     timeout_ms: float,
     backoff: Backoff = DEFAULT_BACKOFF,
-    worth_retrying: Callable[[MansioError], bool] | None = None,
+    should_retry: Callable[[MansioError], bool] | None = None,
 ) -> T:
-    """Call `attempt` until it returns. Retriable errors are retried for `timeout_ms`, then the last one is raised;
-    other errors are raised immediately. An attempt in progress is cancelled at the timeout."""
+    """Call `attempt` until it succeeds, and return its result.
+
+    Errors for which `should_retry` is true (default: retriable errors) are retried, after a backoff; other errors are
+    raised immediately. After `timeout_ms` the attempt in progress is cancelled and the last error is raised,
+    `RequestTimedOut` if there was none.
+    """
     deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
     failures = 0
     last: MansioError | None = None
@@ -66,7 +70,7 @@ async def retrying(
                 try:
                     return await attempt()
                 except MansioError as error:
-                    if not (worth_retrying(error) if worth_retrying else error.retriable):
+                    if not (should_retry(error) if should_retry else error.retriable):
                         raise
                     last = error
                 failures += 1

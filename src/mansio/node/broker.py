@@ -161,7 +161,7 @@ class Broker:
 
 
 def _limits(settings: Settings, partitions: int) -> ServerLimits:
-    max_connections = file_descriptors.connections_allowed(
+    max_connections = file_descriptors.allowed_connection_count(
         settings.max_connections, settings.open_files_max + partitions
     )
     return ServerLimits(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mansio.host.host_ports import HostPorts
     from mansio.metadata.broker_lifecycle import BrokerLifecycle
 
-REPLICATION_CONNECTION_OPTIONS = ConnectionOptions(borrowed=True)
+REPLICATION_CONNECTION_OPTIONS = ConnectionOptions(frames_are_views=True)
 """Options of the connections for replication. Received bytes are borrowed from the read buffer, because a follower has
 one request in flight per leader and writes the response before it sends the next request."""
 
@@ -38,7 +38,7 @@ async def open_cluster(
     stack.push_async_callback(store.close)
     state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
 
-    def address_of(node_id: int) -> tuple[str, int] | None:
+    def broker_address(node_id: int) -> tuple[str, int] | None:
         broker = state.brokers.get(node_id)
         return None if broker is None else (broker.host, broker.port)
 
@@ -61,7 +61,7 @@ async def open_cluster(
         )
 
     def new_peers(options: ConnectionOptions = DEFAULT_OPTIONS) -> PeerConnections:
-        peers = PeerConnections(address_of, options, credentials)
+        peers = PeerConnections(broker_address, options, credentials)
         stack.push_async_callback(peers.close)
         return peers
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from mansio.host.extras import require
+from mansio.host.extras import require_extra
 from mansio.spark.session import session
 
 if TYPE_CHECKING:
@@ -31,5 +31,5 @@ _JOBS = {"archive": "archive", "read_topic_as_table": "topic_table", "replay": "
 def __getattr__(name: str) -> Any:
     if name not in _JOBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require("iceberg" if name == "replay" else "spark")  # a replay works without Spark
+    require_extra("iceberg" if name == "replay" else "spark")  # a replay works without Spark
     return getattr(import_module(f".jobs.{_JOBS[name]}", __name__), name)

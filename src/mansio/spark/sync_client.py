@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
 
 T = TypeVar("T")
 
@@ -145,7 +145,7 @@ UNLIMITED_RETENTION_CONFIG: Final = {"retention.ms": "-1", "retention.bytes": "-
 """Topic settings that disable retention, for records with old timestamps, which retention would delete soon."""
 
 
-def find_topic(client: SyncClient, topic: str) -> TopicView:
+def find_topic(client: SyncClient, topic: str) -> TopicMetadata:
     """Current metadata of a topic. Raises `UnknownTopicOrPartition` if the topic does not exist."""
     client.cluster.mark_stale((topic,))
     return client.run(client.cluster.topic(topic))
@@ -153,7 +153,7 @@ def find_topic(client: SyncClient, topic: str) -> TopicView:
 
 def ensure_topic(
     client: SyncClient, topic: str, partitions: int, settings: Mapping[str, str] | None = None
-) -> TopicView:
+) -> TopicMetadata:
     """Metadata of a topic. A missing topic is created with `partitions` partitions and these settings. Raises the
     broker's error.
     """
@@ -173,4 +173,4 @@ def ensure_topic(
 
 def _raise_create_error(answer: Any) -> None:
     for topic in answer.topics:
-        raise_for(topic.error_code, topic.error_message)
+        raise_for_code(topic.error_code, topic.error_message)

@@ -51,7 +51,7 @@ def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> 
     async def run() -> None:
         async with StubBroker() as broker:
             broker.fetch = answered
-            options = ConnectionOptions(borrowed=borrowed)
+            options = ConnectionOptions(frames_are_views=borrowed)
             peers = PeerConnections(lambda _: ("127.0.0.1", broker.port), options)
             for _ in range(3):
                 frame = await peers.send(1, REQUEST, timeout_ms=5000)

@@ -44,7 +44,7 @@ class Coordinator:
     def cached_topic(self, name: str) -> Any:
         return SimpleNamespace(topic_id=TOPIC_ID) if name == "t" and self.has_metadata.is_set() else None
 
-    async def refresh(self, topics: object) -> None:
+    async def refresh_metadata(self, topics: object) -> None:
         await self.has_metadata.wait()
 
     async def close_channel(self, channel: str) -> None:

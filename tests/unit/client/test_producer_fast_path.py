@@ -27,7 +27,7 @@ FAST = Backoff(first_ms=1, longest_ms=10)
 
 
 def produce_connection(producer: Producer) -> Any:
-    connection = producer._cluster.open_connection(1, "produce")
+    connection = producer._cluster.existing_connection(1, "produce")
     assert connection is not None
     return connection
 

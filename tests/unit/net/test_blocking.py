@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, on_loop
+from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, blocking_function
 from support.machine import scaled
 
 
@@ -30,7 +30,7 @@ class Thing:
 class ThingProxy(BlockingProxy[Thing]):
     double = blocking(Thing.double)
     fail = blocking(Thing.fail)
-    where = on_loop(Thing.where)
+    where = blocking_function(Thing.where)
 
 
 def test_proxy_calls_the_original_on_the_loop_thread() -> None:

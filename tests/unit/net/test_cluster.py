@@ -16,10 +16,10 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.net.addresses import parse_addresses
-from mansio.net.cluster import Cluster, check_top_level
+from mansio.net.cluster import Cluster, check_top_level_error
 from mansio.net.connection import ConnectionOptions
 from mansio.net.offsets import EARLIEST, commit_offsets, list_offsets
-from mansio.net.retry import error_for, retrying
+from mansio.net.retry import call_with_retries, client_error_for_code
 from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
@@ -108,7 +108,7 @@ def test_lost_connection_is_reopened_and_the_request_retried() -> None:
             told: list[Any] = [HANG_UP, HANG_UP, {"error_code": 0, "groups": []}]
             broker.answers[ApiKey.LIST_GROUPS] = lambda request: told.pop(0)
             cluster = cluster_of(broker.address)
-            await cluster.request(ApiKey.LIST_GROUPS, {}, check=check_top_level)
+            await cluster.request(ApiKey.LIST_GROUPS, {}, check=check_top_level_error)
             assert not told
             await cluster.close()
 
@@ -133,7 +133,7 @@ def test_request_to_a_dead_controller_goes_to_the_next_controller() -> None:
             cluster = cluster_of(broker.address, retry_timeout_ms=5_000)
             await cluster.start()
             await dead.__aexit__()
-            await cluster.request_controller(ApiKey.LIST_GROUPS, {}, check=check_top_level)
+            await cluster.request_controller(ApiKey.LIST_GROUPS, {}, check=check_top_level_error)
             assert controllers == [1]
             assert len(broker.asked(ApiKey.LIST_GROUPS)) == 1
             await cluster.close()
@@ -147,7 +147,7 @@ def test_non_retriable_error_is_raised_immediately() -> None:
             broker.answers[ApiKey.LIST_GROUPS] = lambda request: {"error_code": 69, "groups": []}
             cluster = cluster_of(broker.address)
             with pytest.raises(GroupIdNotFound):
-                await cluster.request(ApiKey.LIST_GROUPS, {}, check=check_top_level)
+                await cluster.request(ApiKey.LIST_GROUPS, {}, check=check_top_level_error)
             assert len(broker.asked(ApiKey.LIST_GROUPS)) == 1
             await cluster.close()
 
@@ -237,7 +237,7 @@ def test_unresponsive_coordinator_is_looked_up_again() -> None:
             cluster = cluster_of(broker.address)
             fields = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
             await cluster.request_coordinator(
-                "g", ApiKey.HEARTBEAT, fields, check=check_top_level, timeout_ms=scaled(0.4) * 1000
+                "g", ApiKey.HEARTBEAT, fields, check=check_top_level_error, timeout_ms=scaled(0.4) * 1000
             )
             assert len(stopped.asked(ApiKey.HEARTBEAT)) == len(broker.asked(ApiKey.HEARTBEAT)) == 1
             assert not ports
@@ -272,7 +272,7 @@ def test_retry_timeout_raises_the_last_error() -> None:
 
     async def scenario() -> None:
         with pytest.raises(LeaderNotAvailable, match="no leader"):
-            await retrying(attempt, timeout_ms=50, backoff=FAST)
+            await call_with_retries(attempt, timeout_ms=50, backoff=FAST)
 
     run_virtually(scenario())  # on a busy machine 50 ms may pass between two attempts
     assert len(attempts) > 3
@@ -284,8 +284,8 @@ def test_backoff_grows_to_its_bound() -> None:
 
 
 def test_codes_without_an_error_class_are_retriable_as_in_the_protocol() -> None:
-    assert error_for(72).retriable
-    assert not error_for(58).retriable
-    assert error_for(83).retriable  # ELIGIBLE_LEADERS_NOT_AVAILABLE
-    assert not error_for(84).retriable  # ELECTION_NOT_NEEDED: nothing will come of waiting
-    assert isinstance(error_for(6), NotLeaderOrFollower)
+    assert client_error_for_code(72).retriable
+    assert not client_error_for_code(58).retriable
+    assert client_error_for_code(83).retriable  # ELIGIBLE_LEADERS_NOT_AVAILABLE
+    assert not client_error_for_code(84).retriable  # ELECTION_NOT_NEEDED: nothing will come of waiting
+    assert isinstance(client_error_for_code(6), NotLeaderOrFollower)

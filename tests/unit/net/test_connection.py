@@ -303,7 +303,7 @@ def test_custom_waiter_is_completed_exactly_once(ending: str) -> None:
             for waiter in (listener, gone):
                 framed, correlation_id = heartbeat(connection, 1)
                 timeout_ms = 50 if ending == "silence" else 60_000
-                connection.begin((framed,), correlation_id, waiter, timeout_ms=timeout_ms)
+                connection.begin_exchange((framed,), correlation_id, waiter, timeout_ms=timeout_ms)
             if ending == "abort":
                 connection.abort()
             async with asyncio.timeout(scaled(10)):
@@ -331,7 +331,7 @@ def test_request_cancelled_while_queued_is_not_sent() -> None:
             first, gone, last = Listener(), Listener(), Listener()
             for number, waiter in enumerate((first, gone, last)):
                 framed, correlation_id = heartbeat(connection, number)
-                connection.begin((framed,), correlation_id, waiter)
+                connection.begin_exchange((framed,), correlation_id, waiter)
             gone.is_over = True
             gate.set()
             async with asyncio.timeout(scaled(10)):
@@ -352,7 +352,7 @@ def test_request_sent_by_a_response_handler_does_not_overtake_queued_requests() 
 
             def begin(number: int, waiter: Listener) -> None:
                 framed, correlation_id = heartbeat(connection, number)
-                connection.begin((framed,), correlation_id, waiter)
+                connection.begin_exchange((framed,), correlation_id, waiter)
 
             last = Listener()
             begin(0, Listener(on_result=lambda: begin(9, last)))

@@ -26,7 +26,7 @@ import typer
 
 from mansio.cli.support.common import connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
-from mansio.host.extras import DISTRIBUTIONS, EXTRAS, missing_extra, missing_modules
+from mansio.host.extras import DISTRIBUTION_NAMES, EXTRAS, missing_extra, missing_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,14 +192,16 @@ def check_port(name: str, port: int, flag: str) -> Check:
     """Check whether a broker could listen on a default port. `flag`: the option that selects another port."""
     import socket
 
-    from mansio.host.port_owner import in_use
+    from mansio.host.port_owner import port_in_use_message
 
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            return Check(name, Status.NOTE, f"{in_use('127.0.0.1', port)}: use {flag} for another one")
+            return Check(
+                name, Status.NOTE, f"{port_in_use_message('127.0.0.1', port)}: use {flag} for another one"
+            )
     return Check(name, Status.OK, f"127.0.0.1:{port} is free")
 
 
@@ -248,7 +250,7 @@ def check_broker(bootstrap_servers: str) -> Check:
 
 
 def _distribution(module: str) -> str:
-    name = DISTRIBUTIONS.get(module, module)
+    name = DISTRIBUTION_NAMES.get(module, module)
     with suppress(importlib.metadata.PackageNotFoundError):
         return f"{name} {importlib.metadata.version(name)}"
     return f"{name} (version unknown)"

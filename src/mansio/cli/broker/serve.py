@@ -96,7 +96,7 @@ def serve(
     }
     settings = settings_from_flags(named, config, set_)
     lines = logs.set_up(settings.log_level, settings.log_format)
-    file_descriptors.raise_limit()
+    file_descriptors.raise_file_limit()
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
     messages.merged_schema(ApiKey.METADATA, "request")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -256,10 +256,10 @@ def _listen_error(error: OSError, host: str, port: int, flag: str) -> str:
     """The error message for a port that cannot be bound: the reason or the process that uses it, and the flag for
     another port.
     """
-    from mansio.host.port_owner import in_use
+    from mansio.host.port_owner import port_in_use_message
 
     if error.errno == errno.EADDRINUSE:
-        return f"{in_use(host, port)}: use {flag} for another port"
+        return f"{port_in_use_message(host, port)}: use {flag} for another port"
     reason = error.strerror or str(error)
     return f"cannot listen on {host}:{port}: {reason}; use {flag} for another address"
 

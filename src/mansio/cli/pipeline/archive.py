@@ -77,9 +77,9 @@ def archive(
     Resumes at the table's end offsets. While it runs, and until `mansio pipeline release`, the broker retains records
     that are not archived yet.
     """
-    from mansio.host.extras import require
+    from mansio.host.extras import require_extra
 
-    require("spark")
+    require_extra("spark")
     from mansio.spark.jobs.archive import ArchiveJob
     from mansio.spark.jobs.archive import archive as run_archive
 

@@ -127,9 +127,9 @@ def _check_records(
     output: Output,
     bootstrap_servers: str,
 ) -> None:
-    from mansio.host.extras import require
+    from mansio.host.extras import require_extra
 
-    require("jsonschema")
+    require_extra("jsonschema")
     spark = start_session(master, f"mansio schema-check {topic}")
     from mansio.spark.jobs.schema_check import check_topic
 

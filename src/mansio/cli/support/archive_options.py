@@ -39,9 +39,9 @@ CatalogOption = Annotated[
 
 def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTable:
     """The archive of a topic. Raises `MissingExtra`, `TableNotFound` and the errors of `open_table`."""
-    from mansio.host.extras import require
+    from mansio.host.extras import require_extra
 
-    require("iceberg")
+    require_extra("iceberg")
     from mansio.spark.iceberg.catalog import open_table
 
     return open_table(catalog, warehouse, topic)

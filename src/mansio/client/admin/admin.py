@@ -27,7 +27,7 @@ from mansio.net.offsets import (
     fetch_offsets,
     list_offsets,
 )
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mansio.net.cluster import Cluster
-    from mansio.net.metadata import Node, PartitionView, TopicView
+    from mansio.net.metadata import Node, PartitionMetadata, TopicMetadata
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
@@ -71,7 +71,7 @@ class TopicDescription:
 
     name: str
     topic_id: bytes
-    partitions: tuple[PartitionView, ...]
+    partitions: tuple[PartitionMetadata, ...]
     is_internal: bool
 
 
@@ -111,7 +111,7 @@ class Admin:
 
     async def describe_cluster(self) -> ClusterDescription:
         """The live brokers, requested now."""
-        await self._cluster.retry(lambda: self._cluster.refresh(()))
+        await self._cluster.retry(lambda: self._cluster.refresh_metadata(()))
         brokers = tuple(sorted(self._cluster.nodes.values()))
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, brokers)
 
@@ -161,7 +161,7 @@ class Admin:
             "timeout_ms": timeout_ms,
         }
         await self._cluster.request_controller(
-            ApiKey.DELETE_TOPICS, fields, check=_check_each("responses"), retry_unknown=False
+            ApiKey.DELETE_TOPICS, fields, check=_check_each("responses"), retry_unknown_topic=False
         )
         self._cluster.mark_stale((name,))
 
@@ -175,7 +175,7 @@ class Admin:
             "validate_only": validate_only,
         }
         await self._cluster.request_controller(
-            ApiKey.CREATE_PARTITIONS, fields, check=_check_each("results"), retry_unknown=False
+            ApiKey.CREATE_PARTITIONS, fields, check=_check_each("results"), retry_unknown_topic=False
         )
         self._cluster.mark_stale((name,))
 
@@ -236,7 +236,7 @@ class Admin:
             fields,
             node_id=int(name) if kind == "broker" and name != "" else None,
             check=_check_each("results"),
-            retry_unknown=False,
+            retry_unknown_topic=False,
         )
         return {
             entry.name: ConfigEntry(
@@ -282,7 +282,10 @@ class Admin:
         resource = {"resource_type": kind, "resource_name": name, "configs": configs}
         fields = {"resources": [resource], "validate_only": validate_only}
         await self._cluster.request_controller(
-            ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check_each("responses"), retry_unknown=False
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            fields,
+            check=_check_each("responses"),
+            retry_unknown_topic=False,
         )
 
     # -- offsets --------
@@ -356,10 +359,10 @@ class Admin:
         ]
 
         def check(response: Any) -> None:
-            raise_for(response.error_code)
+            raise_for_code(response.error_code)
             for topic in response.topics:
                 for entry in topic.partitions:
-                    raise_for(entry.error_code)
+                    raise_for_code(entry.error_code)
 
         await self._cluster.request_coordinator(
             group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": wanted}, check=check
@@ -402,9 +405,9 @@ def _check_each(field_name: str) -> Any:
     """A check that raises the error of the only requested item, for responses with an error per item."""
 
     def check(response: Any) -> None:
-        raise_for(getattr(response, "error_code", 0))
+        raise_for_code(getattr(response, "error_code", 0))
         for item in getattr(response, field_name):
-            raise_for(item.error_code, getattr(item, "error_message", None))
+            raise_for_code(item.error_code, getattr(item, "error_message", None))
 
     return check
 
@@ -413,5 +416,5 @@ def _resource_type(kind: str) -> int:
     return {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": GROUP_RESOURCE}[kind]
 
 
-def _topic_description(view: TopicView) -> TopicDescription:
+def _topic_description(view: TopicMetadata) -> TopicDescription:
     return TopicDescription(view.name, view.topic_id, view.partitions, view.is_internal)

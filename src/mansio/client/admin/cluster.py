@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mansio.errors import UnknownTopicOrPartition
-from mansio.net.retry import error_for, raise_for
+from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ClusterAdmin:
                 "endpoint_type": 1,
                 "include_fenced_brokers": True,
             },
-            check=lambda response: raise_for(response.error_code, response.error_message),
+            check=lambda response: raise_for_code(response.error_code, response.error_message),
         )
         brokers = tuple(
             BrokerStatus(
@@ -164,7 +164,9 @@ class ClusterAdmin:
             "timeout_ms": timeout_ms,
         }
         response = await self._cluster.request_controller(
-            ApiKey.ELECT_LEADERS, fields, check=lambda response: raise_for(getattr(response, "error_code", 0))
+            ApiKey.ELECT_LEADERS,
+            fields,
+            check=lambda response: raise_for_code(getattr(response, "error_code", 0)),
         )
         results = [
             _result(topic.topic, partition)
@@ -187,11 +189,11 @@ class ClusterAdmin:
                 },
             )
             for topic in page.topics:
-                error = error_for(topic.error_code) if topic.error_code else None
+                error = client_error_for_code(topic.error_code) if topic.error_code else None
                 if isinstance(error, UnknownTopicOrPartition) and topics is None:
                     continue  # deleted in the meantime
                 if error is not None:
-                    raise_for(topic.error_code, f"topic {topic.name}: {error.message}")
+                    raise_for_code(topic.error_code, f"topic {topic.name}: {error.message}")
                 yield topic
             if page.next_cursor is None:
                 return
@@ -224,5 +226,7 @@ def _result(topic: str, response: Any) -> ElectionResult:
     if code == ELECTION_NOT_NEEDED:
         return ElectionResult(topic, response.partition_id, "not needed")
     if code:
-        return ElectionResult(topic, response.partition_id, "failed", error_for(code, response.error_message))
+        return ElectionResult(
+            topic, response.partition_id, "failed", client_error_for_code(code, response.error_message)
+        )
     return ElectionResult(topic, response.partition_id, "elected")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.client.types import TopicPartition
 from mansio.errors import GroupIdNotFound, MansioError, UnsupportedVersion, WireError
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.consumer_protocol import decode_assignment
 
@@ -123,7 +123,7 @@ async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescrip
 
 def _check(response: Any) -> None:
     for group in response.groups:
-        raise_for(group.error_code, getattr(group, "error_message", None))
+        raise_for_code(group.error_code, getattr(group, "error_message", None))
 
 
 def _classic_member(member: Any) -> GroupMember:
@@ -207,7 +207,7 @@ async def list_groups(cluster: Cluster, timeout_ms: float | None = None) -> Grou
     deadline = now() + (cluster.retry_timeout_ms if timeout_ms is None else timeout_ms) / 1000
     while True:
         left_ms = max(1.0, (deadline - now()) * 1000)
-        await cluster.retry(lambda: cluster.refresh(()), timeout_ms=left_ms)
+        await cluster.retry(lambda: cluster.refresh_metadata(()), timeout_ms=left_ms)
         nodes = sorted(cluster.nodes)
         requests = (_groups_of(cluster, node_id, min(RESPONSE_MS_MAX, left_ms)) for node_id in nodes)
         outcomes = dict(zip(nodes, await asyncio.gather(*requests), strict=True))
@@ -240,7 +240,7 @@ async def _groups_of(cluster: Cluster, node_id: int, wait_ms: float) -> _BrokerL
         connection = await cluster.connection(node_id)
         before = await _leader_epochs(connection, node_id)
         response = await connection.request(ApiKey.LIST_GROUPS, {"states_filter": [], "types_filter": []})
-        raise_for(response.error_code)
+        raise_for_code(response.error_code)
         after = await _leader_epochs(connection, node_id)
         listed = {index for index, epoch in after.items() if epoch is not None and epoch == before.get(index)}
         return _BrokerListing(_listings(response), frozenset(after), frozenset(listed))

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRequest
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class QuotaAdmin:
         response = await self._cluster.request(
             ApiKey.DESCRIBE_CLIENT_QUOTAS,
             {"components": [], "strict": False},
-            check=lambda response: raise_for(response.error_code, response.error_message),
+            check=lambda response: raise_for_code(response.error_code, response.error_message),
         )
         return [_quota(entry) for entry in response.entries or ()]
 
@@ -79,7 +79,7 @@ class QuotaAdmin:
 
         def check(response: Any) -> None:
             for entry in response.entries:
-                raise_for(entry.error_code, entry.error_message)
+                raise_for_code(entry.error_code, entry.error_message)
 
         await self._cluster.request_controller(ApiKey.ALTER_CLIENT_QUOTAS, fields, check=check)
 

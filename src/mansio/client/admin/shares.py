@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.errors import GroupIdNotFound, MansioError, UnknownTopicId
 from mansio.net.cluster import group_by_topic
 from mansio.net.offsets import request_leaders
-from mansio.net.retry import error_for, raise_for
+from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -118,7 +118,7 @@ class ShareAdmin:
 
         def check(response: Any) -> None:
             for one in response.groups:
-                raise_for(one.error_code, one.error_message)
+                raise_for_code(one.error_code, one.error_message)
 
         response = await self._cluster.request_coordinator(
             group,
@@ -143,10 +143,10 @@ class ShareAdmin:
 
         def check(response: Any) -> None:
             for one in response.groups:
-                raise_for(one.error_code, one.error_message)
+                raise_for_code(one.error_code, one.error_message)
                 for topic in one.topics:
                     for entry in topic.partitions:
-                        raise_for(entry.error_code, entry.error_message)
+                        raise_for_code(entry.error_code, entry.error_message)
 
         response = await self._cluster.request_coordinator(
             group,
@@ -177,10 +177,10 @@ class ShareAdmin:
         ]
 
         def check(response: Any) -> None:
-            raise_for(response.error_code, response.error_message)
+            raise_for_code(response.error_code, response.error_message)
             for topic in response.responses:
                 for entry in topic.partitions:
-                    raise_for(entry.error_code, entry.error_message)
+                    raise_for_code(entry.error_code, entry.error_message)
 
         await self._cluster.request_coordinator(
             group, ApiKey.ALTER_SHARE_GROUP_OFFSETS, {"group_id": group, "topics": topics}, check=check
@@ -190,9 +190,9 @@ class ShareAdmin:
         """Delete the group's state in these topics. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
 
         def check(response: Any) -> None:
-            raise_for(response.error_code, response.error_message)
+            raise_for_code(response.error_code, response.error_message)
             for topic in response.responses:
-                raise_for(topic.error_code, topic.error_message)
+                raise_for_code(topic.error_code, topic.error_message)
 
         fields = {"group_id": group, "topics": [{"topic_name": name} for name in topics]}
         await self._cluster.request_coordinator(group, ApiKey.DELETE_SHARE_GROUP_OFFSETS, fields, check=check)
@@ -222,7 +222,7 @@ class ShareAdmin:
         fields = {"group_id": group, "topics": topics, "ranges_max": max(wanted.values())}
         connection = await self._cluster.connection(node_id)
         response = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
-        raise_for(response.error_code, response.error_message)
+        raise_for_code(response.error_code, response.error_message)
         failure: MansioError | None = None
         for topic in response.topics:
             for entry in topic.partitions:
@@ -230,7 +230,7 @@ class ShareAdmin:
                 if entry.error_code == GroupIdNotFound.kafka_code:
                     found[one] = None
                 elif entry.error_code:
-                    failure = error_for(entry.error_code, entry.error_message)
+                    failure = client_error_for_code(entry.error_code, entry.error_message)
                 else:
                     found[one] = _leases(entry)
         if failure is not None:
@@ -272,7 +272,7 @@ class ShareAdmin:
             response = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
             if response.error_code == UnknownTopicId.kafka_code:
                 self._cluster.mark_stale((one.topic,))
-            raise_for(response.error_code, response.error_message)
+            raise_for_code(response.error_code, response.error_message)
             found[one] = Redriven(response.redriven, response.repeated, response.deleted, response.dead)
 
         return (await request_leaders(self._cluster, {partition: None}, ask))[partition]

@@ -475,7 +475,7 @@ class Consumer:
         while True:
             await asyncio.sleep(self._options.membership.metadata_interval_ms / 1000)
             try:
-                await self._cluster.refresh(self._topics)
+                await self._cluster.refresh_metadata(self._topics)
                 added = await self._all_partitions() - self._fetcher.states.keys()
                 starts = await resolve_start_offsets(self._cluster, added, "earliest")
             except MansioError as error:

@@ -29,7 +29,7 @@ from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
-from mansio.net.retry import DEFAULT_BACKOFF, error_for
+from mansio.net.retry import DEFAULT_BACKOFF, client_error_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
@@ -185,7 +185,7 @@ class FetchRequest:
         response, or `WireError`."""
         response = fetch.decode_response(self._version, frame)
         if response.error_code:
-            raise error_for(response.error_code)
+            raise client_error_for_code(response.error_code)
         for name, topic_id, partitions in response.topics:
             topic = name or self._names[bytes(topic_id or b"")]
             for result in partitions:
@@ -357,7 +357,7 @@ class Fetcher:
         self._nodes_in_flight.add(request.node)
         for state in request.states:
             state.is_fetching = True
-        connection = self._cluster.open_connection(request.node, self._channel)
+        connection = self._cluster.existing_connection(request.node, self._channel)
         if connection is None:
             self._tasks.spawn(self._connect_and_send(request))
         else:
@@ -388,7 +388,7 @@ class Fetcher:
             correlation_id = connection.next_correlation_id()
             framed = request.encode(self._cluster, connection, correlation_id, limits)
             timeout_ms = connection.options.request_timeout_ms + limits.wait_ms
-            connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
+            connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
         except MansioError as error:
             reply.set_exception(error)
         except BaseException:
@@ -426,7 +426,7 @@ class Fetcher:
         if not state.is_active or state.is_revoking or state.fetch_offset != offset:
             return 0
         if result.error_code:
-            self._handle_error(state, error_for(result.error_code))
+            self._handle_error(state, client_error_for_code(result.error_code))
             return 0
         state.failures = 0
         state.unknown_since = None

@@ -29,8 +29,8 @@ from mansio.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
-from mansio.net.cluster import check_top_level
-from mansio.net.retry import raise_for
+from mansio.net.cluster import check_top_level_error
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.consumer_protocol import (
     Assignment,
@@ -164,7 +164,7 @@ class ClassicMember:
         }
         try:
             await self._cluster.request_coordinator(
-                self.group, ApiKey.LEAVE_GROUP, fields, check=check_top_level, retry_timeout_ms=2_000
+                self.group, ApiKey.LEAVE_GROUP, fields, check=check_top_level_error, retry_timeout_ms=2_000
             )
         except MansioError as error:
             logger.info("cannot leave group %s: %s", self.group, error)
@@ -211,7 +211,7 @@ class ClassicMember:
         def check(response: Any) -> None:
             if response.error_code == MEMBER_ID_REQUIRED:
                 self.member_id = response.member_id
-            raise_for(response.error_code)
+            raise_for_code(response.error_code)
 
         try:
             return await self._request(ApiKey.JOIN_GROUP, fields, check, self._join_timeout_ms)
@@ -229,7 +229,7 @@ class ClassicMember:
                 for member_id, assigned in assignments.items()
             ],
         }
-        return await self._request(ApiKey.SYNC_GROUP, fields, check_top_level, self._join_timeout_ms)
+        return await self._request(ApiKey.SYNC_GROUP, fields, check_top_level_error, self._join_timeout_ms)
 
     async def _compute_assignments(self, protocol: Assignor, joined: Any) -> dict[str, bytes]:
         """Compute the assignment of all members (leader only)."""
@@ -256,7 +256,7 @@ class ClassicMember:
         }
 
     async def _partition_counts(self, topics: set[str]) -> dict[str, int]:
-        await self._cluster.retry(lambda: self._cluster.refresh(topics))
+        await self._cluster.retry(lambda: self._cluster.refresh_metadata(topics))
         views = {topic: self._cluster.cached_topic(topic) for topic in topics}
         return {topic: len(view.partitions) for topic, view in views.items() if view is not None}
 
@@ -271,7 +271,7 @@ class ClassicMember:
             if self._listener.seconds_since_poll() * 1000 > self._options.poll_interval_ms_max:
                 await self._leave_until_polled()
                 return
-            await self._request(ApiKey.HEARTBEAT, self._identity(), check_top_level, None)
+            await self._request(ApiKey.HEARTBEAT, self._identity(), check_top_level_error, None)
             if self._assigned_counts is not None and loop.time() >= next_check:
                 next_check = loop.time() + self._options.metadata_interval_ms / 1000
                 if await self._partition_counts(self._group_topics) != self._assigned_counts:
@@ -298,7 +298,7 @@ class ClassicMember:
             channel=self._channel,
             timeout_ms=timeout_ms,
             retry_timeout_ms=retry_ms,
-            final=(RebalanceInProgress,),
+            not_retried=(RebalanceInProgress,),
         )
 
     def _identity(self) -> dict[str, Any]:

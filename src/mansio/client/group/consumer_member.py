@@ -31,7 +31,7 @@ from mansio.errors import (
     UnreleasedInstanceId,
     UnsupportedVersion,
 )
-from mansio.net.cluster import check_top_level
+from mansio.net.cluster import check_top_level_error
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -151,7 +151,7 @@ class ConsumerMember:
                 self.group,
                 ApiKey.CONSUMER_GROUP_HEARTBEAT,
                 {**self._identity(epoch), "topic_partitions": None},
-                check=check_top_level,
+                check=check_top_level_error,
                 retry_timeout_ms=LEAVE_MS_MAX,
             )
         except MansioError as error:
@@ -192,10 +192,10 @@ class ConsumerMember:
             self.group,
             ApiKey.CONSUMER_GROUP_HEARTBEAT,
             fields,
-            check=check_top_level,
+            check=check_top_level_error,
             channel=self._channel,
             timeout_ms=timeout_ms,
-            final=(MansioError,),  # a retry must be a full heartbeat
+            not_retried=(MansioError,),  # a retry must be a full heartbeat
         )
         self._sends_full, self._reported, self._has_joined = False, reported, True
         self.epoch, self.member_id = response.member_epoch, response.member_id or self.member_id
@@ -342,7 +342,7 @@ class ConsumerMember:
             return known
         if self._pattern is not None:
             return {view.topic_id: name for name, view in (await self._cluster.topics()).items()}
-        await self._cluster.refresh(self._topics)
+        await self._cluster.refresh_metadata(self._topics)
         return self._cached_names()
 
     def _cached_names(self) -> dict[bytes, str]:

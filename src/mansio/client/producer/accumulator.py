@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from mansio.client.types import Headers
     from mansio.net.connection import Connection
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
     from mansio.wire.apis.produce import SinglePartitionProduceCodec
 
     StampedRecord = tuple[int, bytes | None, bytes | None, Headers]
@@ -250,7 +250,7 @@ class LastEncoding(NamedTuple):
     while the connection and the topic's metadata are the same objects."""
 
     connection: Connection
-    topic_view: TopicView | None
+    topic_view: TopicMetadata | None
     version: int
     template: SinglePartitionProduceCodec
     topic_names: dict[bytes, str]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from mansio.net.cluster import Cluster
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
 
 
 class _TopicWaiters:
@@ -29,8 +29,8 @@ class _TopicWaiters:
     def __init__(self) -> None:
         self.waiter_count = 0
         """Number of calls that have not continued yet, whether or not their future is completed."""
-        self.waiters: deque[asyncio.Future[TopicView]] = deque()
-        self.outcome: TopicView | MansioError | None = None
+        self.waiters: deque[asyncio.Future[TopicMetadata]] = deque()
+        self.outcome: TopicMetadata | MansioError | None = None
 
     def notify(self) -> None:
         """Complete the futures of all waiting calls, which then continue in the next iteration of the event loop."""
@@ -54,13 +54,13 @@ class MetadataWaiters:
         self._tasks = Tasks(loop, lambda error: self._complete_all(client_failed(error)))
         self._by_topic: dict[str, _TopicWaiters] = {}
 
-    def cached_topic(self, topic: str) -> TopicView | None:
+    def cached_topic(self, topic: str) -> TopicMetadata | None:
         """Return the cached metadata of a topic; None if none is cached or if earlier calls still wait for it."""
         if self._by_topic and topic in self._by_topic:
             return None
         return self._cluster.cached_topic(topic)
 
-    async def request_topic(self, topic: str) -> TopicView:
+    async def request_topic(self, topic: str) -> TopicMetadata:
         """Request the metadata of a topic, or wait for a request in progress. Raises `UnknownTopicOrPartition` if the
         topic does not exist."""
         waiting = self._by_topic.get(topic)
@@ -69,7 +69,7 @@ class MetadataWaiters:
             self._tasks.spawn(self._request(topic, waiting))
         elif waiting.outcome is not None:
             self._loop.call_soon(waiting.notify)  # this call continues after the earlier ones
-        waiter: asyncio.Future[TopicView] = self._loop.create_future()
+        waiter: asyncio.Future[TopicMetadata] = self._loop.create_future()
         waiting.waiters.append(waiter)
         waiting.waiter_count += 1
         try:

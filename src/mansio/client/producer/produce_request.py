@@ -146,7 +146,7 @@ class RequestWriter:
             connection.send_one_way(buffers)
             return
         pending.set_encoding(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
-        connection.begin(buffers, correlation_id, pending)
+        connection.begin_exchange(buffers, correlation_id, pending)
 
     def _send_with_last_encoding(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
         """Send a request with the template of the queue's last request, which is faster than `send`. Returns False and
@@ -163,7 +163,7 @@ class RequestWriter:
         correlation_id = connection.next_correlation_id()
         framed = last.template.encode(correlation_id, queue.partition, self._encode(batch))
         pending.set_encoding(last.version, last.topic_names, last.template)
-        connection.begin((framed,), correlation_id, pending)
+        connection.begin_exchange((framed,), correlation_id, pending)
         return True
 
     def _cached_template(

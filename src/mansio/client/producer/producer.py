@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.client.types import Headers, RecordMetadata
     from mansio.net.cluster import Cluster
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
 
 __all__ = ["Producer", "ProducerOptions"]
 
@@ -56,7 +56,7 @@ class _TopicQueues:
         self.queues: dict[int, PartitionQueue] = {}
         self.sticky_partition: int | None = None
 
-    def choose_sticky_partition(self, view: TopicView) -> int:
+    def choose_sticky_partition(self, view: TopicMetadata) -> int:
         led = [partition.index for partition in view.partitions if partition.leader >= 0]
         self.sticky_partition = next_sticky_partition(
             led or range(len(view.partitions)), self.sticky_partition
@@ -234,7 +234,7 @@ class Producer:
         return self._append(topic, view, record, size)
 
     def _append(
-        self, topic: str, view: TopicView, record: OutgoingRecord, size: int, *, is_awaited: bool = False
+        self, topic: str, view: TopicMetadata, record: OutgoingRecord, size: int, *, is_awaited: bool = False
     ) -> tuple[bool, Batch]:
         """Append a record to the open batch of its partition. Returns (whether a full batch was closed before, the
         batch with the record)."""
@@ -342,7 +342,7 @@ class Producer:
             wanted = fitting
         return position - begin
 
-    async def _request_topic(self, topic: str) -> TopicView:
+    async def _request_topic(self, topic: str) -> TopicMetadata:
         """Request the metadata of a topic that is not cached or may have new partitions."""
         if not isinstance(topic, str):
             raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")

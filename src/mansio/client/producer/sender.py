@@ -44,9 +44,9 @@ from mansio.errors import (
     RequestTimedOut,
     UnknownProducerId,
 )
-from mansio.net.cluster import check_top_level
+from mansio.net.cluster import check_top_level_error
 from mansio.net.earliest_timer import EarliestTimer
-from mansio.net.retry import error_for
+from mansio.net.retry import client_error_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from mansio.wire.batch.compression import Codec
@@ -224,7 +224,7 @@ class Sender:
     def _start_request(self, pending: PendingRequest) -> None:
         node = pending.node
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
-        connection = self._cluster.open_connection(node, PRODUCE_CHANNEL)
+        connection = self._cluster.existing_connection(node, PRODUCE_CHANNEL)
         if connection is None:
             self._connecting.add(node)
             self._tasks.spawn(self._connect_and_send(pending))
@@ -272,7 +272,9 @@ class Sender:
             "producer_epoch": -1,
         }
         try:
-            response = await self._cluster.request(ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level)
+            response = await self._cluster.request(
+                ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level_error
+            )
             self._identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         except MansioError as error:
             if error.retriable:
@@ -357,7 +359,7 @@ class Sender:
             self._complete(batch, None)
             return
         batch.record_errors = {index: message or "" for index, message in result.record_errors}
-        error = error_for(result.error_code, result.error_message)
+        error = client_error_for_code(result.error_code, result.error_message)
         if not isinstance(error, RequestError):
             # After a disk error, too few in-sync replicas or a timeout the batch may be in the log.
             batch.may_be_stored = True

@@ -47,7 +47,7 @@ from mansio.client.share.leased import (
 from mansio.client.tasks import client_failed
 from mansio.errors import ConnectionLost, InvalidRecordState, InvalidRequest, MansioError, UnsupportedVersion
 from mansio.net.earliest_timer import EarliestTimer
-from mansio.net.retry import error_for, raise_for
+from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import acknowledge_records
 from mansio.wire.apis.acknowledge_records import AcknowledgeBatch
@@ -367,7 +367,7 @@ class AckSender:
             if acks:
                 self._mark_in_flight(acks)
                 broker.in_flight_count += 1
-                connection = self._cluster.open_connection(node, self._channel)
+                connection = self._cluster.existing_connection(node, self._channel)
                 if connection is None:
                     self._tasks.spawn(self._connect_and_send(node, broker, acks))
                 else:
@@ -397,7 +397,7 @@ class AckSender:
                 number, client_id, self._options.group, self._member_id, list(topics.items())
             )
             timeout_ms = min(connection.options.request_timeout_ms, REQUEST_TIMEOUT_MS_MAX)
-            connection.begin((framed,), number, reply, timeout_ms=timeout_ms)
+            connection.begin_exchange((framed,), number, reply, timeout_ms=timeout_ms)
         except MansioError as error:
             reply.set_exception(error)
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and later acknowledgements are still sent
@@ -411,7 +411,7 @@ class AckSender:
             if error is None:
                 try:
                     answer = acknowledge_records.decode_response(frame)
-                    raise_for(answer.error_code, answer.error_message)
+                    raise_for_code(answer.error_code, answer.error_message)
                 except MansioError as refused:
                     error = refused
                 else:
@@ -429,7 +429,9 @@ class AckSender:
         requested = {(self.topic_ids[each], each.partition): each for each in acks}
         for topic_id, index, code, message in answer.results:
             if (partition := requested.get((topic_id, index))) is not None:
-                self.on_result(acks, partition, error_for(code, message) if code else None, lease_s)
+                self.on_result(
+                    acks, partition, client_error_for_code(code, message) if code else None, lease_s
+                )
         if acks:
             self.on_failure(acks, ConnectionLost("the response lacks a partition"))
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from mansio.client.admin.shares import ShareAdmin
 from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased, LeaseLost
 from mansio.errors import GroupIdNotFound, InvalidConfig, InvalidRequest, MansioError, UnsupportedVersion
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
 if TYPE_CHECKING:
@@ -437,6 +437,6 @@ async def _is_unused_group(cluster: Cluster, group: str) -> bool:
 def _check(field_name: str) -> Any:
     def check(answer: Any) -> None:
         for item in getattr(answer, field_name):
-            raise_for(item.error_code, item.error_message)
+            raise_for_code(item.error_code, item.error_message)
 
     return check

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from mansio.client.share import leased, receiver
 from mansio.client.share.handler_runner import DEFAULT_DRAIN_MS
 from mansio.client.types import Message
-from mansio.net.blocking import BlockingProxy, blocking, on_loop
+from mansio.net.blocking import BlockingProxy, blocking, blocking_function
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -78,7 +78,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
 
     start = blocking(receiver.Receiver.start)
     close = blocking(receiver.Receiver.close)
-    stop = on_loop(receiver.Receiver.stop)
+    stop = blocking_function(receiver.Receiver.stop)
 
     @property
     def is_closed(self) -> bool:

@@ -36,7 +36,7 @@ from mansio.errors import (
     UnsupportedVersion,
 )
 from mansio.net.earliest_timer import EarliestTimer
-from mansio.net.retry import error_for, raise_for
+from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
@@ -396,7 +396,7 @@ class ShareRequests:
             forgotten_topics=_forgotten_topics(gone) if session.epoch else (),
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
-        connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
+        connection.begin_exchange((framed,), correlation_id, reply, timeout_ms=timeout_ms)
         return next_partitions
 
     def read_fetch(
@@ -405,7 +405,7 @@ class ShareRequests:
         """Decode the response to `begin_fetch`, and set `next_partitions` as the partitions of the session. Raises the
         top-level error."""
         response = share_fetch.decode_response(connection.version_for(ApiKey.SHARE_FETCH), frame)
-        raise_for(response.error_code, response.error_message)
+        raise_for_code(response.error_code, response.error_message)
         session.set_partitions(next_partitions)
         return response
 
@@ -439,7 +439,7 @@ class ShareRequests:
         )
         frame = await connection.exchange((framed,), correlation_id)
         response = share_acknowledge.decode_response(version, frame)
-        raise_for(response.error_code, response.error_message)
+        raise_for_code(response.error_code, response.error_message)
         return response
 
     def _topics(self, added: TopicIds, acks: PendingAcks) -> list[tuple[bytes, list[AckPartition]]]:
@@ -597,7 +597,7 @@ class ShareSessions:
         session.has_request_in_flight = True
         self.reserved_count += records_max
         requested = _FetchRequest(node, session, partitions, records_max, acks)
-        connection = self._cluster.open_connection(node, self._channel)
+        connection = self._cluster.existing_connection(node, self._channel)
         if connection is None:
             self._tasks.spawn(self._connect_and_fetch(requested))
         else:
@@ -681,7 +681,7 @@ class ShareSessions:
                 for result in results:
                     partition = TopicPartition(names[topic_id], result.index)
                     code, why = result.error_code, result.error_message
-                    refusal = error_for(code, why) if code else None
+                    refusal = client_error_for_code(code, why) if code else None
                     self._ack_sender.on_result(acks, partition, refusal, response.lock_ms / 1000)
             self._ack_sender.on_failure(acks, ConnectionLost("the response lacks a partition"))
         finally:
@@ -721,13 +721,15 @@ class ShareSessions:
                 partition = TopicPartition(names.get(topic_id, ""), data.index)
                 if partition in acks:
                     code, message = data.acknowledge_error_code, data.acknowledge_error_message
-                    self._ack_sender.on_result(acks, partition, error_for(code, message) if code else None)
+                    self._ack_sender.on_result(
+                        acks, partition, client_error_for_code(code, message) if code else None
+                    )
                 if not partition.topic:
                     continue
                 if data.error_code:
                     refused.add(partition)
                     self._fetcher.on_partition_refused(
-                        partition, error_for(data.error_code, data.error_message)
+                        partition, client_error_for_code(data.error_code, data.error_message)
                     )
                 elif data.acquired:
                     self._add_records(partition, node, data, lease_s)

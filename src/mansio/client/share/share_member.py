@@ -18,7 +18,7 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import FencedMemberEpoch, MansioError, UnknownMember
-from mansio.net.cluster import check_top_level
+from mansio.net.cluster import check_top_level_error
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
@@ -118,7 +118,7 @@ class ShareMember:
             self.group,
             ApiKey.SHARE_GROUP_HEARTBEAT,
             fields,
-            check=check_top_level,
+            check=check_top_level_error,
             channel=self._channel,
             retry_timeout_ms=retry_timeout_ms,
         )
@@ -128,7 +128,7 @@ class ShareMember:
         The names of other topics are looked up again with every heartbeat."""
         names = self._topic_names()
         if any(bytes(topic.topic_id) not in names for topic in on_result):
-            await self._cluster.refresh(self._topics)
+            await self._cluster.refresh_metadata(self._topics)
             names = self._topic_names()
         known = [topic for topic in on_result if bytes(topic.topic_id) in names]
         if len(known) == len(on_result):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from mansio.config.cluster import url_host
 from mansio.errors import ConfigError, Unavailable
-from mansio.host.port_owner import in_use
+from mansio.host.port_owner import port_in_use_message
 from mansio.logs import fields
 from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
 from mansio.node.etcd_member.command import arguments
@@ -236,7 +236,7 @@ def _check_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             reason = (
-                in_use(host, port)
+                port_in_use_message(host, port)
                 if error.errno == errno.EADDRINUSE
                 else f"cannot listen on {host}:{port}: {error.strerror}"
             )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import GroupIdNotFound
 from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.hold_metadata import (
     parse_hold_metadata,
@@ -72,14 +72,14 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
 
 async def _pipelines(cluster: Cluster) -> list[str]:
     """The names of all pipelines that have committed offsets."""
-    await cluster.retry(lambda: cluster.refresh(()))
+    await cluster.retry(lambda: cluster.refresh_metadata(()))
     names: set[str] = set()
     for node_id in list(cluster.nodes):
         answer: Any = await cluster.request(
             ApiKey.LIST_GROUPS,
             {"states_filter": [], "types_filter": []},
             node_id=node_id,
-            check=lambda answer: raise_for(answer.error_code),
+            check=lambda answer: raise_for_code(answer.error_code),
         )
         names.update(
             found for group in answer.groups if (found := pipeline_name_of(group.group_id)) is not None

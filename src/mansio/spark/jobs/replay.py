@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from mansio.errors import InvalidRequest, PolicyViolation, UnknownTopicOrPartition
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
-from mansio.net.retry import raise_for
+from mansio.net.retry import raise_for_code
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import HEADERS_TYPE
 from mansio.spark.arrow.schema import TIMESTAMP_TYPE as TIME
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.net.cluster import Cluster
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_format import LiveFile
     from mansio.spark.iceberg.time_travel import TableVersion
@@ -185,7 +185,7 @@ def _oldest_timestamp_us(files: Iterable[LiveFile]) -> int | None:
 
 
 def _first_copy_offset(
-    table: ArchiveTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
+    table: ArchiveTable, target: TopicMetadata, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
     """The lowest offset of the target at which a copy can be. If a topic is replayed into itself, this is the offset
     after the selected records, because the original records must not be taken for copies. Otherwise it is 0, also for a
@@ -203,7 +203,7 @@ class _PartitionStream:
 
     client: SyncClient
     table: ArchiveTable
-    view: TopicView
+    view: TopicMetadata
     partition: int
     selection: Selection
     snapshot_id: int | None
@@ -284,7 +284,7 @@ def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
 
 
 def _read_target(
-    client: SyncClient, view: TopicView, partition: int, first_copy: int
+    client: SyncClient, view: TopicMetadata, partition: int, first_copy: int
 ) -> Iterator[pa.RecordBatch]:
     """The records of the target's partition from `first_copy` on."""
     one = TopicPartition(view.name, partition)
@@ -323,7 +323,7 @@ TOPIC_RESOURCE_TYPE: Final = 2
 
 
 def check_target(
-    client: SyncClient, view: TopicView, partitions: Sequence[int], *, oldest_us: int | None
+    client: SyncClient, view: TopicMetadata, partitions: Sequence[int], *, oldest_us: int | None
 ) -> None:
     """Check that the target topic would store records of these partitions unchanged. `oldest_us`: the oldest timestamp.
 
@@ -370,7 +370,7 @@ async def _topic_settings(cluster: Cluster, name: str) -> dict[str, str | None]:
 
     def check(answer: Any) -> None:
         for entry in answer.results:
-            raise_for(entry.error_code, entry.error_message)
+            raise_for_code(entry.error_code, entry.error_message)
 
-    answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=check, retry_unknown=False)
+    answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=check, retry_unknown_topic=False)
     return {entry.name: entry.value for entry in answer.results[0].configs}

@@ -19,7 +19,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from mansio.host.extras import require
+from mansio.host.extras import require_extra
 from mansio.spark.session.java import find_java
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 
@@ -74,7 +74,7 @@ def session(master: str | None = None, name: str = "mansio", **settings: str) ->
     Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `MissingExtra` and
     `JavaNotFound`.
     """
-    require("spark")
+    require_extra("spark")
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()

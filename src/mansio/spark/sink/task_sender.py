@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError, RequestTimedOut
 from mansio.logs import fields
-from mansio.net.cluster import check_top_level
-from mansio.net.offsets import STALE_METADATA
-from mansio.net.retry import error_for
+from mansio.net.cluster import check_top_level_error
+from mansio.net.offsets import STALE_METADATA_ERRORS
+from mansio.net.retry import client_error_for_code
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
@@ -140,7 +140,9 @@ class TaskSender:
             "producer_id": -1,
             "producer_epoch": -1,
         }
-        response = await self._client.cluster.request(ApiKey.INIT_PRODUCER_ID, request, check=check_top_level)
+        response = await self._client.cluster.request(
+            ApiKey.INIT_PRODUCER_ID, request, check=check_top_level_error
+        )
         return response.producer_id, response.producer_epoch
 
     # -- rounds --------
@@ -172,7 +174,7 @@ class TaskSender:
                 self._process_responses(
                     unacknowledged, await asyncio.gather(*requests, return_exceptions=True)
                 )
-            except STALE_METADATA:
+            except STALE_METADATA_ERRORS:
                 cluster.mark_stale({partition.topic for partition in unacknowledged})
                 raise
 
@@ -226,7 +228,7 @@ class TaskSender:
         self, unacknowledged: Batches, partition: TopicPartition, result: produce.PartitionResult
     ) -> list[MansioError]:
         if result.error_code not in (0, DUPLICATE_SEQUENCE_NUMBER_CODE):
-            failure = error_for(result.error_code)
+            failure = client_error_for_code(result.error_code)
             message = result.error_message or failure.message
             return [type(failure)(f"topic {partition.topic}, partition {partition.partition}: {message}")]
         batch = unacknowledged.pop(partition, None)

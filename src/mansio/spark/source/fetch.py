@@ -24,8 +24,8 @@ from mansio.errors import (
     UnsupportedMessageFormat,
 )
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA, list_offsets
-from mansio.net.retry import error_for
+from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA_ERRORS, list_offsets
+from mansio.net.retry import client_error_for_code
 from mansio.spark.source import data_loss
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
@@ -34,7 +34,7 @@ from mansio.wire.batch.record_batch import iterate_batches
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
     from mansio.spark.sync_client import SyncClient
     from mansio.wire.topic_partition import TopicPartition
 
@@ -130,7 +130,9 @@ class _RangeFetcher:
         """Fetch from `offset`, with retries, until the broker returns batches or a permanent error."""
         try:
             return self._client.run(
-                self._cluster.retry(lambda: self.send_fetch(offset, size), final=(UnknownTopicOrPartition,))
+                self._cluster.retry(
+                    lambda: self.send_fetch(offset, size), not_retried=(UnknownTopicOrPartition,)
+                )
             )
         except OffsetOutOfRange:
             raise self._client.run(self._out_of_range_error(offset)) from None
@@ -174,13 +176,13 @@ class _RangeFetcher:
             )
             frame = await connection.exchange((framed,), correlation_id)
             return self._parse_response(offset, fetch.decode_response(version, frame))
-        except STALE_METADATA as error:
+        except STALE_METADATA_ERRORS as error:
             cluster.mark_stale((topic,))
             raise Unavailable(error.message) from error
 
     def _parse_response(self, offset: int, response: fetch.FetchResponse) -> _FetchResult:
         if response.error_code:
-            raise error_for(response.error_code)
+            raise client_error_for_code(response.error_code)
         parts = [
             part
             for _, _, parts in response.topics
@@ -191,7 +193,7 @@ class _RangeFetcher:
             raise Unavailable(f"the broker's response lacks {self._name}")
         part = parts[0]
         if part.error_code:
-            raise self._read_error(offset, error_for(part.error_code))
+            raise self._read_error(offset, client_error_for_code(part.error_code))
         records = memoryview(part.records or b"")
         stop, next_offset = self._complete_batches(offset, records)
         if next_offset == offset:
@@ -252,7 +254,7 @@ class _RangeFetcher:
         latest = await list_offsets(self._cluster, {self._partition: -1})
         return data_loss.log_truncated_error(self._partition, offset, latest[self._partition].offset)
 
-    def _is_recreated(self, view: TopicView) -> bool:
+    def _is_recreated(self, view: TopicMetadata) -> bool:
         return NO_TOPIC_ID not in (self._topic_id, view.topic_id) and view.topic_id != self._topic_id
 
     @property

@@ -27,7 +27,7 @@ from mansio.wire.topic_partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mansio.net.metadata import TopicView
+    from mansio.net.metadata import TopicMetadata
     from mansio.spark.options import OffsetSpec, SourceOptions
     from mansio.spark.sync_client import SyncClient
 
@@ -124,7 +124,7 @@ def check_topic_ids(found: SubscribedPartitions, options: SourceOptions) -> None
             data_loss.raise_or_log(data_loss.topic_recreated_error(name), fail=options.fail_on_data_loss)
 
 
-async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicView]:
+async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) -> dict[str, TopicMetadata]:
     """The subscribed topics that exist, by name."""
     cluster, wanted = sync_client.cluster, options.subscription
     if wanted.pattern:
@@ -132,7 +132,7 @@ async def _subscribed_topics(sync_client: SyncClient, options: SourceOptions) ->
         found = await cluster.topics()
         return {name: view for name, view in found.items() if matches(name) and not view.is_internal}
     names = sorted({*wanted.topics, *(partition.topic for partition in wanted.partitions)})
-    await cluster.retry(lambda: cluster.refresh(names))
+    await cluster.retry(lambda: cluster.refresh_metadata(names))
     views = {}
     for name in names:
         view = cluster.cached_topic(name)
@@ -181,7 +181,7 @@ async def _list_offsets_checked(
             return await list_offsets(sync_client.cluster, wanted, isolation_level=isolation)
     except TimeoutError:
         topics = {partition.topic for partition in wanted}
-        await sync_client.cluster.retry(lambda: sync_client.cluster.refresh(topics))
+        await sync_client.cluster.retry(lambda: sync_client.cluster.refresh_metadata(topics))
         for topic in sorted(topics):
             await sync_client.cluster.topic(topic)
         return await list_offsets(sync_client.cluster, wanted, isolation_level=isolation)

@@ -31,7 +31,7 @@ from mansio.errors import (
     TopicAlreadyExists,
     UnknownTopicId,
 )
-from mansio.net.retry import error_for
+from mansio.net.retry import client_error_for_code
 from mansio.wire.apis import fetch, produce
 from mansio.wire.batch.record_batch import iterate_batches
 
@@ -204,7 +204,7 @@ class DeadLetterTopics:
         for _, _, results in response.topics:
             for result in results:
                 if result.error_code not in (0, DUPLICATE_SEQUENCE):
-                    raise error_for(result.error_code, result.error_message)
+                    raise client_error_for_code(result.error_code, result.error_message)
 
     async def _append_locally(self, partition: Partition, data: bytes) -> AppendResult:
         """Append the batch on this broker with the topic's `compression.type`, like a batch of a client."""
@@ -276,7 +276,7 @@ class DeadLetterTopics:
                 offset = found.log_start_offset
                 continue
             if found.error_code:
-                raise error_for(found.error_code)
+                raise client_error_for_code(found.error_code)
             headers = [header for _, header in iterate_batches(found.records or b"")]
             if any(_is_same_batch(header, batch) for header in headers):
                 return True
@@ -340,7 +340,7 @@ def _is_same_batch(header: BatchHeader, batch: DeadLetterBatch) -> bool:
 def _fetched_partition(answer: fetch.FetchResponse) -> fetch.FetchedPartition:
     """Return the only partition of a Fetch response. Raises the error of the response."""
     if answer.error_code:
-        raise error_for(answer.error_code)
+        raise client_error_for_code(answer.error_code)
     for _, _, partitions in answer.topics:
         for partition in partitions:
             return partition

@@ -20,7 +20,7 @@ from mansio.config.cluster import MemberAddress
 from mansio.config.sources import load_settings
 from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
 from mansio.host.disk import HostDisk
-from mansio.host.port_owner import in_use
+from mansio.host.port_owner import port_in_use_message
 from mansio.node.etcd_member.command import MemberPlan
 
 if TYPE_CHECKING:
@@ -181,7 +181,8 @@ class _PortAllocator:
         for port in ports:
             if port in self._allocated or not _is_free(port):
                 raise ConfigError(
-                    f"{in_use(HOST, port)}, and this cluster needs it: stop that process, or choose --first-port"
+                    f"{port_in_use_message(HOST, port)}, and this cluster needs it: "
+                    "stop that process, or choose --first-port"
                 )
             self._allocated.add(port)
 
