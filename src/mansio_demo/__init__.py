@@ -2,29 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib.util
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mansio.cli.support.common import run
 from mansio_demo.flights import FLIGHTS
 
+if TYPE_CHECKING:
+    from mansio_demo.proofs import Proof
+
+SPARK_DOWNLOAD = "about 560 MB, and 60 MB for Java where there is none"
+
 app = typer.Typer(
-    no_args_is_help=True, help="Demonstrations: each starts its own broker and removes its files."
+    invoke_without_command=True, help="Demonstrations: each starts its own broker and removes its files."
 )
+
+FlightCount = Annotated[
+    int, typer.Option("--count", metavar="N", help="Number of flights to stream.", min=20_000, max=FLIGHTS)
+]
+ReportFile = Annotated[
+    str,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Add what was proved to this file, and print the table of all of it.",
+    ),
+]
+ChartFile = Annotated[str, typer.Option("--plot", metavar="FILE", help="File of the chart (SVG).")]
+CHART_FILE = "flights-delays.svg"
 
 
 @app.callback()
-def command_group() -> None:
-    """Demonstrations: each starts its own broker and removes its files."""
+def chapters(
+    context: typer.Context,
+    count: FlightCount = FLIGHTS,
+    spark: Annotated[
+        bool, typer.Option("--spark/--no-spark", help="With or without the chapter that needs Spark.")
+    ] = True,
+    plot: ChartFile = CHART_FILE,
+    report: ReportFile = "",
+) -> None:
+    """Demonstrations: each starts its own broker and removes its files.
+
+    Without a command all run in turn: `broker`, `delivery` and, if `mansio[spark]` is installed, `pipeline`. A table of
+    what was proved ends each run. The exit code is 0 only if everything holds.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from mansio_demo.broker_demo import run_demo as run_broker_demo
+    from mansio_demo.console_output import new_console, print_line
+    from mansio_demo.delivery_demo import run_demo as run_delivery_demo
+
+    console = new_console()
+    has_spark = importlib.util.find_spec("pyspark") is not None
+    if spark and not has_spark:
+        print_line(console, "spark", "not installed: the pipeline chapter is left out")
+        print_line(console, "", f"pip install 'mansio[spark,java]': {SPARK_DOWNLOAD}")
+    proofs = run(run_broker_demo(count))
+    proofs += run(run_delivery_demo())
+    if spark and has_spark:
+        from mansio_demo.pipeline_demo import run_demo as run_pipeline_demo
+
+        proofs += run(run_pipeline_demo(count, plot))
+    raise typer.Exit(_conclude(proofs, report))
 
 
 @app.command()
-def broker(
-    count: Annotated[
-        int, typer.Option(metavar="N", help="Number of flights to stream.", min=20_000, max=FLIGHTS)
-    ] = FLIGHTS,
-) -> None:
+def broker(count: FlightCount = FLIGHTS, report: ReportFile = "") -> None:
     """Stream 336,776 flights through a broker that is killed halfway, and check the result.
 
     Starts a broker on free ports in a temporary directory. An idempotent producer (acks=all) publishes the flights,
@@ -34,11 +80,11 @@ def broker(
     """
     from mansio_demo.broker_demo import run_demo
 
-    raise typer.Exit(run(run_demo(count)))
+    raise typer.Exit(_conclude(run(run_demo(count)), report))
 
 
 @app.command()
-def delivery() -> None:
+def delivery(report: ReportFile = "") -> None:
     """Process flights in a share group with failures, dead letters and a redrive; then add a consumer to a group.
 
     Starts a broker in a temporary directory. Three workers of a share group process 842 flights. Four flights make the
@@ -49,17 +95,14 @@ def delivery() -> None:
     """
     from mansio_demo.delivery_demo import run_demo
 
-    raise typer.Exit(run(run_demo()))
+    raise typer.Exit(_conclude(run(run_demo()), report))
 
 
 @app.command()
 def pipeline(
-    count: Annotated[
-        int, typer.Option(metavar="N", help="Number of flights to stream.", min=20_000, max=FLIGHTS)
-    ] = FLIGHTS,
-    plot: Annotated[
-        str, typer.Option(metavar="FILE", help="File of the chart (SVG).")
-    ] = "flights-delays.svg",
+    count: FlightCount = FLIGHTS,
+    plot: ChartFile = CHART_FILE,
+    report: ReportFile = "",
 ) -> None:
     """Archive flights with Spark while they are published, delete the log, query the table and replay a day.
 
@@ -71,4 +114,24 @@ def pipeline(
     """
     from mansio_demo.pipeline_demo import run_demo
 
-    raise typer.Exit(run(run_demo(count, plot)))
+    raise typer.Exit(_conclude(run(run_demo(count, plot)), report))
+
+
+def _conclude(proofs: list[Proof], report: str) -> int:
+    """Print the table of what was proved, with that of earlier commands in the report file; returns the exit code."""
+    from mansio_demo.console_output import new_console, show_next
+    from mansio_demo.proofs import read_report, show_proofs, write_report
+
+    console = new_console()
+    try:
+        all_proofs = (read_report(report) if report else []) + proofs
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--report") from error
+    if report:
+        write_report(report, all_proofs)
+    show_proofs(console, all_proofs)
+    if all(each.holds for each in all_proofs):
+        show_next(console)
+        return 0
+    console.print("\n [bold red]A guarantee was violated: see above.[/]")
+    return 1

@@ -135,12 +135,9 @@ def show_outcome(console: Console, result: CheckResult, figures: Measurements) -
     console.print(table)
 
 
-def show_next(console: Console, good: bool) -> None:
-    """Print the conclusion and commands to try next."""
+def show_next(console: Console) -> None:
+    """Print commands to try next."""
     console.print()
-    if not good:
-        console.print(" [bold red]A guarantee was violated: see the numbers above.[/]")
-        return
     console.print(" [bold]Try next[/]  (each in its own terminal)")
     mansio = mansio_command()
     for command in (

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mansio.errors import MansioError
 from mansio_demo import flights
 from mansio_demo.console_output import mansio_command
+from mansio_demo.proofs import Proof, read_report, show_proofs, write_report
 from mansio_demo.record_checker import Checker
 from support.paths import required_package
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def record(line: int) -> bytes:
@@ -137,3 +137,23 @@ def test_what_to_try_next_can_be_typed_where_mansio_is_not_on_the_path(
     assert mansio_command() == "opt/venv/bin/mansio"
     (tmp_path / "mansio").touch(mode=0o755)
     assert mansio_command() == "mansio"
+
+
+def test_report_file_carries_the_table_from_one_command_to_the_next(tmp_path: Path) -> None:
+    report = str(tmp_path / "report.json")
+    assert read_report(report) == []
+    found = [Proof("nothing is lost", "SIGKILL", "0 of 5", True), Proof("order", "5 keys", "2", False)]
+    write_report(report, found)
+    assert read_report(report) == found
+    for content in ("", "{", "[1]", '[["too", "short"]]'):
+        Path(report).write_text(content)
+        with pytest.raises(ValueError, match="is not a report of the demo"):
+            read_report(report)
+
+
+def test_table_of_proofs_marks_a_claim_that_does_not_hold() -> None:
+    console = Console(record=True, width=80, file=io.StringIO())
+    show_proofs(console, [Proof("no loss", "SIGKILL", "0 of 5", True), Proof("order", "keys", "2", False)])
+    lines = console.export_text().splitlines()
+    assert [line.split()[-1] for line in lines if "no loss" in line or "order" in line] == ["5", "2"]
+    assert [("NO:" in line) for line in lines if "no loss" in line or "order" in line] == [False, True]
