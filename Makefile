@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-suites nightly-pythons nightly-peers
 
 help:
-	@echo "make demo      a broker, 336,776 flights and a kill -9; poison, dead letters, a redrive; a lake table, with Spark"
+	@echo "make demo      what Mansio guarantees, proved with 336,776 flights; ARGS=--no-spark: without the Spark chapter"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
 	@echo "make quick     lint, layers and unit tests (one minute)"
 	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
