@@ -406,7 +406,7 @@ def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path
         assert log_cleaner is not None
 
         def both_judged() -> bool:
-            on_loop(broker, log_cleaner._look)
+            on_loop(broker, log_cleaner._start_round)
             return bool(log_cleaner.uncleanable) and not other.dirty
 
         wait_until(both_judged)

@@ -12,7 +12,7 @@ import pytest
 
 import mansio
 from mansio.broker.coordinator.share import share_coordinator
-from mansio.broker.maintenance.data_check import DataCheckReport, Progress, check_data_directory
+from mansio.broker.maintenance.data_check import DataCheckReport, ProgressCallbacks, check_data_directory
 from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
@@ -64,7 +64,7 @@ def diagnose(data: Path, *, repair: bool = False) -> DataCheckReport:
 
 
 def worst(diagnosis: DataCheckReport) -> list[Finding]:
-    return [finding for finding in diagnosis.each_finding() if finding.severity is not NOTE]
+    return [finding for finding in diagnosis.all_findings() if finding.severity is not NOTE]
 
 
 def flip(path: Path, position: int, mask: int = 0x10) -> None:
@@ -92,9 +92,11 @@ def test_healthy_directory_is_clean_and_all_of_it_was_read(data: Path) -> None:
     assert len(segments_of(data)) >= 4
     total: list[int] = []
     read: list[int] = []
-    diagnosis = check_data_directory(HostDisk(), str(data), progress=Progress(total.append, read.append))
-    assert diagnosis.clean
-    assert list(diagnosis.each_finding()) == []
+    diagnosis = check_data_directory(
+        HostDisk(), str(data), progress=ProgressCallbacks(total.append, read.append)
+    )
+    assert diagnosis.is_clean
+    assert list(diagnosis.all_findings()) == []
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
     assert (report.start_offset, report.end_offset, report.batch_count) == (0, RECORDS, RECORDS)
     assert sum(read) >= total[0] == sum(one.log.size_bytes for one in diagnosis.partitions)
@@ -105,7 +107,7 @@ def test_nothing_is_changed_without_repair_whatever_is_found(data: Path) -> None
     flip(next(log_of(data).glob("*.index")), 60)
     (log_of(data) / "left.tmp").write_bytes(b"x")
     before = everything(data)
-    assert not diagnose(data).clean
+    assert not diagnose(data).is_clean
     assert everything(data) == before
 
 
@@ -129,7 +131,7 @@ def test_running_broker_is_not_examined(tmp_path: Path) -> None:
 
 
 def test_something_else_is_no_data_directory(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no data directory"):
+    with pytest.raises(StorageError, match="not a data directory"):
         diagnose(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -198,8 +200,8 @@ def test_torn_tail_above_the_checkpoint_is_a_note(data: Path) -> None:
     with segment.open("ab") as file:
         file.write(b"torn by a crash" * 10)
     diagnosis = diagnose(data)
-    assert [finding.severity for finding in diagnosis.each_finding()] == [NOTE]
-    assert diagnosis.clean
+    assert [finding.severity for finding in diagnosis.all_findings()] == [NOTE]
+    assert diagnosis.is_clean
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
     assert [stretch.torn for stretch in report.bad_ranges] == [True]
 
@@ -211,7 +213,7 @@ def test_room_ahead_of_the_batches_is_nothing_to_tell(data: Path) -> None:
         file.truncate(newest.stat().st_size + 70_000)
     before = newest.read_bytes()
     diagnosis = diagnose(data)
-    assert list(diagnosis.each_finding()) == []
+    assert list(diagnosis.all_findings()) == []
     assert newest.read_bytes() == before
 
 
@@ -295,12 +297,12 @@ def ruin_and_examine(data: Path, seed: int) -> None:
     for path in chance.sample(files, chance.randint(1, 4)):
         ruin(path, chance)
     before = everything(data)
-    found = list(diagnose(data).each_finding())
+    found = list(diagnose(data).all_findings())
     assert everything(data) == before
     diagnose(data, repair=True)
     segments = {name: content for name, (content, _) in before.items() if name.endswith(".log")}
     assert {name: (data / name).read_bytes() for name in segments} == segments
-    left = [finding for finding in diagnose(data).each_finding() if finding.severity is REBUILD]
+    left = [finding for finding in diagnose(data).all_findings() if finding.severity is REBUILD]
     assert len(left) <= len([finding for finding in found if finding.severity is REBUILD])
 
 
@@ -440,7 +442,7 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
     shutil.rmtree(gone)
     (data / "topics" / "stranger.AAAA").mkdir()
     (data / "notes.txt").write_text("mine")
-    found = {(finding.severity, finding.path) for finding in diagnose(data).each_finding()}
+    found = {(finding.severity, finding.path) for finding in diagnose(data).all_findings()}
     assert found == {
         (DAMAGE, str(gone)),
         (NOTE, str(data / "topics" / "stranger.AAAA")),
@@ -450,7 +452,7 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
 
 def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
     (data / share_coordinator.BOOT_ID_FILE_NAME).write_text("a start of the machine")
-    assert list(diagnose(data).each_finding()) == []
+    assert list(diagnose(data).all_findings()) == []
 
 
 # The command

@@ -314,7 +314,7 @@ class Node:
             bytes_per_second=1 << 40,
             verify_again_ms=1 << 40,
         )
-        self.scheduler.spawn(scrubber.run(), name="scrub")
+        self.scheduler.spawn(scrubber.run_round(), name="scrub")
 
     def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
         """As `PartitionSet.find`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
-from mansio.broker.maintenance.data_dir_mode import SINGLE, check_data_dir_mode
+from mansio.broker.maintenance.data_dir_mode import SINGLE_NODE_FILE_NAME, check_data_dir_mode
 from mansio.config.cluster import WILDCARD_HOSTS
 from mansio.config.settings import Address
 from mansio.host import file_descriptors
@@ -123,7 +123,7 @@ class Broker:
                 settings, host_ports, stack
             )
         else:
-            path = f"{settings.data_dir}/{SINGLE}"
+            path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
             store = await _open_store(path, host_ports.file_thread, scheduler)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)

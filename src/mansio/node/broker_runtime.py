@@ -211,7 +211,7 @@ class BrokerRuntime:
         self.partitions.use_settings(settings)
         self.log_cleaner.interval_ms = settings.log_cleaner_backoff_ms
         self.log_cleaner.bytes_per_second = settings.log_cleaner_io_max_bytes_per_second
-        self.log_scrubber.use_bytes_per_second(settings.log_scrub_io_max_bytes_per_second)
+        self.log_scrubber.set_bytes_per_second(settings.log_scrub_io_max_bytes_per_second)
         if self.cluster_member is not None:
             self.cluster_member.throttle_replication(settings.replica_throttle_bytes_per_second)
         logs.set_level(settings.log_level)
@@ -423,7 +423,7 @@ class BrokerRuntime:
             partitions.report_unknown_directories()
         else:
             await partitions.open_known(known, await self.cluster_member.new_partition_check())
-            await self.orphaned_directories.scan(self.store, self.state)
+            await self.orphaned_directories.move_orphans(self.store, self.state)
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(close_scheduler)
@@ -473,7 +473,7 @@ class BrokerRuntime:
 
     async def _remove_orphaned_directories(self) -> None:
         try:
-            await self.orphaned_directories.remove()
+            await self.orphaned_directories.remove_moved()
         except StorageError as error:  # the next start retries
             logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
 
@@ -526,7 +526,7 @@ class BrokerRuntime:
         return self.groups.runtime.replay_start_offset(partition.index)
 
     async def _close_partitions_of(self, topic: Topic) -> None:
-        await self.log_cleaner.leave(topic.topic_id)
+        await self.log_cleaner.abort(topic.topic_id)
         await self.partitions.close_partitions(topic)
 
     async def _close_partitions(self) -> None:

@@ -20,7 +20,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from mansio.broker.maintenance.data_dir_mode import CLUSTERED
+from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.log_repairer import LogRepairer, RepairCounts
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_FILE_NAME = CLUSTERED
+IDENTITY_FILE_NAME = CLUSTER_FILE_NAME
 OTHER_SESSION_S_MIN = 30.0
 OTHER_SESSION_TIMEOUTS = 5
 """An existing session under this broker's node id may be its own from before a restart, which can last for twice the

@@ -182,7 +182,7 @@ def test_the_scrubber_is_started_and_stopped_by_its_rate(tmp_path: Path) -> None
         await eventually(lambda: scrubber.counts.rounds >= 2, 20)
         await alter("0")
         rounds = scrubber.counts.rounds
-        await scrubber.run()
+        await scrubber.run_round()
         await alter("1000000")
         await eventually(lambda: scrubber.counts.rounds >= rounds + 2, 20)
 

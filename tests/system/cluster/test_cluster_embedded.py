@@ -10,7 +10,7 @@ import pytest
 
 import mansio
 from mansio.broker.maintenance.data_check import check_data_directory
-from mansio.broker.maintenance.data_dir_mode import CLUSTERED
+from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
 from mansio.errors import ConfigError
 from mansio.host.disk import HostDisk
 from support.etcd import one_etcd
@@ -56,7 +56,9 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
         "a leader that does not know its role yet is nobody's business"
     )
     examined = check_data_directory(HostDisk(), str(tmp_path / "1"))
-    assert [finding.what for finding in examined.findings] == ["one of a cluster, whose metadata are in etcd"]
+    assert [finding.what for finding in examined.findings] == [
+        "the data directory of a cluster's broker; the metadata is in etcd"
+    ]
     assert examined.clean, "metadata in etcd are no damage here"
 
 
@@ -72,10 +74,12 @@ def test_a_directory_of_a_single_broker_and_one_of_a_cluster_are_not_taken_for_e
     """With `etcd` forgotten for once a broker would come up without its topics, and clients would make them anew."""
     with mansio.Broker(tmp_path / "single"):
         pass
-    with pytest.raises(ConfigError, match="holds the topics of a single broker"):
+    with pytest.raises(ConfigError, match="contains the topics of a single-node broker"):
         mansio.Broker(tmp_path / "single", etcd_endpoints="http://127.0.0.1:1").start()
     (tmp_path / "clustered").mkdir()
-    (tmp_path / "clustered" / CLUSTERED).write_text("{}")
+    (tmp_path / "clustered" / CLUSTER_FILE_NAME).write_text("{}")
     with pytest.raises(ConfigError, match="start it with --etcd or --join"):
         mansio.Broker(tmp_path / "clustered").start()
-    assert [path.name for path in (tmp_path / "clustered").iterdir() if path.name != "lock"] == [CLUSTERED]
+    assert [path.name for path in (tmp_path / "clustered").iterdir() if path.name != "lock"] == [
+        CLUSTER_FILE_NAME
+    ]

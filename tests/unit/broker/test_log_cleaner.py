@@ -107,7 +107,7 @@ def test_a_topic_can_be_left_although_a_swap_finds_no_room_and_is_not_taken_up_a
     world.swap_finds_no_room()
     started(world)
     assert world.partitions[0].log.compaction.is_busy
-    world.scheduler.run(world.log_cleaner.leave(TOPIC), limit_ms=1000)
+    world.scheduler.run(world.log_cleaner.abort(TOPIC), limit_ms=1000)
     runs = world.log_cleaner.counts.runs
     world.disk.fail_when = None
     world.look(rounds=3)

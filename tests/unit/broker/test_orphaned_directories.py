@@ -74,8 +74,8 @@ class Room:
             orphaned_directories = OrphanedDirectories(
                 disk or HostDisk(), AtOnce(), scheduler, str(self.path)
             )
-            await orphaned_directories.scan(metadata, metadata.state)
-            await orphaned_directories.remove()
+            await orphaned_directories.move_orphans(metadata, metadata.state)
+            await orphaned_directories.remove_moved()
             if until is not None:
                 await orphaned_directories.record_revision(until)
 

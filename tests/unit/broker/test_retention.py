@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.maintenance.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionManager
+from mansio.broker.maintenance.retention import FIRST_CHECK_MS, SLICE_PAUSE_MS, RetentionManager
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.config import topic_config
@@ -122,7 +122,7 @@ class World:
 
     def check(self) -> None:
         for partition in self.partitions:
-            self.keeper.check(partition)
+            self.keeper.check_partition(partition)
         self.sync()
 
 
@@ -224,7 +224,7 @@ def test_nothing_above_the_high_watermark_goes() -> None:
     world.fill(3)
     world.fill(3, sync=False)
     world.pass_time(MINUTE_MS)
-    world.keeper.check(world.partition)
+    world.keeper.check_partition(world.partition)
     assert world.starts() == [3]
     world.sync()
     world.check()
@@ -327,7 +327,7 @@ def test_many_partitions_are_looked_at_some_at_a_time() -> None:
     turns = 1
     while world.starts().count(1) < 20:
         done = world.starts().count(1)
-        world.scheduler.fire(TURN_PAUSE_MS)
+        world.scheduler.fire(SLICE_PAUSE_MS)
         assert done < world.starts().count(1) <= done + 5
         turns += 1
     assert turns >= 5
@@ -368,14 +368,14 @@ def test_an_unexpected_error_in_the_check_of_a_partition_does_not_stop_other_che
     world.fill(1, index=0)
     world.fill(1, index=1)
     world.pass_time(MINUTE_MS)
-    check, defective = world.keeper.check, world.partition
+    check, defective = world.keeper.check_partition, world.partition
 
     def checked(partition: Partition) -> None:
         if partition is defective:
             raise IndexError
         check(partition)
 
-    monkeypatch.setattr(world.keeper, "check", checked)
+    monkeypatch.setattr(world.keeper, "check_partition", checked)
     world.keeper.start()
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [0, 1]
@@ -397,7 +397,7 @@ def test_closed_segments_go_although_there_is_no_room_for_a_new_one(code: int) -
     assert world.keeper.counts.failures == 1
     assert world.keeper.counts[2:4] == (2, 2)
     world.disk.fail_when = None
-    world.keeper.check(world.partition)
+    world.keeper.check_partition(world.partition)
     assert world.starts() == [3]
     assert world.keeper.counts[2:4] == (3, 3)
 

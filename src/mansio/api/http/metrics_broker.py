@@ -144,7 +144,7 @@ def _compaction(broker: RunningBroker) -> Iterator[Measurement]:
         "Partitions that are no longer compacted because compaction failed.",
         len(broker.services.log_cleaner.uncleanable),
     )
-    yield _counter("compaction_seconds", "Time spent on compaction, without pauses.", counts.seconds)
+    yield _counter("compaction_seconds", "Time spent on compaction, without pauses.", counts.work_seconds)
 
 
 def _verification(broker: RunningBroker) -> Iterator[Measurement]:

@@ -1,1 +1,1 @@
-"""Retention, log cleaner, storage health and the check of a data directory."""
+"""Retention, log cleaner, log scrubber, removal of orphaned directories, and the check of a data directory."""

@@ -1,13 +1,13 @@
-"""Data check: examines a data directory that no broker has open: metadata, partitions, views and unknown files (fsck).
+"""Check of a data directory that no broker uses (like fsck): metadata, partitions, views and unknown files.
 
-Owns the order of the check and the meaning of the files beside the logs; a log itself is checked by
+Owns the order of the checks and the knowledge of all files that do not belong to a log; a log is checked by
 `mansio.storage.inspection`.
 
 Invariants:
-* The lock of the directory is held throughout.
+* The lock of the directory is held during the whole check.
 * Without `repair` no file in it is changed (the metadata is read from a copy, because SQLite cannot read a write-ahead
   log without modifying files). With it, only files that can be derived from others are.
-* What cannot be read is reported, and everything else is checked all the same.
+* A file that cannot be read is reported, and all other files are checked.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.checkpoint import decode_checkpoint
 from mansio.broker.coordinator.share.share_coordinator import BOOT_ID_FILE_NAME
-from mansio.broker.maintenance.data_dir_mode import CLUSTERED
-from mansio.broker.maintenance.orphaned_directories import FILE as SEEN_NAME
-from mansio.broker.maintenance.orphaned_directories import QUARANTINED, REMOVED
+from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
+from mansio.broker.maintenance.orphaned_directories import (
+    LAST_METADATA_FILE_NAME,
+    QUARANTINE_DIRECTORY,
+    REMOVED_DIRECTORY,
+)
 from mansio.broker.partition.partition_files import topic_directory
 from mansio.config import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError
@@ -50,33 +53,36 @@ if TYPE_CHECKING:
     from mansio.metadata.model import Topic
     from mansio.ports import Disk
 
-METADATA_NAME: Final = "metadata.sqlite3"
-METADATA_SUFFIXES: Final = ("", "-wal", "-shm", "-journal", ".revision")
-TOP_NAMES: Final = frozenset(
+METADATA_FILE_NAME: Final = "metadata.sqlite3"
+METADATA_FILE_SUFFIXES: Final = ("", "-wal", "-shm", "-journal", ".revision")
+TOP_LEVEL_NAMES: Final = frozenset(
     {
         "lock",
         "topics",
         "views",
-        CLUSTERED,
-        SEEN_NAME,
+        CLUSTER_FILE_NAME,
+        LAST_METADATA_FILE_NAME,
         "hosted-partitions",
         "etcd",
         BOOT_ID_FILE_NAME,
         f"{BOOT_ID_FILE_NAME}.new",
     }
-    | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
+    | {METADATA_FILE_NAME + suffix for suffix in METADATA_FILE_SUFFIXES}
 )
-MOVED: Final = {
-    REMOVED: ("directories of topics that were deleted", "the next start removes them"),
-    QUARANTINED: ("directories of topics that the metadata did not know", "an operator has to check them"),
+MOVED_DIRECTORIES: Final = {
+    REMOVED_DIRECTORY: ("directories of topics that were deleted", "the next start removes them"),
+    QUARANTINE_DIRECTORY: (
+        "directories of topics that the metadata did not know",
+        "an operator has to check them",
+    ),
 }
-PRODUCERS_SUFFIX: Final = ".producers"
-VIEW_SUFFIX: Final = ".checkpoint"
-DAY_MS: Final = 24 * 3600 * 1000
+PRODUCER_SNAPSHOT_SUFFIX: Final = ".producers"
+CHECKPOINT_SUFFIX: Final = ".checkpoint"
+PRODUCER_EXPIRATION_MS: Final = 24 * 3600 * 1000
 
 
 class PartitionReport(NamedTuple):
-    """One partition and the findings in its log."""
+    """One partition and the report about its log."""
 
     topic: str
     partition: int
@@ -85,21 +91,21 @@ class PartitionReport(NamedTuple):
 
 @dataclass(slots=True)
 class DataCheckReport:
-    """All findings. `findings` concern the directory itself; those of logs are in `partitions`."""
+    """Result of a check. `findings`: all findings except those in logs; `partitions`: one report per partition."""
 
     data_dir: str
     findings: list[Finding] = field(default_factory=list)
     partitions: list[PartitionReport] = field(default_factory=list)
 
-    def each_finding(self) -> Iterator[Finding]:
-        """All findings, the directory's first."""
+    def all_findings(self) -> Iterator[Finding]:
+        """Yield all findings, those in logs last."""
         yield from self.findings
         for partition in self.partitions:
             yield from partition.log.findings
 
     @property
-    def clean(self) -> bool:
-        """Nothing is damaged, and nothing remains to be repaired."""
+    def is_clean(self) -> bool:
+        """Whether no file is damaged and no file remains to be repaired."""
         return not any(
             partition.log.has_damage or partition.log.has_rebuilds for partition in self.partitions
         ) and all(
@@ -109,7 +115,7 @@ class DataCheckReport:
 
 
 class PartitionLocation(NamedTuple):
-    """The directory in which a partition should be."""
+    """A partition, the directory that must contain its log, and the interval of its offset index."""
 
     topic: str
     partition: int
@@ -117,26 +123,32 @@ class PartitionLocation(NamedTuple):
     index_interval_bytes: int
 
 
-class Progress(NamedTuple):
-    """Callbacks for progress: the number of bytes to read, once, and each number of bytes read."""
+class ProgressCallbacks(NamedTuple):
+    """Callbacks that report progress.
 
-    total: Callable[[int], object] = lambda _: None
-    read: Callable[[int], object] = lambda _: None
+    `on_total_bytes` is called once with the number of bytes to read, `on_read_bytes` repeatedly with the number of
+    bytes read since the last call.
+    """
+
+    on_total_bytes: Callable[[int], object] = lambda _: None
+    on_read_bytes: Callable[[int], object] = lambda _: None
 
 
-NO_PROGRESS: Final = Progress()
+NO_PROGRESS: Final = ProgressCallbacks()
 
 
 def check_data_directory(
-    disk: Disk, data_dir: str, *, repair: bool = False, progress: Progress = NO_PROGRESS
+    disk: Disk, data_dir: str, *, repair: bool = False, progress: ProgressCallbacks = NO_PROGRESS
 ) -> DataCheckReport:
-    """Check everything in `data_dir`.
+    """Check all files in `data_dir`; with `repair`, also remove or rebuild files that can be derived from others.
 
     Raises `DataDirectoryLocked` while a broker uses it, `StorageError` if it is not a data directory.
     """
     data_dir = data_dir.rstrip("/") or "/"
-    if not disk.exists(f"{data_dir}/{METADATA_NAME}") and not disk.exists(f"{data_dir}/topics"):
-        raise StorageError(f"{data_dir} is no data directory: it has neither {METADATA_NAME} nor topics")
+    if not disk.exists(f"{data_dir}/{METADATA_FILE_NAME}") and not disk.exists(f"{data_dir}/topics"):
+        raise StorageError(
+            f"{data_dir} is not a data directory: it has neither {METADATA_FILE_NAME} nor topics"
+        )
     lock = disk.lock(f"{data_dir}/lock")
     try:
         return _Examination(disk, data_dir, repair, progress).run()
@@ -145,9 +157,9 @@ def check_data_directory(
 
 
 class _Examination:
-    """One run."""
+    """One check of a data directory."""
 
-    def __init__(self, disk: Disk, data_dir: str, repair: bool, progress: Progress) -> None:
+    def __init__(self, disk: Disk, data_dir: str, repair: bool, progress: ProgressCallbacks) -> None:
         self.disk = disk
         self.data_dir = data_dir
         self.repair = repair
@@ -155,31 +167,36 @@ class _Examination:
         self.report = DataCheckReport(data_dir)
 
     def run(self) -> DataCheckReport:
-        topics = self._metadata()
-        locations = self._locations(topics)
-        self.progress.total(sum(self._bytes(location) for location in locations))
+        topics = self._check_metadata()
+        locations = self._find_partitions(topics)
+        self.progress.on_total_bytes(sum(self._log_size_bytes(location) for location in locations))
         for location in locations:
-            self._partition(location)
-        self._views()
-        self._unknown_files()
+            self._check_partition(location)
+        self._check_views()
+        self._report_unknown_files()
         return self.report
 
-    def _add(self, severity: Severity, path: str, what: str, meaning: str, repaired: str = "") -> None:
-        self.report.findings.append(Finding(severity, path, what, meaning, repaired=repaired))
+    def _add(self, severity: Severity, path: str, finding: str, meaning: str, repaired: str = "") -> None:
+        self.report.findings.append(Finding(severity, path, finding, meaning, repaired=repaired))
 
     # Metadata
 
-    def _metadata(self) -> list[Topic] | None:
-        """The topics; None if the metadata cannot be read."""
-        path = f"{self.data_dir}/{METADATA_NAME}"
-        mark = f"{self.data_dir}/{CLUSTERED}"
-        if self.disk.exists(mark) and not self.disk.exists(path):
-            meaning = "topics are taken from the names of directories here"
-            self._add(Severity.NOTE, mark, "one of a cluster, whose metadata are in etcd", meaning)
+    def _check_metadata(self) -> list[Topic] | None:
+        """Check the metadata; return its topics, None if the metadata cannot be read."""
+        path = f"{self.data_dir}/{METADATA_FILE_NAME}"
+        cluster_file = f"{self.data_dir}/{CLUSTER_FILE_NAME}"
+        if self.disk.exists(cluster_file) and not self.disk.exists(path):
+            meaning = "the check takes topics from directory names"
+            self._add(
+                Severity.NOTE,
+                cluster_file,
+                "the data directory of a cluster's broker; the metadata is in etcd",
+                meaning,
+            )
             return None
         with tempfile.TemporaryDirectory(prefix="mansio-data-check-") as directory:
-            copy = f"{directory}/{METADATA_NAME}"
-            for suffix in METADATA_SUFFIXES:
+            copy = f"{directory}/{METADATA_FILE_NAME}"
+            for suffix in METADATA_FILE_SUFFIXES:
                 if suffix != "-shm" and os.path.exists(path + suffix):
                     shutil.copyfile(path + suffix, copy + suffix)
             problems = verify_store(copy)
@@ -188,7 +205,7 @@ class _Examination:
                     Severity.DAMAGE,
                     path,
                     problem.replace(f"metadata {copy} ", "").replace("is damaged: ", ""),
-                    "the broker does not start; topics are taken from the names of directories here",
+                    "the broker does not start; the check takes topics from directory names",
                 )
             if problems:
                 return None
@@ -200,11 +217,15 @@ class _Examination:
 
     # Partitions
 
-    def _locations(self, topics: list[Topic] | None) -> list[PartitionLocation]:
+    def _find_partitions(self, topics: list[Topic] | None) -> list[PartitionLocation]:
         root = f"{self.data_dir}/topics"
         names = self.disk.list_directory(root) if self.disk.exists(root) else []
         if topics is None:
-            return [location for name in names for location in self._guessed(f"{root}/{name}", name)]
+            return [
+                location
+                for name in names
+                for location in self._find_by_directory_name(f"{root}/{name}", name)
+            ]
         locations = []
         known = set()
         for topic in topics:
@@ -233,7 +254,7 @@ class _Examination:
                 )
         return locations
 
-    def _guessed(self, directory: str, name: str) -> list[PartitionLocation]:
+    def _find_by_directory_name(self, directory: str, name: str) -> list[PartitionLocation]:
         topic = name.rpartition(".")[0] or name
         indexes = [int(entry) for entry in self.disk.list_directory(directory) if entry.isdigit()]
         return [
@@ -241,13 +262,13 @@ class _Examination:
             for index in sorted(indexes)
         ]
 
-    def _bytes(self, location: PartitionLocation) -> int:
+    def _log_size_bytes(self, location: PartitionLocation) -> int:
         try:
             return log_size_bytes(self.disk, location.directory)
         except OSError:  # reported when the partition is checked
             return 0
 
-    def _partition(self, location: PartitionLocation) -> None:
+    def _check_partition(self, location: PartitionLocation) -> None:
         if not self.disk.exists(location.directory):
             self._add(
                 Severity.DAMAGE,
@@ -262,7 +283,7 @@ class _Examination:
                 location.directory,
                 repair=self.repair,
                 index_interval_bytes=location.index_interval_bytes,
-                on_bytes=self.progress.read,
+                on_bytes=self.progress.on_read_bytes,
             )
         except OSError as error:
             self._add(
@@ -273,15 +294,15 @@ class _Examination:
             )
             return
         for name in report.other_names:
-            self._other_file(report, name)
+            self._check_other_file(report, name)
         self.report.partitions.append(PartitionReport(location.topic, location.partition, report))
 
-    def _other_file(self, report: LogReport, name: str) -> None:
+    def _check_other_file(self, report: LogReport, name: str) -> None:
         """Check a file in a partition's directory that is not part of the log."""
         path = f"{report.directory}/{name}"
-        if name.endswith(PRODUCERS_SUFFIX):
+        if name.endswith(PRODUCER_SNAPSHOT_SUFFIX):
             try:
-                ProducerTable.from_bytes(self.disk.read_file(path), expiration_ms=DAY_MS)
+                ProducerTable.from_bytes(self.disk.read_file(path), expiration_ms=PRODUCER_EXPIRATION_MS)
             except CorruptLog as error:
                 report.add(
                     Finding(
@@ -295,10 +316,10 @@ class _Examination:
         elif name.endswith(TEMPORARY_SUFFIX):
             report.add(Finding(Severity.NOTE, path, "an unfinished temporary file", "it is not read"))
         else:
-            report.add(Finding(Severity.NOTE, path, "no file of the broker's", "it is left alone"))
+            report.add(Finding(Severity.NOTE, path, "not a file of the broker", "the broker ignores it"))
 
     def _remove(self, path: str) -> str:
-        """Remove a file that only saves time, if files are repaired; returns what was done."""
+        """Remove a file that only shortens the next start, if `repair` is set. Returns "removed", or "" otherwise."""
         if not self.repair:
             return ""
         self.disk.remove(path)
@@ -307,11 +328,11 @@ class _Examination:
 
     # Views and unknown files
 
-    def _views(self) -> None:
+    def _check_views(self) -> None:
         root = f"{self.data_dir}/views"
         for name in self.disk.list_directory(root) if self.disk.exists(root) else []:
             path = f"{root}/{name}"
-            if name.endswith(VIEW_SUFFIX):
+            if name.endswith(CHECKPOINT_SUFFIX):
                 try:
                     decode_checkpoint(self.disk.read_file(path))
                 except (CorruptLog, OSError) as error:
@@ -322,17 +343,19 @@ class _Examination:
             elif name.endswith(TEMPORARY_SUFFIX):
                 self._add(Severity.NOTE, path, "an unfinished temporary file", "it is not read")
             else:
-                self._add(Severity.NOTE, path, "no file of the broker's", "it is left alone")
+                self._add(Severity.NOTE, path, "not a file of the broker", "the broker ignores it")
 
-    def _unknown_files(self) -> None:
+    def _report_unknown_files(self) -> None:
         for name in self.disk.list_directory(self.data_dir):
-            if name not in TOP_NAMES:
-                what, meaning = MOVED.get(name, ("no file of the broker's", "it is left alone"))
+            if name not in TOP_LEVEL_NAMES:
+                what, meaning = MOVED_DIRECTORIES.get(
+                    name, ("not a file of the broker", "the broker ignores it")
+                )
                 self._add(Severity.NOTE, f"{self.data_dir}/{name}", what, meaning)
 
 
 async def _read_topics(path: str) -> list[Topic]:
-    """All topics of a metadata file, unfinished ones included."""
+    """Return all topics in a metadata file, also those whose creation or deletion is not finished."""
     scheduler = AsyncioScheduler(asyncio.get_running_loop())
     background = BackgroundThread(scheduler.call_from_thread, name="mansio-data-check")
     try:

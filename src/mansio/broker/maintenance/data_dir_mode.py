@@ -1,7 +1,7 @@
-"""Data directory mode: single node or cluster. A directory of one mode cannot be started in the other.
+"""Mode of a data directory: single node or cluster. A broker does not start with a directory of the other mode.
 
-A single node keeps its metadata next to its logs, a cluster in etcd. Started in the wrong mode, for example without
-`--etcd`, a broker would start without any of its topics, and clients would create them again.
+A single node keeps its metadata next to its logs, a cluster in etcd. In the wrong mode, for example without `--etcd`,
+a broker would start without its topics, and clients would create them again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from mansio.errors import ConfigError
 if TYPE_CHECKING:
     from mansio.ports import Disk
 
-SINGLE: Final = "metadata.sqlite3"
-CLUSTERED: Final = "broker.json"
+SINGLE_NODE_FILE_NAME: Final = "metadata.sqlite3"
+CLUSTER_FILE_NAME: Final = "broker.json"
 
 
 def check_data_dir_mode(disk: Disk, data_dir: str, *, clustered: bool) -> None:
-    """Raise `ConfigError` for a directory of the other mode."""
-    if clustered and disk.exists(f"{data_dir}/{SINGLE}"):
+    """Raise `ConfigError` if the data directory was created in the other mode. `clustered`: the mode of this start."""
+    if clustered and disk.exists(f"{data_dir}/{SINGLE_NODE_FILE_NAME}"):
         raise ConfigError(
-            f"data_dir: {data_dir} holds the topics of a single broker, which cannot become one of a cluster: take an "
-            f"empty directory, or start it without etcd"
+            f"data_dir: {data_dir} contains the topics of a single-node broker, which cannot join a cluster: use an "
+            f"empty directory, or start the broker without etcd"
         )
-    if not clustered and disk.exists(f"{data_dir}/{CLUSTERED}"):
+    if not clustered and disk.exists(f"{data_dir}/{CLUSTER_FILE_NAME}"):
         raise ConfigError(
-            f"data_dir: {data_dir} belongs to a broker of a cluster: start it with --etcd or --join, as before, or "
-            f"take another directory"
+            f"data_dir: {data_dir} belongs to a broker of a cluster: start the broker with --etcd or --join, or use "
+            f"another directory"
         )

@@ -1,13 +1,13 @@
 """Log cleaner (Kafka `LogCleaner`): compaction of all partitions of a broker.
 
-Every `interval_ms` each partition whose cleanup.policy contains `compact` is evaluated, and the one with the largest
-dirty part that is due is compacted, one at a time, on a separate thread. The interpreter is shared with the event loop,
-so the work is done in slices of about a millisecond with pauses in between: it takes a quarter of the time at most, and
-reads and writes no more than `bytes_per_second`.
+Every `interval_ms` the log cleaner evaluates each partition whose cleanup.policy contains `compact`, and compacts those
+that are due on a separate thread, one at a time, the partition with the highest dirty ratio first. That thread and the
+event loop share the interpreter lock, so the work is done in slices of about a millisecond with pauses in between. It
+takes a quarter of the time at most, and reads and writes no more than `bytes_per_second`.
 
 Invariants:
-* The active segment is never changed, nor anything that readers of committed records may not see yet, or that a feature
-  still needs as it was written (`Partition.retention_floor`).
+* The active segment is never changed, nor are records at or above the last stable offset or at or above
+  `Partition.retention_floor`.
 * A partition whose compaction failed (a damaged batch, a disk error) is left unchanged and logged once. It continues to
   be served and is retried after a restart.
 """
@@ -46,44 +46,54 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WORK_SHARE_MAX = 0.25
-"""Upper bound on the share of time in which the other thread works: while it computes, the event loop cannot."""
+"""Maximum fraction of time in which the other thread works: while it runs Python code, the event loop cannot run."""
 
 PAUSE_MS_MIN = 1.0
-WAIT_MS = 20.0
-"""Delay before a log whose maintenance is running is tried again."""
+"""Minimum pause between two slices."""
 
-ROOM_WAIT_MS = 500.0
+BUSY_LOG_RETRY_MS = 20.0
+"""Delay before compaction is tried again on a log with a maintenance job in progress."""
+
+DISK_FULL_RETRY_MS = 500.0
 """Delay before a segment swap that failed with disk full is retried."""
 
-CANDIDATES_PER_SLICE = 16
+PARTITIONS_PER_SLICE = 16
+"""Number of partitions that are evaluated between two pauses."""
 
 
-class Counts(NamedTuple):
-    """Counts since the broker started. `seconds` is time at work, without the pauses."""
+class CleanerCounts(NamedTuple):
+    """Counts since the broker started.
+
+    `runs`: finished compactions; `abandoned`: compactions that ended early; `failed`: partitions that failed; `swaps`:
+    segment swaps; `work_seconds`: time spent on compaction, without pauses.
+    """
 
     runs: int = 0
-    given_up: int = 0
+    abandoned: int = 0
     failed: int = 0
     swaps: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     records_dropped: int = 0
-    seconds: float = 0.0
+    work_seconds: float = 0.0
 
 
 class Candidate(NamedTuple):
-    """A partition that is due; the largest is compacted first."""
+    """A partition that is due for compaction. The candidate with the largest tuple is compacted first.
 
-    forced: bool
+    `is_forced`: `max.compaction.lag.ms` has passed.
+    """
+
+    is_forced: bool
     dirty_ratio: float
     dirty_bytes: int
     name: str
     partition: Partition
-    what: CompactionPlan
+    plan: CompactionPlan
 
 
 class _Current(NamedTuple):
-    """The compaction in progress. `ended` completes when it ends."""
+    """The compaction in progress. `ended` resolves when the compaction ends."""
 
     partition: Partition
     run: CompactionRun
@@ -91,10 +101,10 @@ class _Current(NamedTuple):
 
 
 class LogCleaner:
-    """Compaction of all partitions of a broker. All methods run on the broker's event loop.
+    """Log cleaner of all partitions of a broker. All methods run on the broker's event loop.
 
-    `tombstone_floor(partition)` returns the offset from which a reader that knows older values will continue; None if
-    there is none.
+    `tombstone_floor(partition)` returns the lowest offset that a pipeline has not read yet; tombstones at or above it
+    are kept. None if no pipeline reads the partition.
     """
 
     def __init__(
@@ -125,22 +135,23 @@ class LogCleaner:
         self._current: _Current | None = None
         self._stopped = False
         self._failed: dict[Log, tuple[str, str]] = {}
-        self.counts = Counts()
+        self.counts = CleanerCounts()
         self.dirty_ratio_max = 0.0
         """Largest dirty ratio of all partitions at the last evaluation."""
 
     @property
     def uncleanable(self) -> dict[str, str]:
-        """Every partition that is no longer compacted because it failed, by name, with the error."""
+        """The partitions that are not compacted any more because their compaction failed: error message by name."""
         return dict(self._failed.values())
 
     def start(self) -> None:
         """Start the periodic evaluation."""
-        self._timer = self._scheduler.call_later(self.interval_ms, self._look)
+        self._timer = self._scheduler.call_later(self.interval_ms, self._start_round)
 
     async def stop(self) -> None:
-        """Abort the compaction in progress at the next slice; a swap that fails with disk full is left to the next
-        start."""
+        """Abort the compaction in progress at its next slice and wait for its end.
+
+        A segment swap that fails because the disk is full is completed at the next start."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -150,8 +161,8 @@ class LogCleaner:
         while self._busy is not None:
             await self._busy
 
-    async def leave(self, topic_id: UUID) -> None:
-        """The topic is about to be deleted: on return its files are no longer used."""
+    async def abort(self, topic_id: UUID) -> None:
+        """Abort the compaction of a topic that is about to be deleted; on return the topic's files are not in use."""
         while (current := self._current) is not None and current.partition.topic_id == topic_id:
             current.run.stop()
             self._wake()
@@ -159,74 +170,75 @@ class LogCleaner:
 
     # Evaluation
 
-    def _look(self) -> None:
+    def _start_round(self) -> None:
         self._timer = None
         if not self._stopped and self._busy is None:
-            self._scheduler.spawn(self._round(), name="compaction")
+            self._scheduler.spawn(self._run_round(), name="compaction")
 
-    async def _round(self) -> None:
-        """Evaluate all partitions and compact the largest, until none is due. An aborted compaction waits for the next
-        round."""
+    async def _run_round(self) -> None:
+        """Evaluate all partitions and compact the dirtiest one, until none is due.
+
+        A partition whose compaction was aborted is compacted in the next round."""
         self._busy = self._scheduler.promise()
         later: set[Log] = set()
         try:
-            while not self._stopped and (candidate := await self._dirtiest(later)) is not None:
+            while not self._stopped and (candidate := await self._find_dirtiest(later)) is not None:
                 if await self._compact(candidate) is not CompactionOutcome.DONE:
                     later.add(candidate.partition.log)
         finally:
             busy, self._busy = self._busy, None
             busy.set_result(None)
             if not self._stopped:
-                self._timer = self._scheduler.call_later(self.interval_ms, self._look)
+                self._timer = self._scheduler.call_later(self.interval_ms, self._start_round)
 
-    async def _dirtiest(self, later: set[Log]) -> Candidate | None:
+    async def _find_dirtiest(self, later: set[Log]) -> Candidate | None:
         best: Candidate | None = None
         highest = 0.0
         alive = set()
         for number, partition in enumerate(tuple(self._partitions), start=1):
-            if number % CANDIDATES_PER_SLICE == 0:
+            if number % PARTITIONS_PER_SLICE == 0:
                 await self._pause(PAUSE_MS_MIN)
             alive.add(partition.log)
             if not partition.settings.compacts or partition.closed or partition.log.failure is not None:
                 continue
             if partition.log in self._failed or partition.log in later:
                 continue
-            if partition.log.compaction.is_busy:  # a swap was left to the next opening
+            if partition.log.compaction.is_busy:  # the next opening of the log completes a segment swap
                 continue
             try:
-                found = self._judge(partition)
+                found = self._evaluate(partition)
             except MansioError as error:
                 if is_transient(error):
                     later.add(partition.log)
-                    self._postpone(partition, error)
+                    self._log_postponed(partition, error)
                 else:
                     self._mark_uncleanable(partition, error)
                 continue
-            highest = max(highest, found.what.dirty_ratio)
-            if found.what.due and (best is None or found[:4] > best[:4]):
+            highest = max(highest, found.plan.dirty_ratio)
+            if found.plan.due and (best is None or found[:4] > best[:4]):
                 best = found
         self.dirty_ratio_max = highest
         self._failed = {log: why for log, why in self._failed.items() if log in alive}
         return best
 
-    def _judge(self, partition: Partition) -> Candidate:
+    def _evaluate(self, partition: Partition) -> Candidate:
         settings = compaction_settings(partition.settings)
         now_ms = self._clock.wall_ms()
-        desk = partition.log.compaction
-        oldest_ms = desk.first_dirty_timestamp()
+        compaction = partition.log.compaction
+        oldest_ms = compaction.first_dirty_timestamp()
         if (
             oldest_ms is not None
             and oldest_ms < now_ms - settings.max_compaction_lag_ms
-            and desk.only_active_is_dirty
+            and compaction.only_active_is_dirty
         ):
             partition.roll()  # only a closed segment can be compacted
         limit_offset = partition.readable_end(READ_COMMITTED)
         if (floor := partition.retention_floor()) is not None:
             limit_offset = min(limit_offset, floor)
-        what = plan_log_compaction(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
-        return Candidate(what.forced, what.dirty_ratio, what.dirty_bytes, partition.name, partition, what)
+        plan = plan_log_compaction(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
+        return Candidate(plan.forced, plan.dirty_ratio, plan.dirty_bytes, partition.name, partition, plan)
 
-    def _postpone(self, partition: Partition, error: BaseException) -> None:
+    def _log_postponed(self, partition: Partition, error: BaseException) -> None:
         logger.warning(
             "compaction_postponed",
             extra=fields(topic=partition.topic, partition=partition.index, reason=error),
@@ -251,12 +263,12 @@ class LogCleaner:
         run = begin_compaction(
             self._disk,
             partition.log,
-            candidate.what,
+            candidate.plan,
             compaction_settings(settings),
             now_ms=self._clock.wall_ms(),
             map_bytes_max=self._map_bytes_max,
             tombstone_floor=INT64_MAX if floor is None else floor,
-            is_last_of_producer=_last_batches(partition),
+            is_last_of_producer=_is_last_of_producer(partition),
         )
         self._current = _Current(partition, run, self._scheduler.promise())
         before = partition.log.size_bytes
@@ -267,20 +279,20 @@ class LogCleaner:
                     run.stop()
                 elif not partition.settings.compacts:
                     run.pause()
-                await self._slice(run)
+                await self._run_slice(run)
         finally:
             ended, self._current = self._current.ended, None
             ended.set_result(None)
-        self._ended(partition, run, before, self._clock.monotonic() - began)
+        self._count_and_log(partition, run, before, self._clock.monotonic() - began)
         assert run.outcome is not None
         return run.outcome
 
-    async def _slice(self, run: CompactionRun) -> None:
-        """One slice of work, and the pause that follows from it."""
+    async def _run_slice(self, run: CompactionRun) -> None:
+        """Run one slice of work, and pause according to its duration and the number of bytes read and written."""
         work = run.advance()
         if work is None:
             if run.outcome is None:
-                await self._pause(WAIT_MS)
+                await self._pause(BUSY_LOG_RETRY_MS)
             return
         seconds = 0.0
         moved = run.bytes_read + run.bytes_written
@@ -289,13 +301,15 @@ class LogCleaner:
             seconds += took
             work = run.finish(result, error)
         moved = run.bytes_read + run.bytes_written - moved
-        self.counts = self.counts._replace(seconds=self.counts.seconds + seconds)
+        self.counts = self.counts._replace(work_seconds=self.counts.work_seconds + seconds)
         pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self.bytes_per_second - seconds)
         if run.outcome is None:
-            await self._pause(max(ROOM_WAIT_MS if run.waits_for_disk_space else PAUSE_MS_MIN, pause_s * 1000))
+            await self._pause(
+                max(DISK_FULL_RETRY_MS if run.waits_for_disk_space else PAUSE_MS_MIN, pause_s * 1000)
+            )
 
     async def _run_in_thread(self, work: Callable[[], object]) -> tuple[Any, BaseException | None, float]:
-        """(result, error, duration in s)."""
+        """Run blocking work; return its result, its error and its duration in seconds."""
         promise: Promise[tuple[Any, BaseException | None]] = self._scheduler.promise()
         clock = self._clock
         took = 0.0
@@ -325,11 +339,11 @@ class LogCleaner:
             if not promise.done():
                 promise.set_result(None)
 
-    def _ended(self, partition: Partition, run: CompactionRun, before: int, seconds: float) -> None:
+    def _count_and_log(self, partition: Partition, run: CompactionRun, before: int, seconds: float) -> None:
         counts = self.counts
         self.counts = counts._replace(
             runs=counts.runs + 1,
-            given_up=counts.given_up
+            abandoned=counts.abandoned
             + (run.outcome in (CompactionOutcome.ABANDONED, CompactionOutcome.DISK_FULL)),
             swaps=counts.swaps + run.swaps,
             bytes_read=counts.bytes_read + run.bytes_read,
@@ -344,7 +358,7 @@ class LogCleaner:
         level = logging.WARNING if run.outcome is CompactionOutcome.DISK_FULL else logging.INFO
         logger.log(
             level,
-            "compacted" if run.outcome is CompactionOutcome.DONE else "compaction ended early",
+            "log_compacted" if run.outcome is CompactionOutcome.DONE else "compaction_ended_early",
             extra=fields(
                 topic=partition.topic,
                 partition=partition.index,
@@ -363,7 +377,7 @@ class LogCleaner:
 
 
 def compaction_settings(settings: TopicSettings) -> CompactionSettings:
-    """The part of a topic's settings that concerns compaction."""
+    """Return the part of a topic's settings that concerns compaction."""
     return CompactionSettings(
         min_cleanable_dirty_ratio=settings.min_cleanable_dirty_ratio,
         min_compaction_lag_ms=settings.min_compaction_lag_ms,
@@ -372,8 +386,8 @@ def compaction_settings(settings: TopicSettings) -> CompactionSettings:
     )
 
 
-def _last_batches(partition: Partition) -> Callable[[BatchHeader], bool]:
-    """Whether a batch is among the last batches of a producer that has not expired."""
+def _is_last_of_producer(partition: Partition) -> Callable[[BatchHeader], bool]:
+    """Return a predicate: whether a batch is one of the last batches of a producer that has not expired."""
     producers = partition.find_hook(ProducerHook)
     offsets = frozenset[int]() if producers is None else producers.table.retained_batch_offsets()
     return lambda header: header.base_offset in offsets

@@ -2,12 +2,11 @@
 
 A disk may change bytes long after they were verified. Each round reads every closed segment once, in slices of
 `SLICE_BYTES`, at no more than `bytes_per_second` and with a quarter of one thread's time at most; the next round begins
-`interval_ms` after the last one began. It reads through descriptors of its own and leaves nothing in the page cache
-that was not there. Damage is recorded in the log, whose readers get CORRUPT_MESSAGE from then on, and reported like
-damage that a reader finds.
+`interval_ms` after the last one began. The scrubber opens the files separately and adds no data to the page cache.
+Damage is recorded in the log, whose readers then get CORRUPT_MESSAGE, and reported like damage that a reader finds.
 
-It also has batches verified again on their next read, `verify_again_ms` after the start and so on, a part of the
-partitions at a time.
+In addition, every `verify_again_ms` the scrubber marks the verified batches of each partition as unverified, so that
+their next read verifies them again. The partitions are divided into `VERIFY_AGAIN_PARTS` parts with different times.
 
 Invariant: a result is recorded only if the segment is still in the log as it was when its check began.
 """
@@ -35,9 +34,13 @@ logger = logging.getLogger(__name__)
 SLICE_BYTES: Final = 1 << 20
 SLICE_BATCHES: Final = 512
 WORK_SHARE_MAX: Final = 0.25
+"""Maximum fraction of time in which the other thread works."""
+
 PAUSE_MS_MIN: Final = 1.0
-FORGET_PARTS: Final = 24
-"""The partitions whose batches are verified again are divided into so many parts, one after the other."""
+"""Minimum pause between two slices."""
+
+VERIFY_AGAIN_PARTS: Final = 24
+"""Number of parts of the partitions; every `verify_again_ms / VERIFY_AGAIN_PARTS` one part is to be verified again."""
 
 
 class ScrubCounts(NamedTuple):
@@ -50,8 +53,9 @@ class ScrubCounts(NamedTuple):
 
 
 class LogScrubber:
-    """Scrubber of all partitions of a broker. All methods run on the broker's event loop. With
-    `bytes_per_second` 0 nothing is read.
+    """Scrubber of all partitions of a broker. All methods run on the broker's event loop.
+
+    If `bytes_per_second` is 0, there are no rounds.
     """
 
     def __init__(
@@ -78,21 +82,23 @@ class LogScrubber:
         self._pausing: tuple[Timer, Promise[None]] | None = None
         self._busy: Promise[None] | None = None
         self._started = self._stopped = False
-        self._part = 0
+        self._next_part = 0
         self.counts = ScrubCounts()
 
     def start(self) -> None:
         """Start the rounds; the first one begins after `interval_ms`."""
         self._started = True
         if self._bytes_per_second:
-            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._begin)
-        self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
+            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._start_round)
+        self._timers[1] = self._scheduler.call_later(
+            self._verify_again_ms / VERIFY_AGAIN_PARTS, self._verify_part_again
+        )
 
-    def use_bytes_per_second(self, bytes_per_second: int) -> None:
+    def set_bytes_per_second(self, bytes_per_second: int) -> None:
         """Change the rate from the next slice on; 0 ends the round in progress."""
         self._bytes_per_second = bytes_per_second
         if bytes_per_second and self._started and self._timers[0] is None and self._busy is None:
-            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._begin)
+            self._timers[0] = self._scheduler.call_later(self._interval_ms, self._start_round)
 
     async def stop(self) -> None:
         """End the round in progress after its current slice."""
@@ -104,20 +110,22 @@ class LogScrubber:
         while self._busy is not None:
             await self._busy
 
-    def _forget(self) -> None:
+    def _verify_part_again(self) -> None:
         for number, partition in enumerate(tuple(self._partitions)):
-            if number % FORGET_PARTS == self._part and not partition.closed:
+            if number % VERIFY_AGAIN_PARTS == self._next_part and not partition.closed:
                 partition.log.forget_checks()
-        self._part = (self._part + 1) % FORGET_PARTS
-        self._timers[1] = self._scheduler.call_later(self._verify_again_ms / FORGET_PARTS, self._forget)
+        self._next_part = (self._next_part + 1) % VERIFY_AGAIN_PARTS
+        self._timers[1] = self._scheduler.call_later(
+            self._verify_again_ms / VERIFY_AGAIN_PARTS, self._verify_part_again
+        )
 
-    def _begin(self) -> None:
+    def _start_round(self) -> None:
         self._timers[0] = None
         if not self._stopped and self._busy is None and self._bytes_per_second:
-            self._scheduler.spawn(self.run(), name="scrub")
+            self._scheduler.spawn(self.run_round(), name="scrub")
 
-    async def run(self) -> None:
-        """One round over all partitions."""
+    async def run_round(self) -> None:
+        """Scrub all closed segments of all partitions once; return at once if a round is in progress."""
         if self._busy is not None:
             return
         self._busy = self._scheduler.promise()
@@ -142,7 +150,7 @@ class LogScrubber:
             busy.set_result(None)
             if not self._stopped and self._bytes_per_second:
                 left_ms = self._interval_ms - (self._clock.monotonic() - began) * 1000
-                self._timers[0] = self._scheduler.call_later(max(left_ms, PAUSE_MS_MIN), self._begin)
+                self._timers[0] = self._scheduler.call_later(max(left_ms, PAUSE_MS_MIN), self._start_round)
 
     async def _scrub(self, partition: Partition, segment: Segment) -> None:
         log, generation = partition.log, partition.log.generation
@@ -157,7 +165,7 @@ class LogScrubber:
             while not done and not self._stopped and (rate := self._bytes_per_second) and is_current():
                 task = log.scrub_task(segment, position, offset, with_index=delimit)
                 (file, result), took = await self._run_in_thread(
-                    partial(self._slice, file, segment.path, task, delimit=delimit)
+                    partial(self._check_slice, file, segment.path, task, delimit=delimit)
                 )
                 if not is_current():
                     return
@@ -190,10 +198,10 @@ class LogScrubber:
                     extra=fields(topic=partition.topic, partition=partition.index, reason=error),
                 )
 
-    def _slice(
+    def _check_slice(
         self, file: DiskFile | None, path: str, task: CheckTask, *, delimit: bool
     ) -> tuple[DiskFile, CheckResult]:
-        """On the other thread: check one slice, after opening the file if that is not done."""
+        """Check one slice; open the file if `file` is None. Runs on the other thread."""
         file = file or self._disk.open_readonly(path)
         return file, check_batches(
             file,
@@ -205,7 +213,7 @@ class LogScrubber:
         )
 
     async def _run_in_thread(self, work: Callable[[], Any]) -> tuple[Any, float]:
-        """(result, duration in s). Raises what `work` raises."""
+        """Run blocking work; return its result and its duration in seconds. Raises the exception that `work` raises."""
         promise: Promise[tuple[Any, BaseException | None]] = self._scheduler.promise()
         clock = self._clock
         took = 0.0

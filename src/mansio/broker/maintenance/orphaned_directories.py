@@ -1,16 +1,16 @@
 """Orphaned directories (Kafka stray logs): directories of topics that were deleted while this broker was down.
 
-In a cluster a broker is not informed later of a topic that was deleted meanwhile; it only finds a directory whose topic
-id is not in the metadata. It finds the same when the metadata is not the one under which the directory was created: an
-etcd that was wiped, restored from a backup, or another one with the same cluster id. Therefore the broker records what
-it has seen of the metadata: the value of the cluster's `format` key, which is written once with a unique token, and the
-revision at which it last created a directory. If the format differs now, or the revision is lower, nothing is removed:
-the directories are quarantined for an operator.
+In a cluster a broker that was down when a topic was deleted only finds a directory whose topic id is not in the
+metadata. It also finds such a directory if etcd was wiped, was restored from a backup, or is another one with the same
+cluster id. To distinguish these cases the broker records the value of the cluster's `format` key, which is written once
+with a unique token, and the metadata revision at which the broker last created a directory. If the format differs at
+the next start, or the revision is lower, no directory is removed: they are quarantined for an operator.
 
 Invariants:
-* A directory is removed only under the metadata under which it was created, and only if its topic id is not in it,
-  neither live nor unfinished. A directory whose name is not that of a topic is kept.
-* After a crash at any time a directory is at its old path, or in one of the two directories to which it is moved.
+* A directory is removed only if the metadata is a later version of that under which the directory was created, and does
+  not contain the topic id, not even as a topic that is being created or deleted. A directory whose name is not that of
+  a topic directory is kept.
+* After a crash a directory is either at its old path or in one of the two directories to which it is moved.
 """
 
 from __future__ import annotations
@@ -39,25 +39,30 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FILE: Final = "last-metadata-revision"
+LAST_METADATA_FILE_NAME: Final = "last-metadata-revision"
 MAGIC: Final = b"MANSSEEN"
 VERSION: Final = 1
-REMOVED: Final = "removed"
-"""Directories that wait for their removal; a start continues with it."""
-QUARANTINED: Final = "quarantine"
-"""Directories whose topic may have existed under other metadata."""
-ID_BYTES: Final = 16
+REMOVED_DIRECTORY: Final = "removed"
+"""Directory for directories that are to be removed; an interrupted removal continues at the next start."""
+
+QUARANTINE_DIRECTORY: Final = "quarantine"
+"""Directory for directories that are kept for an operator, because their topic may exist in other metadata."""
+
+TOPIC_ID_BYTES: Final = 16
 
 
-class SeenMetadata(NamedTuple):
-    """The metadata as last seen by this broker: the cluster's `format` value, and the revision."""
+class LastSeenMetadata(NamedTuple):
+    """What this broker recorded about the metadata: the value of the cluster's `format` key, and the revision."""
 
     format: str
     revision: int
 
 
 class OrphanedDirectories:
-    """Call `scan` once, before any topic can be created or deleted; then `record_revision` and `remove`."""
+    """Removal of orphaned directories.
+
+    Call `move_orphans` once, before any topic can be created or deleted; later `record_revision` and `remove_moved`.
+    """
 
     def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
         self._disk = disk
@@ -66,33 +71,37 @@ class OrphanedDirectories:
         self._data_dir = data_dir
         self._format = ""
 
-    async def scan(self, store: MetadataStore, state: MetadataImage) -> None:
-        """Move the directories that belong to no topic of `state`, which was just loaded from `store`. Raises
-        `Unavailable`; a disk error is logged, and all directories stay unchanged."""
+    async def move_orphans(self, store: MetadataStore, state: MetadataImage) -> None:
+        """Move the directories that belong to no topic of `state`, which was just loaded from `store`.
+
+        Raises `Unavailable` if `store` cannot be read. After a disk error, which is logged, directories stay in place.
+        """
         entry = await store.get(state.keys.format)
         self._format = "" if entry is None else entry.value.decode()
         topics = [*state.topics.values(), *state.unfinished_topics.values()]
         known = frozenset(topic_directory(self._data_dir, topic).rpartition("/")[2] for topic in topics)
         try:
-            await self._run_in_thread(partial(self._move, known, SeenMetadata(self._format, state.revision)))
+            await self._run_in_thread(
+                partial(self._move_unknown, known, LastSeenMetadata(self._format, state.revision))
+            )
         except StorageError as error:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
 
     async def record_revision(self, revision: int) -> None:
         """Record the revision under which directories were created. Raises `StorageError`."""
         if self._format:
-            await self._run_in_thread(partial(self._write, SeenMetadata(self._format, revision)))
+            await self._run_in_thread(partial(self._write, LastSeenMetadata(self._format, revision)))
 
-    async def remove(self) -> None:
-        """Remove the moved directories, one at a time. Raises `StorageError`."""
-        root = f"{self._data_dir}/{REMOVED}"
+    async def remove_moved(self) -> None:
+        """Remove the directories in `REMOVED_DIRECTORY`, one at a time. Raises `StorageError`."""
+        root = f"{self._data_dir}/{REMOVED_DIRECTORY}"
         for name in await self._run_in_thread(partial(self._names, root)):
             await self._run_in_thread(partial(self._disk.remove_tree, f"{root}/{name}"))
             logger.info("orphaned_directory_removed", extra=fields(directory=name))
 
     # On the file thread
 
-    def _move(self, known: frozenset[str], now: SeenMetadata) -> None:
+    def _move_unknown(self, known: frozenset[str], now: LastSeenMetadata) -> None:
         root = f"{self._data_dir}/topics"
         unknown = [name for name in self._names(root) if name not in known]
         for name in [name for name in unknown if not _is_topic_directory(name)]:
@@ -100,20 +109,20 @@ class OrphanedDirectories:
         unknown = [name for name in unknown if _is_topic_directory(name)]
         mismatch = _mismatch(self._read(), now)
         for name in unknown:
-            self._move_one(name, QUARANTINED if mismatch else REMOVED, mismatch)
+            self._move_one(name, QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY, mismatch)
         if unknown:
             self._disk.sync_directory(root)
         self._write(now)
 
-    def _move_one(self, name: str, where: str, mismatch: str) -> None:
-        aside = f"{self._data_dir}/{where}"
-        self._disk.make_directory(aside)
-        target, number = f"{aside}/{name}", 0
+    def _move_one(self, name: str, parent_name: str, mismatch: str) -> None:
+        parent = f"{self._data_dir}/{parent_name}"
+        self._disk.make_directory(parent)
+        target, number = f"{parent}/{name}", 0
         while self._disk.exists(target):
             number += 1
-            target = f"{aside}/{name}.{number}"
+            target = f"{parent}/{name}.{number}"
         self._disk.rename(f"{self._data_dir}/topics/{name}", target)
-        self._disk.sync_directory(aside)
+        self._disk.sync_directory(parent)
         if mismatch:
             known = fields(directory=target, reason=mismatch)
             logger.warning("unknown_directory_quarantined", extra=known)
@@ -121,25 +130,25 @@ class OrphanedDirectories:
     def _names(self, root: str) -> list[str]:
         return self._disk.list_directory(root) if self._disk.exists(root) else []
 
-    def _read(self) -> SeenMetadata | None:
-        path = f"{self._data_dir}/{FILE}"
+    def _read(self) -> LastSeenMetadata | None:
+        path = f"{self._data_dir}/{LAST_METADATA_FILE_NAME}"
         payload = (
             decode_checksummed(MAGIC, VERSION, self._disk.read_file(path))
             if self._disk.exists(path)
             else None
         )
-        return None if payload is None else SeenMetadata(*json.loads(payload))
+        return None if payload is None else LastSeenMetadata(*json.loads(payload))
 
-    def _write(self, seen: SeenMetadata) -> None:
+    def _write(self, seen: LastSeenMetadata) -> None:
         data = encode_checksummed(MAGIC, VERSION, json.dumps(seen).encode())
-        write_file_atomically(self._disk, f"{self._data_dir}/{FILE}", data)
+        write_file_atomically(self._disk, f"{self._data_dir}/{LAST_METADATA_FILE_NAME}", data)
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         return await run_in_thread(self._scheduler, self._thread, work)
 
 
-def _mismatch(seen: SeenMetadata | None, now: SeenMetadata) -> str:
-    """Why the metadata may not be the one that was seen; empty if it is."""
+def _mismatch(seen: LastSeenMetadata | None, now: LastSeenMetadata) -> str:
+    """Return the reason why `now` may not be a later version of the metadata in `seen`, "" if it certainly is."""
     if seen is None:
         return "this broker has no record of the metadata under which the directory was created"
     if seen.format != now.format or not now.format:
@@ -150,9 +159,9 @@ def _mismatch(seen: SeenMetadata | None, now: SeenMetadata) -> str:
 
 
 def _is_topic_directory(name: str) -> bool:
-    """Whether the name is a topic name, a dot and an id."""
+    """Return whether a directory name consists of a topic name, a dot and a topic id in base64."""
     topic, _, tag = name.rpartition(".")
     try:
-        return bool(topic) and len(base64.urlsafe_b64decode(f"{tag}==")) == ID_BYTES
+        return bool(topic) and len(base64.urlsafe_b64decode(f"{tag}==")) == TOPIC_ID_BYTES
     except ValueError:
         return False

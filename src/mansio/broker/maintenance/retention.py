@@ -5,11 +5,11 @@ the next check. `mansio.storage.retention` decides what can be deleted; the log 
 flushed.
 
 Invariants:
-* Nothing at or above the high watermark is deleted, nor what a feature still needs (`Partition.retention_floor`).
-* Time and size delete records only where cleanup.policy contains `delete`, and never of internal topics, which contain
-  the state of groups; in those, only what lies below the log start is removed.
-* A check reads the segments that are deleted and one more, and yields the event loop after `TURN_S` seconds.
-* A partition that cannot be checked is reported; the next ones are still checked.
+* No record at or above the high watermark or at or above `Partition.retention_floor` is deleted.
+* Age and size delete records only if cleanup.policy contains `delete`, and never records of internal topics, which
+  contain the state of groups. If a log has no records left, the files of its segments are removed in any case.
+* A check examines the segments that it deletes and one more, and yields the event loop after `SLICE_SECONDS`.
+* A partition whose check fails is reported; the next ones are still checked.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_CHECK_MS = 30_000
-"""Short, because a broker that restarts more often than it checks must delete records, too."""
+"""Delay of the first check. Short, so that a broker that restarts often deletes records, too."""
 
-TURN_S = 0.002
-"""Time after which a round yields the event loop."""
+SLICE_SECONDS = 0.002
+"""Time after which a check of all partitions pauses for `SLICE_PAUSE_MS`."""
 
-TURN_PAUSE_MS = 5
+SLICE_PAUSE_MS = 5
 
 
 class RetentionCounts(NamedTuple):
-    """Counts since the broker started. Bytes are those of segments on disk."""
+    """Counts since the broker started.
+
+    `checks`: checks of all partitions; `failures`: failed checks of one partition; `segments`, `records`: deleted ones;
+    `size_bytes`: size of the deleted segments.
+    """
 
     checks: int = 0
     failures: int = 0
@@ -51,7 +55,10 @@ class RetentionCounts(NamedTuple):
 
 
 class RetentionManager:
-    """`partitions` is iterated at the start of every round. All methods run on the broker's event loop."""
+    """Retention of all partitions of a broker. All methods run on the broker's event loop.
+
+    `partitions` is iterated at the start of every check.
+    """
 
     def __init__(
         self,
@@ -70,15 +77,15 @@ class RetentionManager:
         self.counts = RetentionCounts()
 
     def start(self) -> None:
-        """Start with a first round after `FIRST_CHECK_MS`."""
+        """Start the periodic checks; the first one begins after `FIRST_CHECK_MS`."""
         first_ms = min(FIRST_CHECK_MS, self._check_interval_ms)
-        self._timer = self._scheduler.call_later(first_ms, self._round)
+        self._timer = self._scheduler.call_later(first_ms, self._start_round)
 
     def check_soon(self) -> None:
-        """Start the next round now."""
+        """Check all partitions now, unless a check is in progress."""
         if self._timer is not None and not self._waiting:
             self._timer.cancel()
-            self._timer = self._scheduler.call_later(0, self._round)
+            self._timer = self._scheduler.call_later(0, self._start_round)
 
     def stop(self) -> None:
         """Stop the checks."""
@@ -87,29 +94,29 @@ class RetentionManager:
             self._timer.cancel()
             self._timer = None
 
-    def _round(self) -> None:
+    def _start_round(self) -> None:
         self._waiting = deque(self._partitions)
-        self._turn()
+        self._run_slice()
 
-    def _turn(self) -> None:
+    def _run_slice(self) -> None:
         """Check some partitions, at least one, and continue with the others later."""
         clock, waiting = self._clock, self._waiting
-        end = clock.monotonic() + TURN_S
+        end = clock.monotonic() + SLICE_SECONDS
         while waiting:
             self._check(waiting.popleft())
             if clock.monotonic() >= end:
                 break
         if waiting:
-            self._timer = self._scheduler.call_later(TURN_PAUSE_MS, self._turn)
+            self._timer = self._scheduler.call_later(SLICE_PAUSE_MS, self._run_slice)
             return
         self.counts = self.counts._replace(checks=self.counts.checks + 1)
-        self._timer = self._scheduler.call_later(self._check_interval_ms, self._round)
+        self._timer = self._scheduler.call_later(self._check_interval_ms, self._start_round)
 
     def _check(self, partition: Partition) -> None:
         if partition.closed or partition.log.failure is not None:
             return
         try:
-            self.check(partition)
+            self.check_partition(partition)
         except MansioError as error:
             self.counts = self.counts._replace(failures=self.counts.failures + 1)
             logger.error(
@@ -124,8 +131,8 @@ class RetentionManager:
                 extra=fields(topic=partition.topic, partition=partition.index, reason=repr(error)),
             )
 
-    def check(self, partition: Partition) -> None:
-        """Delete what one partition may lose now. Raises `StorageError`."""
+    def check_partition(self, partition: Partition) -> None:
+        """Delete the records of one partition that have expired by age or size. Raises `StorageError`."""
         log = partition.log
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
             partition.roll()  # all records were deleted: free the space of the active segment as well
@@ -146,11 +153,12 @@ class RetentionManager:
             floor_offset=partition.high_watermark if floor is None else min(floor, partition.high_watermark),
         )
         if found.end_offset > log.start_offset:
-            self._let_go(partition, found)
+            self._delete_expired(partition, found)
 
-    def _let_go(self, partition: Partition, found: ExpiredSegments) -> None:
-        """Trim to the offset that was found. If there is no space for a new segment, everything but the active
-        segment is deleted."""
+    def _delete_expired(self, partition: Partition, found: ExpiredSegments) -> None:
+        """Trim the log to the end of the expired segments.
+
+        If they include the active segment and no new one can be created, all but the active one are deleted."""
         if found.includes_active:
             active = partition.log.active_segment()
             try:

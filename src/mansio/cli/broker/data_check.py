@@ -83,12 +83,12 @@ def check(
 
 def is_undamaged(diagnosis: DataCheckReport) -> bool:
     """Whether the directory has no damage: a broker opens it without loss, and rebuilds all missing files itself."""
-    if diagnosis.clean:
+    if diagnosis.is_clean:
         return True
     left_out = any(one.log.omitted_finding_count for one in diagnosis.partitions)
     return not left_out and all(
         finding.severity == "note" or finding.repaired or _is_rebuilt_by_broker(finding)
-        for finding in diagnosis.each_finding()
+        for finding in diagnosis.all_findings()
     )
 
 
@@ -100,7 +100,7 @@ def _is_rebuilt_by_broker(finding: Finding) -> bool:
 
 
 def _check_with_progress(directory: str, repair: bool) -> DataCheckReport:
-    from mansio.broker.maintenance.data_check import NO_PROGRESS, Progress, check_data_directory
+    from mansio.broker.maintenance.data_check import NO_PROGRESS, ProgressCallbacks, check_data_directory
     from mansio.host.disk import HostDisk
 
     disk = HostDisk()
@@ -119,8 +119,9 @@ def _check_with_progress(directory: str, repair: bool) -> DataCheckReport:
     )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("reading", total=None)
-        reporter = Progress(
-            total=lambda count: bars.update(task, total=count), read=lambda count: bars.advance(task, count)
+        reporter = ProgressCallbacks(
+            on_total_bytes=lambda count: bars.update(task, total=count),
+            on_read_bytes=lambda count: bars.advance(task, count),
         )
         return check_data_directory(disk, directory, repair=repair, progress=reporter)
 
@@ -199,8 +200,8 @@ def _show(diagnosis: DataCheckReport) -> None:
     console = Console(highlight=False, soft_wrap=True)
     shown = 0
     sound = is_undamaged(diagnosis)
-    rebuilt_count = sum(map(_is_rebuilt_by_broker, diagnosis.each_finding()))
-    for finding in sorted(diagnosis.each_finding(), key=_severity_sort_key):
+    rebuilt_count = sum(map(_is_rebuilt_by_broker, diagnosis.all_findings()))
+    for finding in sorted(diagnosis.all_findings(), key=_severity_sort_key):
         if sound and _is_rebuilt_by_broker(finding):
             continue
         if shown < FINDINGS_SHOWN_MAX:
