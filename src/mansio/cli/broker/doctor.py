@@ -9,7 +9,6 @@ Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a n
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -26,7 +25,6 @@ import typer
 
 from mansio.cli.support.common import connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
-from mansio.host.extras import DISTRIBUTION_NAMES, EXTRAS, missing_extra, missing_modules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,6 +90,8 @@ def doctor(
 
 
 def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
+    from mansio.host.extras import EXTRAS
+
     yield check_python()
     yield from map(check_extra, EXTRAS)
     yield check_open_files()
@@ -121,6 +121,8 @@ def check_python() -> Check:
 
 def check_extra(name: str) -> Check:
     """Check whether the packages of an extra are installed."""
+    from mansio.host.extras import EXTRAS, missing_extra, missing_modules
+
     missing = missing_modules(name)
     if missing:
         return Check(f"extra {name}", Status.NOTE, missing_extra(name, missing).message)
@@ -250,6 +252,10 @@ def check_broker(bootstrap_servers: str) -> Check:
 
 
 def _distribution(module: str) -> str:
+    import importlib.metadata  # takes a quarter of the time of `mansio --help`
+
+    from mansio.host.extras import DISTRIBUTION_NAMES
+
     name = DISTRIBUTION_NAMES.get(module, module)
     with suppress(importlib.metadata.PackageNotFoundError):
         return f"{name} {importlib.metadata.version(name)}"
