@@ -109,7 +109,7 @@ def test_pages_are_put_together(broker: mansio.Broker, monkeypatch: pytest.Monke
         assert [(one.topic, one.partition) for one in found] == [
             (name, index) for name, count in sorted(COUNTS.items()) for index in range(count)
         ]
-        assert {one.min_in_sync for one in found} == {1}
+        assert {one.min_in_sync_replicas for one in found} == {1}
         assert client.admin.cluster.partitions([]) == []
         with pytest.raises(UnknownTopicOrPartition, match="missing"):
             client.admin.cluster.partitions(["gates", "missing"])
@@ -118,7 +118,7 @@ def test_pages_are_put_together(broker: mansio.Broker, monkeypatch: pytest.Monke
 def test_an_election_that_fails_is_told_for_its_partition(broker: mansio.Broker) -> None:
     with mansio.blocking.connect(broker.address) as client:
         wanted = [TopicPartition("gates", 0), TopicPartition("gates", 9)]
-        first, second = client.admin.cluster.elect("preferred", wanted)
+        first, second = client.admin.cluster.elect_leaders("preferred", wanted)
     assert (first.outcome, first.error) == ("not needed", None)
     assert second.outcome == "failed"
     assert isinstance(second.error, UnknownTopicOrPartition)

@@ -283,7 +283,7 @@ def test_topic_pattern_includes_topics_created_later(broker: mansio.Broker) -> N
             await fill(client, "wide3", 2, 5)
             await until(lambda: len(reader.seen) == 10)
             (member,) = (await client.admin.describe_group("wide")).members
-            assert member.pattern == "^wide.*"
+            assert member.topic_regex == "^wide.*"
             await reader.stop()
             with pytest.raises(InvalidRegularExpression):
                 await anext(client.consume("^wide(", group="wrong"))

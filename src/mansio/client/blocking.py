@@ -72,7 +72,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
 
     status = blocking(asyncio_cluster.ClusterAdmin.status)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
-    elect = blocking(asyncio_cluster.ClusterAdmin.elect)
+    elect_leaders = blocking(asyncio_cluster.ClusterAdmin.elect_leaders)
 
 
 class Admin(BlockingProxy[asyncio_admin.Admin]):

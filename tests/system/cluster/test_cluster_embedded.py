@@ -41,13 +41,17 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
             for number in range(20):
                 client.publish("t", b"%d" % number)
             (before,) = client.admin.cluster.partitions(["t"])
-            assert sorted(before.in_sync) == [1, 2, 3]
+            assert sorted(before.in_sync_replicas) == [1, 2, 3]
             brokers[before.leader - 1].close()
             client.publish("t", b"20")
             (after,) = client.admin.cluster.partitions(["t"])
             assert after.leader != before.leader
             again = broker(before.leader)
-            wait_until(lambda: len(client.admin.cluster.partitions(["t"])[0].in_sync) == 3, 15, "all in sync")
+            wait_until(
+                lambda: len(client.admin.cluster.partitions(["t"])[0].in_sync_replicas) == 3,
+                15,
+                "all in sync",
+            )
         with mansio.blocking.connect(again.address) as client:
             found = [message.value for message in client.consume("t", group="g", max_records=21)]
         assert found == [b"%d" % number for number in range(21)]

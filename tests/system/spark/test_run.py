@@ -99,7 +99,7 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     with mansio.blocking.connect(job.bootstrap_servers) as client:
         lags = client.admin.group_lag(pipeline_group_id(job.name))
         committed = client.admin.group_offsets(pipeline_group_id(job.name))
-    assert sum(lag.committed or 0 for lag in lags.values()) == 130
+    assert sum(lag.committed_offset or 0 for lag in lags.values()) == 130
     assert [lag.lag for lag in lags.values()] == [0, 0]
     assert all(parse_hold_metadata(offset.metadata) is not None for offset in committed.values())
     assert set(committed) == {TopicPartition(job.inputs[0], index) for index in (0, 1)}

@@ -264,7 +264,7 @@ def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
         assert (await world.settle(batch(2, 3, REJECT))).error_code == 0
         await world.archived()
         assert (await redrive("g", ONE, redrive_id="a")).redriven == 2, "4 and 5, and not 2 and 3 once more"
-        assert (await redrive("g", ONE, redrive_id="b", most=1)).redriven == 1
+        assert (await redrive("g", ONE, redrive_id="b", records_max=1)).redriven == 1
         assert (await redrive("g", ONE, redrive_id="b")).redriven == 1
         assert (await redrive("g", ONE, redrive_id="c")).redriven == 0
         deliveries = [one.header("__dlq.errors.delivery.count") for one in await world.letters()]
@@ -305,7 +305,7 @@ def test_a_redrive_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequest):
             await redrive("g", ONE, redrive_id="")
         with pytest.raises(InvalidRequest):
-            await redrive("g", ONE, redrive_id="a", most=0)
+            await redrive("g", ONE, redrive_id="a", records_max=0)
         with pytest.raises(InvalidRequest):
             await redrive("g", ONE, redrive_id="a", offsets=[(3, 1)])
 

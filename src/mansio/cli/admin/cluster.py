@@ -232,7 +232,7 @@ def elect(
             wanted = None
             if topic:
                 wanted = _select_partitions(await client.admin.cluster.partitions(topic), partition or ())
-            results = await client.admin.cluster.elect("unclean" if unclean else "preferred", wanted)
+            results = await client.admin.cluster.elect_leaders("unclean" if unclean else "preferred", wanted)
         return [
             {
                 "topic": one.topic,
@@ -310,7 +310,7 @@ def _broker_row(
         "state": "gone" if known is None else "fenced" if known.is_fenced else "ok",
         "leads": sum(one.leader == node_id for one in partitions),
         "replicas": len(replica_brokers),
-        "not_in_sync": sum(node_id not in one.in_sync for one in replica_brokers),
+        "not_in_sync": sum(node_id not in one.in_sync_replicas for one in replica_brokers),
     }
 
 
@@ -321,9 +321,9 @@ def _partition_row(one: PartitionStatus) -> dict[str, Any]:
         "leader": None if one.is_offline else one.leader,
         "leader_epoch": one.leader_epoch,
         "replicas": list(one.replicas),
-        "in_sync": list(one.in_sync),
+        "in_sync": list(one.in_sync_replicas),
         "offline_replicas": list(one.offline_replicas),
-        "min_in_sync": one.min_in_sync,
+        "min_in_sync": one.min_in_sync_replicas,
         "internal": one.is_internal,
         "state": str(_problems(one)[0]) if _problems(one) else "ok",
     }

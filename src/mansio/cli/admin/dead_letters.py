@@ -280,7 +280,7 @@ async def _redrive(
                 partition,
                 redrive_id=redrive_id,
                 offsets=to_ranges(chunk),
-                most=len(chunk),
+                records_max=len(chunk),
             )
             row["redriven"] += found.redriven
             row["repeated"] += found.repeated

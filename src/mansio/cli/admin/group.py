@@ -169,8 +169,8 @@ async def _describe_group(client: Client, group: str) -> dict[str, Any]:
         "type": described.group_type,
         "state": described.state,
         "protocol": described.protocol,
-        "epoch": described.epoch,
-        "target_epoch": described.target_epoch,
+        "epoch": described.group_epoch,
+        "target_epoch": described.assignment_epoch,
         "configs": await _group_settings(client, group),
         "members": [
             {
@@ -179,11 +179,13 @@ async def _describe_group(client: Client, group: str) -> dict[str, Any]:
                 "client": member.client_id,
                 "host": member.client_host,
                 "protocol": member.protocol,
-                "epoch": member.epoch,
+                "epoch": member.member_epoch,
                 "topics": list(member.topics),
-                "pattern": member.pattern,
+                "pattern": member.topic_regex,
                 "partitions": _partition_names(member.partitions),
-                "target": None if member.target is None else _partition_names(member.target),
+                "target": None
+                if member.target_partitions is None
+                else _partition_names(member.target_partitions),
             }
             for member in described.members
         ],
@@ -191,7 +193,7 @@ async def _describe_group(client: Client, group: str) -> dict[str, Any]:
             {
                 "topic": partition.topic,
                 "partition": partition.partition,
-                "committed": lag.committed,
+                "committed": lag.committed_offset,
                 "start": lag.start_offset,
                 "end": lag.end_offset,
                 "lag": lag.lag,

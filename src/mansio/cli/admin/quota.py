@@ -21,7 +21,7 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 
 if TYPE_CHECKING:
-    from mansio.client.admin.quotas import Default, Quota
+    from mansio.client.admin.quotas import DefaultEntity, Quota
 
 app = typer.Typer(no_args_is_help=True, help="Limit the rates at which clients write and read.")
 
@@ -83,7 +83,7 @@ def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
     return row
 
 
-def _entity_name(name: str | Default | None, *, names_only: bool) -> str | None:
+def _entity_name(name: str | DefaultEntity | None, *, names_only: bool) -> str | None:
     if name is None or isinstance(name, str):
         return name
     return None if names_only else "(default)"

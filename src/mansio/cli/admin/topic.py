@@ -118,7 +118,7 @@ def list_topics(
 
     async def work() -> list[dict[str, Any]]:
         async with connect(bootstrap_servers) as client:
-            topics = await client.admin.describe_topics(internal=everything)
+            topics = await client.admin.describe_topics(include_internal=everything)
         return [
             {
                 "name": topic.name,

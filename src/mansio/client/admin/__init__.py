@@ -1,1 +1,1 @@
-"""Administrative client."""
+"""Administration client: topics, settings, quotas, groups, share groups and the cluster (`client.admin`)."""

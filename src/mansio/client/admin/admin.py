@@ -1,7 +1,7 @@
-"""Admin client: topics, settings, groups, offsets, cluster.
+"""Admin client: topics, settings, groups and offsets.
 
-Each method sends one logical request; retriable errors are retried, others raised as typed errors. Results are frozen
-dataclasses of plain values.
+Retriable errors are retried for the client's retry timeout; other errors are raised as classes of `mansio.errors`.
+Results are frozen dataclasses of plain values.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import Node, PartitionMetadata, TopicMetadata
 
+# Numbers of Kafka's protocol: resource types, operations on settings.
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
 GROUP_RESOURCE = 32
-SET = 0
-DELETE = 1
-BROKER_DEFAULT = -1
+CONFIG_SET = 0
+CONFIG_DELETE = 1
+BROKER_DEFAULT_COUNT = -1
+"""Number of partitions or replicas in a request that selects the broker's default."""
 ALL_RECORDS = -1
-SOURCES = {
+"""Offset in a DeleteRecords request that deletes all records below the high watermark."""
+CONFIG_SOURCES = {
     1: "topic",
     2: "broker",
     3: "broker default",
@@ -53,12 +56,16 @@ SOURCES = {
     6: "broker logger",
     8: "group",
 }
+"""Name of each source of a setting, by its number in Kafka's protocol."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """Brokers of a cluster. `controller_id`: a broker that accepts changes (-1: unknown). In a cluster every broker
-    does, and the one that answered names itself; `client.admin.cluster.status` returns the active controller."""
+    """Id and live brokers of a cluster.
+
+    `controller_id` is a broker that accepts changes (-1: unknown). Every broker of a Mansio cluster accepts changes,
+    and the broker that answered returns its own id. `client.admin.cluster.status` returns the active controller.
+    """
 
     cluster_id: str | None
     controller_id: int
@@ -67,7 +74,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """One topic. `topic_id` is 16 bytes."""
+    """Name, id and partitions of one topic. `topic_id` is 16 bytes."""
 
     name: str
     topic_id: bytes
@@ -77,7 +84,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting and the source of its value. `value` is None if it is sensitive."""
+    """One setting, with its value and the source of the value. `value` is None if the setting is sensitive."""
 
     name: str
     value: str | None
@@ -90,16 +97,16 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """Lag of a group in one partition, in offsets. `committed` and `lag` are None without a committed offset."""
+    """Lag of a group in one partition, in offsets. `committed_offset` and `lag` are None without a committed offset."""
 
-    committed: int | None
+    committed_offset: int | None
     start_offset: int
     end_offset: int
     lag: int | None
 
 
 class Admin:
-    """Administration of one cluster; available as `client.admin`."""
+    """Administration client of one cluster; available as `client.admin`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -110,37 +117,41 @@ class Admin:
     # -- topics and cluster --------
 
     async def describe_cluster(self) -> ClusterDescription:
-        """The live brokers, requested now."""
+        """Id and live brokers of the cluster, requested from a broker and not taken from the cache."""
         await self._cluster.retry(lambda: self._cluster.refresh_metadata(()))
         brokers = tuple(sorted(self._cluster.nodes.values()))
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, brokers)
 
-    async def list_topics(self, *, internal: bool = False) -> list[str]:
-        """The names of all topics, sorted."""
+    async def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        """Sorted names of all topics, without internal topics unless `include_internal`."""
         views = await self._cluster.topics()
-        return [name for name, view in views.items() if internal or not view.is_internal]
+        return [name for name, view in views.items() if include_internal or not view.is_internal]
 
     async def describe_topic(self, name: str) -> TopicDescription:
-        """A topic's partitions. Raises `UnknownTopicOrPartition`."""
+        """Id and partitions of a topic. Raises `UnknownTopicOrPartition`."""
         self._cluster.mark_stale((name,))
         return _topic_description(await self._cluster.topic(name, wait_ms=0))
 
-    async def describe_topics(self, *, internal: bool = False) -> list[TopicDescription]:
-        """All topics, by name."""
+    async def describe_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
+        """Descriptions of all topics, sorted by name, without internal topics unless `include_internal`."""
         views = (await self._cluster.topics()).values()
-        return [_topic_description(view) for view in views if internal or not view.is_internal]
+        return [_topic_description(view) for view in views if include_internal or not view.is_internal]
 
     async def create_topic(
         self,
         name: str,
         *,
-        partitions: int = BROKER_DEFAULT,
-        replication_factor: int = BROKER_DEFAULT,
+        partitions: int = BROKER_DEFAULT_COUNT,
+        replication_factor: int = BROKER_DEFAULT_COUNT,
         config: Mapping[str, str] | None = None,
         validate_only: bool = False,
         timeout_ms: int = 30_000,
     ) -> None:
-        """Create a topic; it can be used when this returns. `TopicAlreadyExists`, `InvalidTopic`, `InvalidConfig`."""
+        """Create a topic, and wait until the brokers know it. With `validate_only` the request is checked and nothing
+        is created.
+
+        Raises `TopicAlreadyExists`, `InvalidTopic` or `InvalidConfig`.
+        """
         topic = {
             "name": name,
             "num_partitions": partitions,
@@ -148,7 +159,9 @@ class Admin:
             "configs": [{"name": key, "value": value} for key, value in (config or {}).items()],
         }
         fields = {"topics": [topic], "timeout_ms": timeout_ms, "validate_only": validate_only}
-        await self._cluster.request_controller(ApiKey.CREATE_TOPICS, fields, check=_check_each("topics"))
+        await self._cluster.request_controller(
+            ApiKey.CREATE_TOPICS, fields, check=_check_item_errors("topics")
+        )
         if not validate_only:
             self._cluster.mark_stale((name,))
             await self._cluster.topic(name)
@@ -161,21 +174,25 @@ class Admin:
             "timeout_ms": timeout_ms,
         }
         await self._cluster.request_controller(
-            ApiKey.DELETE_TOPICS, fields, check=_check_each("responses"), retry_unknown_topic=False
+            ApiKey.DELETE_TOPICS, fields, check=_check_item_errors("responses"), retry_unknown_topic=False
         )
         self._cluster.mark_stale((name,))
 
     async def create_partitions(
-        self, name: str, total: int, *, validate_only: bool = False, timeout_ms: int = 30_000
+        self, name: str, total_count: int, *, validate_only: bool = False, timeout_ms: int = 30_000
     ) -> None:
-        """Add partitions up to `total`. Records with keys are then assigned to other partitions than before."""
+        """Increase the number of partitions of a topic to `total_count`.
+
+        Producers then assign many keys to other partitions than before. With `validate_only` the request is checked and
+        nothing is changed.
+        """
         fields = {
-            "topics": [{"name": name, "count": total, "assignments": None}],
+            "topics": [{"name": name, "count": total_count, "assignments": None}],
             "timeout_ms": timeout_ms,
             "validate_only": validate_only,
         }
         await self._cluster.request_controller(
-            ApiKey.CREATE_PARTITIONS, fields, check=_check_each("results"), retry_unknown_topic=False
+            ApiKey.CREATE_PARTITIONS, fields, check=_check_item_errors("results"), retry_unknown_topic=False
         )
         self._cluster.mark_stale((name,))
 
@@ -187,11 +204,12 @@ class Admin:
         dry_run: bool = False,
         timeout_ms: int = 30_000,
     ) -> dict[TopicPartition, int]:
-        """Delete all records before an offset or a time, or all records ("end"). Returns the new start offsets.
+        """Delete the records of topics or partitions before an offset or a time, or all records ("end").
 
-        The deletion is permanent and visible to every reader when this returns. With `dry_run` nothing is deleted.
-        Raises `OffsetOutOfRange` beyond the end, `PolicyViolation` for a compacted topic without deletion,
-        `InvalidTopic` for an internal topic.
+        Returns the new log start offset of each partition. When the method returns, the records are permanently deleted
+        and no reader receives them. With `dry_run` nothing is deleted. Raises `OffsetOutOfRange` for an offset beyond
+        the log end, `PolicyViolation` for a topic with `cleanup.policy=compact`, and `InvalidTopic` for an internal
+        topic.
         """
         partitions = await self._partitions(topics)
         if not partitions:
@@ -200,19 +218,21 @@ class Admin:
             return await delete_records(
                 self._cluster, dict.fromkeys(partitions, ALL_RECORDS), timeout_ms=timeout_ms
             )
-        wanted = await resolve_start_offsets(
+        before_offsets = await resolve_start_offsets(
             self._cluster, partitions, "latest" if before == "end" else before
         )
         if not dry_run:
-            return await delete_records(self._cluster, wanted, timeout_ms=timeout_ms)
+            return await delete_records(self._cluster, before_offsets, timeout_ms=timeout_ms)
         starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
         ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
-        for partition, offset in wanted.items():
+        for partition, offset in before_offsets.items():
             if offset > ends[partition].offset:
                 raise OffsetOutOfRange(
                     f"{partition.topic}-{partition.partition} ends at {ends[partition].offset}"
                 )
-        return {partition: max(offset, starts[partition].offset) for partition, offset in wanted.items()}
+        return {
+            partition: max(offset, starts[partition].offset) for partition, offset in before_offsets.items()
+        }
 
     # -- settings --------
 
@@ -221,28 +241,35 @@ class Admin:
         name: str | int,
         *,
         kind: Literal["topic", "broker", "group"] = "topic",
-        documentation: bool = False,
+        include_documentation: bool = False,
     ) -> dict[str, ConfigEntry]:
-        """All settings of a topic (by name), a broker (by node id; "" for the dynamic defaults of all brokers) or a
-        group (by id; it need not exist)."""
+        """All settings of the topic, broker or group `name`, by the name of the setting.
+
+        A broker is named by its node id; the name "" selects the dynamic settings that apply to all brokers. A group
+        need not exist.
+        """
         resource = {
             "resource_type": _resource_type(kind),
             "resource_name": str(name),
             "configuration_keys": None,
         }
-        fields = {"resources": [resource], "include_synonyms": False, "include_documentation": documentation}
+        fields = {
+            "resources": [resource],
+            "include_synonyms": False,
+            "include_documentation": include_documentation,
+        }
         response = await self._cluster.request(
             ApiKey.DESCRIBE_CONFIGS,
             fields,
             node_id=int(name) if kind == "broker" and name != "" else None,
-            check=_check_each("results"),
+            check=_check_item_errors("results"),
             retry_unknown_topic=False,
         )
         return {
             entry.name: ConfigEntry(
                 entry.name,
                 entry.value,
-                SOURCES.get(entry.config_source, "unknown"),
+                CONFIG_SOURCES.get(entry.config_source, "unknown"),
                 entry.config_source == 5,
                 entry.read_only,
                 entry.is_sensitive,
@@ -254,29 +281,32 @@ class Admin:
     async def alter_topic_config(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Change settings of a topic atomically; None resets one to its default. Raises `InvalidConfig`."""
-        await self._alter(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
+        """Change settings of a topic atomically. The value None resets a setting to its default. Raises
+        `InvalidConfig`."""
+        await self._alter_config(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
 
     async def alter_broker_config(
-        self, broker: int | None, changes: Mapping[str, str | None], *, validate_only: bool = False
+        self, node_id: int | None, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Change settings of a running broker atomically; with `broker` None the defaults of all brokers. None as a
-        value removes one. Raises `InvalidConfig`, also for a setting that is read at the start."""
-        name = "" if broker is None else str(broker)
-        await self._alter(BROKER_RESOURCE, name, changes, validate_only=validate_only)
+        """Change dynamic settings of broker `node_id`, or those of all brokers (None), atomically.
+
+        The value None removes a setting. Raises `InvalidConfig`, also for a setting that is not dynamic.
+        """
+        name = "" if node_id is None else str(node_id)
+        await self._alter_config(BROKER_RESOURCE, name, changes, validate_only=validate_only)
 
     async def alter_group_config(
         self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Change settings of a group, which need not exist yet, atomically; None resets one to the broker's default.
-        Raises `InvalidConfig`."""
-        await self._alter(GROUP_RESOURCE, group, changes, validate_only=validate_only)
+        """Change settings of a group atomically. The value None resets a setting to the broker's default. The group
+        need not exist yet. Raises `InvalidConfig`."""
+        await self._alter_config(GROUP_RESOURCE, group, changes, validate_only=validate_only)
 
-    async def _alter(
+    async def _alter_config(
         self, kind: int, name: str, changes: Mapping[str, str | None], *, validate_only: bool
     ) -> None:
         configs = [
-            {"name": key, "config_operation": DELETE if value is None else SET, "value": value}
+            {"name": key, "config_operation": CONFIG_DELETE if value is None else CONFIG_SET, "value": value}
             for key, value in changes.items()
         ]
         resource = {"resource_type": kind, "resource_name": name, "configs": configs}
@@ -284,7 +314,7 @@ class Admin:
         await self._cluster.request_controller(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             fields,
-            check=_check_each("responses"),
+            check=_check_item_errors("responses"),
             retry_unknown_topic=False,
         )
 
@@ -295,17 +325,21 @@ class Admin:
         partitions: Iterable[TopicPartition],
         at: Literal["earliest", "latest", "max_timestamp"] | datetime | int = "latest",
     ) -> dict[TopicPartition, ListedOffset]:
-        """Start or end offsets of partitions, or of the first record at or after a time (ms, or a datetime)."""
-        words = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
-        wanted = words[at] if isinstance(at, str) else milliseconds(at)
-        return await list_offsets(self._cluster, dict.fromkeys(partitions, wanted))
+        """The offset in each partition at a position (Kafka's ListOffsets).
+
+        `at` is "earliest" (log start offset), "latest" (log end offset), "max_timestamp" (record with the greatest
+        timestamp), or a time (milliseconds since the Unix epoch, or a datetime): the first record at or after it.
+        """
+        names = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
+        timestamp = names[at] if isinstance(at, str) else milliseconds(at)
+        return await list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
 
     async def group_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """Committed offsets of a group."""
+        """Committed offsets of a group, by partition."""
         return await fetch_offsets(self._cluster, group)
 
     async def group_lag(self, group: str) -> dict[TopicPartition, PartitionLag]:
-        """Lag of a group in the partitions it has committed or its members are assigned."""
+        """Lag of a group in each partition that has a committed offset of the group or is assigned to a member."""
         committed = await fetch_offsets(self._cluster, group)
         assigned = [p for member in (await self.describe_group(group)).members for p in member.partitions]
         partitions = sorted({*committed, *assigned})
@@ -328,28 +362,30 @@ class Admin:
         shift: int | None = None,
         dry_run: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Reset the offsets of a group without members: to a position (`to`), or by `shift` from the committed offsets.
+        """Reset the committed offsets of a group without members in topics or partitions, and return the new offsets.
 
-        Offsets are kept within what the partition has. Returns the new ones. `UnknownMember` while the group has
-        members.
+        The new offsets are those of the position `to`, or the committed offsets plus `shift`; they are limited to the
+        range between log start and log end offset. With `dry_run` nothing is committed. Raises `UnknownMember` while
+        the group has members.
         """
         if (to is None) == (shift is None):
             raise InvalidRequest("give either `to` or `shift`")
         partitions = await self._partitions(topics)
         if shift is None:
-            wanted = await resolve_start_offsets(self._cluster, partitions, "earliest" if to is None else to)
+            offsets = await resolve_start_offsets(self._cluster, partitions, "earliest" if to is None else to)
         else:
             committed = await fetch_offsets(self._cluster, group, partitions)
-            wanted = {partition: entry.offset + shift for partition, entry in committed.items()}
-        starts = await list_offsets(self._cluster, dict.fromkeys(wanted, EARLIEST))
-        ends = await list_offsets(self._cluster, dict.fromkeys(wanted, LATEST))
-        new = {p: min(max(offset, starts[p].offset), ends[p].offset) for p, offset in wanted.items()}
+            offsets = {partition: entry.offset + shift for partition, entry in committed.items()}
+        starts = await list_offsets(self._cluster, dict.fromkeys(offsets, EARLIEST))
+        ends = await list_offsets(self._cluster, dict.fromkeys(offsets, LATEST))
+        new = {p: min(max(offset, starts[p].offset), ends[p].offset) for p, offset in offsets.items()}
         if not dry_run:
             await commit_offsets(self._cluster, group, new)
         return new
 
     async def delete_offsets(self, group: str, topics: Iterable[str | TopicPartition]) -> None:
-        """Delete committed offsets of a group. Raises `GroupSubscribedToTopic` while a member is subscribed."""
+        """Delete the committed offsets of a group in topics or partitions. Raises `GroupSubscribedToTopic` while a
+        member is subscribed to one of the topics."""
         grouped: dict[str, list[int]] = {}
         for topic, partition in await self._partitions(topics):
             grouped.setdefault(topic, []).append(partition)
@@ -381,28 +417,29 @@ class Admin:
     # -- groups --------
 
     async def list_groups(self, *, timeout_ms: float | None = None) -> GroupListings:
-        """The groups of all brokers, by id.
+        """The groups of all brokers, sorted by id.
 
-        While a broker does not respond, is still loading, or a partition of `__consumer_offsets` has no leader, brokers
-        are asked again for `timeout_ms` (default: the retry timeout of the client). Then the groups found are returned;
-        `unreachable`, `missing_partitions` and `is_complete` of the listing report missing ones. Raises an error if no
-        broker responds.
+        The requests are repeated for `timeout_ms` (default: the retry timeout of the client) while a broker does not
+        respond or is still loading, or a partition of `__consumer_offsets` has no leader. Then the groups that were
+        found are returned; `unreachable`, `missing_partitions` and `is_complete` of the result tell whether groups are
+        missing. Raises an error if no broker responds.
         """
         return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """State and members of a group of either protocol; a group that does not exist is in state "Dead"."""
+        """State and members of a classic group or consumer group. The state is "Dead" if the group does not exist."""
         return await describe_group(self._cluster, group)
 
     async def delete_group(self, group: str) -> None:
-        """Delete a group without members. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Delete a group without members. Raises `NonEmptyGroup` or `GroupIdNotFound`."""
         await self._cluster.request_coordinator(
-            group, ApiKey.DELETE_GROUPS, {"groups_names": [group]}, check=_check_each("results")
+            group, ApiKey.DELETE_GROUPS, {"groups_names": [group]}, check=_check_item_errors("results")
         )
 
 
-def _check_each(field_name: str) -> Any:
-    """A check that raises the error of the only requested item, for responses with an error per item."""
+def _check_item_errors(field_name: str) -> Any:
+    """Function, used as `check` of `Cluster.request`, that raises the top-level error of a response or the first error
+    in its list `field_name`."""
 
     def check(response: Any) -> None:
         raise_for_code(getattr(response, "error_code", 0))

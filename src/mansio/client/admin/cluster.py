@@ -1,6 +1,6 @@
-"""Cluster administration: brokers, partitions, leader elections; available as `client.admin.cluster`.
+"""Cluster administration: brokers, partitions and leader elections; available as `client.admin.cluster`.
 
-Uses DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966) and ElectLeaders (KIP-460); results are not cached.
+Sends DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966) and ElectLeaders (KIP-460); caches no results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ PARTITIONS_PER_PAGE: Final = 2000
 TOPICS_PER_REQUEST: Final = 200
 TOPIC_RESOURCE: Final = 2
 ELECTION_NOT_NEEDED: Final = 84
-MIN_IN_SYNC: Final = "min.insync.replicas"
+MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
 
-Election = Literal["preferred", "unclean"]
+ElectionType = Literal["preferred", "unclean"]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """One broker. `is_fenced`: registered, but without a session, so it leads no partition."""
+    """Address and state of one broker. `is_fenced` is true if the broker is registered but has no session; it then
+    leads no partition."""
 
     node_id: int
     host: str
@@ -43,7 +44,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """Brokers and controller of the cluster. `controller_id` is -1 while there is none."""
+    """Brokers and active controller of the cluster. `controller_id` is -1 while there is no controller."""
 
     cluster_id: str
     controller_id: int
@@ -52,37 +53,45 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. `leader` is -1 while it has none; `min_in_sync` is None if the topic's settings are not known."""
+    """Leader and replicas (node ids) of one partition.
+
+    `leader` is -1 while the partition has no leader. `min_in_sync_replicas` is the topic's `min.insync.replicas`; None
+    if the topic's settings are not known.
+    """
 
     topic: str
     partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
-    in_sync: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
     offline_replicas: tuple[int, ...]
-    min_in_sync: int | None
+    min_in_sync_replicas: int | None
     is_internal: bool
 
     @property
     def is_offline(self) -> bool:
-        """Whether the partition has no leader, so that it can be neither written nor read."""
+        """Whether the partition has no leader, and so can be neither written nor read."""
         return self.leader < 0
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether a replica is not in sync."""
-        return len(self.in_sync) < len(self.replicas)
+        """Whether at least one replica is not in sync."""
+        return len(self.in_sync_replicas) < len(self.replicas)
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether produce requests with acks=all are refused because too few replicas are in sync."""
-        return self.min_in_sync is not None and len(self.in_sync) < self.min_in_sync
+        """Whether fewer replicas are in sync than `min.insync.replicas`, so that produce requests with acks=all
+        fail."""
+        return (
+            self.min_in_sync_replicas is not None and len(self.in_sync_replicas) < self.min_in_sync_replicas
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionResult:
-    """Result of one election. "not needed": the leader is already the right one."""
+    """Result of the election of one partition. The outcome is "not needed" if the partition already has the leader that
+    the election would choose; `error` is set if the outcome is "failed"."""
 
     topic: str
     partition: int
@@ -91,13 +100,13 @@ class ElectionResult:
 
 
 class ClusterAdmin:
-    """Cluster state and leader elections."""
+    """Cluster state and leader elections; available as `client.admin.cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def status(self) -> ClusterStatus:
-        """The brokers, including fenced ones if the cluster reports them."""
+        """The brokers, including fenced brokers if the cluster reports them, and the active controller."""
         response = await self._cluster.request(
             ApiKey.DESCRIBE_CLUSTER,
             {
@@ -121,13 +130,13 @@ class ClusterAdmin:
         return ClusterStatus(response.cluster_id, response.controller_id, brokers)
 
     async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
-        """All partitions of these topics, or of all topics including internal ones. Raises
+        """All partitions of `topics` (None: of all topics, including internal topics). Raises
         `UnknownTopicOrPartition`."""
         wanted = None if topics is None else sorted(set(topics))
         if wanted == []:
             return []
         found = [response async for response in self._pages(wanted)]
-        least = await self._min_in_sync(sorted({response.name for response in found}))
+        least = await self._min_in_sync_replicas(sorted({response.name for response in found}))
         return [
             PartitionStatus(
                 response.name,
@@ -144,20 +153,24 @@ class ClusterAdmin:
             for partition in sorted(response.partitions, key=lambda one: int(one.partition_index))
         ]
 
-    async def elect(
-        self, kind: Election, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int = 30_000
+    async def elect_leaders(
+        self,
+        election_type: ElectionType,
+        partitions: Iterable[TopicPartition] | None = None,
+        *,
+        timeout_ms: int = 30_000,
     ) -> list[ElectionResult]:
-        """Elect a leader for each of these partitions, or for all.
+        """Elect a leader for each partition in `partitions` (None: for all partitions), and return the outcomes.
 
-        "preferred": the first replica becomes the leader if it is in sync; no record is lost. "unclean": a partition
-        without a leader gets a live replica that is *not* in sync; acknowledged records that this replica does not have
-        are lost permanently.
+        With the type "preferred" the first replica becomes the leader if it is in sync; no record is lost. With the
+        type "unclean" a live replica that is *not* in sync becomes the leader of a partition that has none;
+        acknowledged records that this replica does not have are lost permanently.
         """
         grouped: dict[str, list[int]] = {}
         for topic, partition in partitions or ():
             grouped.setdefault(topic, []).append(partition)
         fields = {
-            "election_type": ELECTION_TYPES[kind],
+            "election_type": ELECTION_TYPES[election_type],
             "topic_partitions": None
             if partitions is None
             else [{"topic": topic, "partitions": indexes} for topic, indexes in grouped.items()],
@@ -177,7 +190,8 @@ class ClusterAdmin:
         return sorted(results, key=lambda result: (result.topic, result.partition))
 
     async def _pages(self, topics: Sequence[str] | None) -> AsyncIterator[Any]:
-        """Topics of all pages; a topic whose partitions span several pages is yielded once per page."""
+        """Topics of all DescribeTopicPartitions pages. A topic whose partitions span several pages is yielded once per
+        page."""
         cursor = None
         while True:
             page = await self._cluster.request(
@@ -202,12 +216,16 @@ class ClusterAdmin:
                 "partition_index": page.next_cursor.partition_index,
             }
 
-    async def _min_in_sync(self, topics: Sequence[str]) -> dict[str, int]:
-        """min.insync.replicas of each topic, without topics whose settings are not returned."""
+    async def _min_in_sync_replicas(self, topics: Sequence[str]) -> dict[str, int]:
+        """`min.insync.replicas` by topic; topics whose settings the broker does not return are absent."""
         found = {}
         for begin in range(0, len(topics), TOPICS_PER_REQUEST):
             resources = [
-                {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": [MIN_IN_SYNC]}
+                {
+                    "resource_type": TOPIC_RESOURCE,
+                    "resource_name": name,
+                    "configuration_keys": [MIN_IN_SYNC_REPLICAS_CONFIG],
+                }
                 for name in topics[begin : begin + TOPICS_PER_REQUEST]
             ]
             response = await self._cluster.request(
@@ -216,7 +234,7 @@ class ClusterAdmin:
             )
             for result in response.results:
                 for entry in result.configs or ():
-                    if entry.name == MIN_IN_SYNC and entry.value is not None:
+                    if entry.name == MIN_IN_SYNC_REPLICAS_CONFIG and entry.value is not None:
                         found[result.resource_name] = int(entry.value)
         return found
 

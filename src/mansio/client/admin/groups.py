@@ -1,16 +1,19 @@
 """Description and listing of groups.
 
-Classic groups and groups whose partitions the broker assigns (KIP-848) have different Describe requests; callers need
-not know the type of a group.
+Classic groups and consumer groups (KIP-848) have different Describe requests; callers need not know the type of a
+group.
 
-Each broker lists the groups that it coordinates, those of its partitions of `__consumer_offsets`, so all brokers are
-asked. While a partition has no leader, or the leader does not know yet that it was elected, no broker lists its groups
-and none reports an error. So the partitions that each broker leads are requested before and after its groups.
+A broker lists only the groups of the `__consumer_offsets` partitions that it leads, so a listing sends ListGroups to
+all brokers. While a partition has no leader, or its leader has not learned yet that it was elected, no broker lists the
+groups of that partition, and none returns an error. So a listing also requests the partitions that each broker leads,
+before and after the broker's groups.
 
 Invariants of a listing:
-* The groups of a partition are complete if its leader listed them and led it in the same epoch before and after.
-* A broker that does not respond does not delay the responses of others. Until the deadline all brokers are asked again
-  while the listing is incomplete, because groups have moved; a listing that stays incomplete reports what is missing.
+* The groups of a partition are listed if one broker led the partition, in one leader epoch, before and after it listed
+  its groups.
+* A broker that does not respond does not delay the responses of others.
+* While groups are missing, because a partition moved or a broker did not respond, the requests to all brokers are
+  repeated until the deadline. Then the listing reports the brokers and partitions whose groups are missing.
 """
 
 from __future__ import annotations
@@ -31,15 +34,17 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
 
-CLASSIC: Final = "classic"
-CONSUMER: Final = "consumer"
-DEAD: Final = "Dead"
+CLASSIC_TYPE: Final = "classic"
+CONSUMER_TYPE: Final = "consumer"
+DEAD_STATE: Final = "Dead"
 """State of a group that does not exist."""
-CLASSIC_MEMBER: Final = 0
-RESPONSE_MS_MAX: Final = 1000.0
-"""Time limit for one broker, including retries, before the metadata is refreshed."""
+CLASSIC_MEMBER_TYPE: Final = 0
+"""`member_type` of a member with the classic protocol in a ConsumerGroupDescribe response."""
+BROKER_TIMEOUT_MS_MAX: Final = 1000.0
+"""Time limit for the requests to one broker, including retries, before the metadata is refreshed."""
 
-PAUSE_S: Final = 0.2
+RETRY_INTERVAL_S: Final = 0.2
+"""Pause before an incomplete listing is requested again."""
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -48,9 +53,9 @@ OFFSETS_TOPIC: Final = "__consumer_offsets"
 class GroupMember:
     """One member of a group and its assigned partitions.
 
-    The other fields are those of members of a "consumer" group: `epoch` of the member; `target`, the target assignment;
-    `topics` and `pattern`, the subscription; `protocol`, "classic" for a member with the classic protocol in such a
-    group.
+    The fields from `member_epoch` on are set for members of a consumer group: `target_partitions` is the target
+    assignment, `topics` and `topic_regex` are the subscription, and `protocol` is "classic" for a member that uses the
+    classic protocol.
     """
 
     member_id: str
@@ -58,19 +63,19 @@ class GroupMember:
     client_id: str
     client_host: str
     partitions: tuple[TopicPartition, ...]
-    epoch: int | None = None
-    target: tuple[TopicPartition, ...] | None = None
+    member_epoch: int | None = None
+    target_partitions: tuple[TopicPartition, ...] | None = None
     topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    protocol: str = CLASSIC
+    topic_regex: str | None = None
+    protocol: str = CLASSIC_TYPE
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """One group. `protocol` is the name of the assignor in use.
+    """State and members of one group. `protocol` is the name of the assignor in use.
 
-    `group_type`: "consumer" if the broker assigns the partitions, else "classic". Of the former, `epoch` is the group
-    epoch and `target_epoch` the epoch of the target assignment.
+    `group_type` is "consumer" or "classic". A consumer group also has `group_epoch`, and `assignment_epoch`, the epoch
+    of the target assignment.
     """
 
     group_id: str
@@ -78,15 +83,15 @@ class GroupDescription:
     protocol_type: str
     protocol: str
     members: tuple[GroupMember, ...] = field(default=())
-    group_type: str = CLASSIC
-    epoch: int | None = None
-    target_epoch: int | None = None
+    group_type: str = CLASSIC_TYPE
+    group_epoch: int | None = None
+    assignment_epoch: int | None = None
 
 
 async def describe_group(cluster: Cluster, group: str) -> GroupDescription:
-    """State and members of a group of either type; a group that does not exist is in state "Dead"."""
+    """State and members of a classic group or consumer group. The state is "Dead" if the group does not exist."""
     found = await _describe_classic_group(cluster, group)
-    return await _describe_consumer_group(cluster, group) or found if found.state == DEAD else found
+    return await _describe_consumer_group(cluster, group) or found if found.state == DEAD_STATE else found
 
 
 async def _describe_classic_group(cluster: Cluster, group: str) -> GroupDescription:
@@ -94,7 +99,7 @@ async def _describe_classic_group(cluster: Cluster, group: str) -> GroupDescript
     try:
         response = await cluster.request_coordinator(group, ApiKey.DESCRIBE_GROUPS, fields, check=_check)
     except GroupIdNotFound:
-        return GroupDescription(group, DEAD, "", "")
+        return GroupDescription(group, DEAD_STATE, "", "")
     found = response.groups[0]
     members = tuple(_classic_member(member) for member in found.members)
     return GroupDescription(group, found.group_state, found.protocol_type, found.protocol_data, members)
@@ -112,10 +117,10 @@ async def _describe_consumer_group(cluster: Cluster, group: str) -> GroupDescrip
     return GroupDescription(
         group,
         found.group_state,
-        CONSUMER,
+        CONSUMER_TYPE,
         found.assignor_name,
-        tuple(_member(member) for member in found.members),
-        CONSUMER,
+        tuple(_consumer_member(member) for member in found.members),
+        CONSUMER_TYPE,
         found.group_epoch,
         found.assignment_epoch,
     )
@@ -136,7 +141,7 @@ def _classic_member(member: Any) -> GroupMember:
     )
 
 
-def _member(member: Any) -> GroupMember:
+def _consumer_member(member: Any) -> GroupMember:
     return GroupMember(
         member.member_id,
         member.instance_id,
@@ -147,7 +152,7 @@ def _member(member: Any) -> GroupMember:
         _partitions(member.target_assignment.topic_partitions),
         tuple(member.subscribed_topic_names),
         member.subscribed_topic_regex or None,
-        CLASSIC if member.member_type == CLASSIC_MEMBER else CONSUMER,
+        CLASSIC_TYPE if member.member_type == CLASSIC_MEMBER_TYPE else CONSUMER_TYPE,
     )
 
 
@@ -162,7 +167,7 @@ def _partitions(topics: Iterable[Any]) -> tuple[TopicPartition, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """One group of a listing. `group_type` is "" if the broker does not return it."""
+    """Id, type and state of one group. `group_type` is "" if the broker does not return the type."""
 
     group_id: str
     protocol_type: str
@@ -171,10 +176,10 @@ class GroupListing:
 
 
 class GroupListings(list[GroupListing]):
-    """Groups by id.
+    """List of groups, sorted by id.
 
-    `unreachable`: brokers that did not respond in time, whose groups are missing. `missing_partitions`: partitions of
-    `__consumer_offsets` without a coordinator that responded, whose groups are missing.
+    `unreachable` has the node ids of brokers that did not respond in time. `missing_partitions` has the partitions of
+    `__consumer_offsets` whose groups no broker listed. Groups of both are missing in the list.
     """
 
     def __init__(
@@ -189,52 +194,58 @@ class GroupListings(list[GroupListing]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every broker responded and every partition of `__consumer_offsets` has a coordinator."""
+        """Whether every broker responded and the groups of every partition of `__consumer_offsets` were listed."""
         return not self.unreachable and not self.missing_partitions
 
 
 class _BrokerListing(NamedTuple):
-    """`partitions` of `__consumer_offsets` that the broker knows; `listed`: those whose groups it listed."""
+    """Groups that one broker listed. `partitions` are the partitions of `__consumer_offsets` that the broker knows,
+    `listed_partitions` those whose groups it listed."""
 
     groups: list[GroupListing]
     partitions: frozenset[int]
-    listed: frozenset[int]
+    listed_partitions: frozenset[int]
 
 
 async def list_groups(cluster: Cluster, timeout_ms: float | None = None) -> GroupListings:
-    """The groups of all brokers, by id; see `Admin.list_groups`."""
+    """The groups of all brokers, sorted by id. See `Admin.list_groups`."""
     now = asyncio.get_running_loop().time
     deadline = now() + (cluster.retry_timeout_ms if timeout_ms is None else timeout_ms) / 1000
     while True:
-        left_ms = max(1.0, (deadline - now()) * 1000)
-        await cluster.retry(lambda: cluster.refresh_metadata(()), timeout_ms=left_ms)
+        remaining_ms = max(1.0, (deadline - now()) * 1000)
+        await cluster.retry(lambda: cluster.refresh_metadata(()), timeout_ms=remaining_ms)
         nodes = sorted(cluster.nodes)
-        requests = (_groups_of(cluster, node_id, min(RESPONSE_MS_MAX, left_ms)) for node_id in nodes)
+        requests = (
+            _list_groups_of_broker(cluster, node_id, min(BROKER_TIMEOUT_MS_MAX, remaining_ms))
+            for node_id in nodes
+        )
         outcomes = dict(zip(nodes, await asyncio.gather(*requests), strict=True))
         failed = {
             node_id: outcome for node_id, outcome in outcomes.items() if isinstance(outcome, MansioError)
         }
-        is_last = now() + PAUSE_S >= deadline
+        is_last = now() + RETRY_INTERVAL_S >= deadline
         for error in failed.values():
             if not error.retriable or (is_last and len(failed) == len(nodes)):
                 raise error
         results = [outcome for outcome in outcomes.values() if not isinstance(outcome, MansioError)]
-        listing = _combined(results, failed)
+        listing = _combine_listings(results, failed)
         if listing.is_complete or is_last:
             return listing
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(RETRY_INTERVAL_S)
 
 
-def _combined(results: Sequence[_BrokerListing], unreachable: Iterable[int]) -> GroupListings:
+def _combine_listings(results: Sequence[_BrokerListing], unreachable: Iterable[int]) -> GroupListings:
     found = {group.group_id: group for result in results for group in result.groups}
     partitions = frozenset[int]().union(*(result.partitions for result in results))
-    listed = frozenset[int]().union(*(result.listed for result in results))
+    listed = frozenset[int]().union(*(result.listed_partitions for result in results))
     groups = [found[group_id] for group_id in sorted(found)]
     return GroupListings(groups, unreachable, sorted(partitions - listed))
 
 
-async def _groups_of(cluster: Cluster, node_id: int, wait_ms: float) -> _BrokerListing | MansioError:
-    """The result of one broker, or its error."""
+async def _list_groups_of_broker(
+    cluster: Cluster, node_id: int, wait_ms: float
+) -> _BrokerListing | MansioError:
+    """List the groups of one broker. Returns an error of the broker instead of raising it."""
 
     async def attempt() -> _BrokerListing:
         connection = await cluster.connection(node_id)
@@ -243,7 +254,7 @@ async def _groups_of(cluster: Cluster, node_id: int, wait_ms: float) -> _BrokerL
         raise_for_code(response.error_code)
         after = await _leader_epochs(connection, node_id)
         listed = {index for index, epoch in after.items() if epoch is not None and epoch == before.get(index)}
-        return _BrokerListing(_listings(response), frozenset(after), frozenset(listed))
+        return _BrokerListing(_group_listings(response), frozenset(after), frozenset(listed))
 
     try:
         return await cluster.retry(attempt, timeout_ms=wait_ms)
@@ -252,8 +263,8 @@ async def _groups_of(cluster: Cluster, node_id: int, wait_ms: float) -> _BrokerL
 
 
 async def _leader_epochs(connection: Connection, node_id: int) -> dict[int, int | None]:
-    """For each partition of `__consumer_offsets` known to a broker: the leader epoch if the broker leads it, else None.
-    Empty while the topic does not exist or the client is not authorised."""
+    """Leader epoch of each partition of `__consumer_offsets` that a broker knows and leads; None for a partition that
+    it does not lead. Empty if the topic does not exist or the client is not authorized."""
     fields = {"topics": [{"name": OFFSETS_TOPIC}], "allow_auto_topic_creation": False}
     response = await connection.request(ApiKey.METADATA, fields)
     return {
@@ -264,7 +275,7 @@ async def _leader_epochs(connection: Connection, node_id: int) -> dict[int, int 
     }
 
 
-def _listings(response: Any) -> list[GroupListing]:
+def _group_listings(response: Any) -> list[GroupListing]:
     return [
         GroupListing(group.group_id, group.protocol_type, group.group_state, group.group_type)
         for group in response.groups

@@ -1,7 +1,8 @@
 """Client quotas: produce and fetch rates in bytes per second (KIP-546); available as `client.admin.quotas`.
 
-An entity is a client id, a user, or a client id of a user. `DEFAULT` instead of a name applies to every entity without
-a quota of its own, to each separately. None: the entity has no such component.
+A quota applies to an entity: a user, a client id, or a client id of a user. As `user` or `client_id`, `DEFAULT` stands
+for every name that has no quota of its own; the quota then applies to each of them separately. None means that the
+entity has no user or no client id.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ if TYPE_CHECKING:
 
     from mansio.net.cluster import Cluster
 
-USER: Final = "user"
-CLIENT_ID: Final = "client-id"
+# Entity types of Kafka's protocol.
+USER_ENTITY: Final = "user"
+CLIENT_ID_ENTITY: Final = "client-id"
 
 
-class Default(Enum):
+class DefaultEntity(Enum):
     """The type of `DEFAULT`."""
 
     DEFAULT = "default"
 
 
-DEFAULT: Final = Default.DEFAULT
-"""All entities without a quota of their own."""
+DEFAULT: Final = DefaultEntity.DEFAULT
+"""Name, as `user` or `client_id`, that stands for all names without a quota of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """The quotas of one entity: by Kafka's name (`producer_byte_rate`, `consumer_byte_rate`), in bytes/s."""
+    """The quotas of one entity. `values` has byte rates in bytes per second by Kafka's names (`producer_byte_rate`,
+    `consumer_byte_rate`)."""
 
-    user: str | Default | None
-    client_id: str | Default | None
+    user: str | DefaultEntity | None
+    client_id: str | DefaultEntity | None
     values: Mapping[str, float]
 
 
 class QuotaAdmin:
-    """The quotas of one cluster."""
+    """Client quotas of one cluster; available as `client.admin.quotas`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -60,15 +63,16 @@ class QuotaAdmin:
     async def set(
         self,
         *,
-        user: str | Default | None = None,
-        client_id: str | Default | None = None,
+        user: str | DefaultEntity | None = None,
+        client_id: str | DefaultEntity | None = None,
         values: Mapping[str, float | None],
         validate_only: bool = False,
     ) -> None:
-        """Set quotas of an entity in bytes/s; None removes a quota, quotas not named stay. Raises `InvalidRequest`."""
+        """Set quotas of an entity, in bytes per second. The value None removes a quota; quotas that are not in `values`
+        are not changed. Raises `InvalidRequest`."""
         entity = [
             {"entity_type": kind, "entity_name": None if name is DEFAULT else name}
-            for kind, name in ((USER, user), (CLIENT_ID, client_id))
+            for kind, name in ((USER_ENTITY, user), (CLIENT_ID_ENTITY, client_id))
             if name is not None
         ]
         changes = [
@@ -84,9 +88,9 @@ class QuotaAdmin:
         await self._cluster.request_controller(ApiKey.ALTER_CLIENT_QUOTAS, fields, check=check)
 
     async def delete(
-        self, *, user: str | Default | None = None, client_id: str | Default | None = None
+        self, *, user: str | DefaultEntity | None = None, client_id: str | DefaultEntity | None = None
     ) -> None:
-        """Remove all quotas of an entity. Raises `InvalidRequest` if it has none."""
+        """Remove all quotas of an entity. Raises `InvalidRequest` if the entity has no quota."""
         for quota in await self.list():
             if (quota.user, quota.client_id) == (user, client_id):
                 await self.set(user=user, client_id=client_id, values=dict.fromkeys(quota.values))
@@ -98,4 +102,6 @@ def _quota(entry: Any) -> Quota:
     names = {
         part.entity_type: DEFAULT if part.entity_name is None else part.entity_name for part in entry.entity
     }
-    return Quota(names.get(USER), names.get(CLIENT_ID), {one.key: one.value for one in entry.values})
+    return Quota(
+        names.get(USER_ENTITY), names.get(CLIENT_ID_ENTITY), {one.key: one.value for one in entry.values}
+    )

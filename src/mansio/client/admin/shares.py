@@ -1,7 +1,7 @@
-"""Share group administration: members, offsets, leases, dead-lettered records; available as `client.admin.shares`.
+"""Administration of share groups: members, offsets, leases, dead-lettered records; available as `client.admin.shares`.
 
-Members and offsets come from the group's coordinator (KIP-932); leases and redrives use Mansio's own requests to the
-partition leaders.
+Requests for members and offsets go to the group's coordinator (KIP-932). Requests for leases and redrives are Mansio's
+own and go to the leaders of the partitions.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
     from mansio.net.cluster import Cluster
 
-REDRIVEN_MAX: Final = 10_000
+REDRIVE_RECORDS_MAX: Final = 10_000
 """Maximum number of records that one request redrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareMember:
-    """One member of a share group, and the partitions assigned to it."""
+    """One member of a share group, with its subscribed topics and assigned partitions."""
 
     member_id: str
     client_id: str
@@ -39,7 +39,7 @@ class ShareMember:
 
 @dataclass(frozen=True, slots=True)
 class ShareGroupDescription:
-    """One share group."""
+    """State and members of one share group."""
 
     group_id: str
     state: str
@@ -48,8 +48,8 @@ class ShareGroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """Start offset of a share group in a partition (its first offset that is not archived), and its lag in records
-    (None: unknown to the broker)."""
+    """Start offset of a share group in one partition (KIP-932's share-partition start offset), and the lag of the group
+    in records (None if the broker does not know it)."""
 
     start_offset: int
     lag: int | None
@@ -57,7 +57,8 @@ class ShareOffset:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """Number of records that one member has acquired in a partition; `oldest_ms`: age of its oldest lease."""
+    """A member that has acquired records of one partition. `leased` is the number of these records, `oldest_ms` the age
+    of the oldest lease in milliseconds."""
 
     member_id: str
     leased: int
@@ -66,7 +67,8 @@ class LeaseHolder:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """Range of offsets that one member has acquired, both ends inclusive, and their delivery count."""
+    """Range of offsets (both inclusive) that one member has acquired, with the delivery count of the records and the
+    age of the lease in milliseconds."""
 
     first_offset: int
     last_offset: int
@@ -77,10 +79,12 @@ class LeasedRange:
 
 @dataclass(frozen=True, slots=True)
 class ShareLeases:
-    """State of one share partition, in records; the group's range is [`start_offset`, `end_offset`).
+    """Delivery state of one partition for one share group.
 
-    `archiving`: being copied to the dead-letter topic; `dead_letter_error`: why that is delayed, "" if nothing failed.
-    `dead`: dead-lettered and not redriven since.
+    The group keeps a delivery state for the offsets from `start_offset` to `end_offset` (exclusive). `lag`, `leased`,
+    `in_backoff`, `withheld`, `archiving` and `dead` are numbers of records: not processed yet; leased; released and not
+    offered again yet; withheld; being copied to the dead-letter topic; dead-lettered and not redriven since.
+    `dead_letter_error` is the reason why copies to the dead-letter topic are delayed, "" if none failed.
     """
 
     start_offset: int
@@ -97,9 +101,12 @@ class ShareLeases:
 
 
 @dataclass(frozen=True, slots=True)
-class Redriven:
-    """Result of one redrive request, in records: `redriven` now, `repeated` with the same id, `deleted` from the log;
-    `dead` records remain that can be redriven."""
+class RedriveResult:
+    """Numbers of records in the result of one redrive request.
+
+    `redriven` records were made available by this request, `repeated` records by an earlier request with the same
+    redrive id; `deleted` records are no longer in the log; `dead` records of the partition can still be redriven.
+    """
 
     redriven: int
     repeated: int
@@ -108,13 +115,13 @@ class Redriven:
 
 
 class ShareAdmin:
-    """Share groups of one cluster."""
+    """Administration of the share groups of one cluster; available as `client.admin.shares`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def describe(self, group: str) -> ShareGroupDescription:
-        """State and members of a group. Raises `GroupIdNotFound`, also for a group of another type."""
+        """State and members of a share group. Raises `GroupIdNotFound`, also for a group of another type."""
 
         def check(response: Any) -> None:
             for one in response.groups:
@@ -134,8 +141,8 @@ class ShareAdmin:
     async def offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, ShareOffset]:
-        """Start offset and lag in these partitions, or in all where the group has a start offset. Raises
-        `GroupIdNotFound`."""
+        """Start offset and lag of a group in `partitions` (None: in all partitions). Partitions without a start offset
+        are absent. Raises `GroupIdNotFound`."""
         topics = None
         if partitions is not None:
             grouped = group_by_topic(list(partitions))
@@ -164,7 +171,7 @@ class ShareAdmin:
         }
 
     async def alter_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Reset the start offsets of these partitions. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Set the start offsets of a group without members. Raises `NonEmptyGroup` or `GroupIdNotFound`."""
         topics = [
             {
                 "topic_name": name,
@@ -187,7 +194,8 @@ class ShareAdmin:
         )
 
     async def delete_offsets(self, group: str, topics: Iterable[str]) -> None:
-        """Delete the group's state in these topics. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Delete the offsets and delivery state of a group without members in `topics`. Raises `NonEmptyGroup` or
+        `GroupIdNotFound`."""
 
         def check(response: Any) -> None:
             raise_for_code(response.error_code, response.error_message)
@@ -202,24 +210,26 @@ class ShareAdmin:
     async def leases(
         self, group: str, partitions: Iterable[TopicPartition], *, ranges_max: int = 0
     ) -> dict[TopicPartition, ShareLeases | None]:
-        """Leases in these partitions; None where the group has not read yet. `ranges_max`: number of acquired ranges
-        returned per partition, lowest offsets first."""
-        wanted = dict.fromkeys(sorted(set(partitions)), ranges_max)
-        return await request_leaders(self._cluster, wanted, partial(self._leases_on, group))
+        """Delivery state and leases of a group in each partition; None for a partition that the group has not read yet.
 
-    async def _leases_on(
+        `ranges_max` bounds the number of acquired ranges that are returned per partition, lowest offsets first.
+        """
+        requests = dict.fromkeys(sorted(set(partitions)), ranges_max)
+        return await request_leaders(self._cluster, requests, partial(self._describe_leases, group))
+
+    async def _describe_leases(
         self,
         group: str,
         node_id: int,
-        wanted: Mapping[TopicPartition, int],
-        found: dict[TopicPartition, ShareLeases | None],
+        ranges_max: Mapping[TopicPartition, int],
+        results: dict[TopicPartition, ShareLeases | None],
     ) -> None:
         ids, topics = {}, []
-        for name, indexes in group_by_topic(wanted).items():
+        for name, indexes in group_by_topic(ranges_max).items():
             topic_id = (await self._cluster.topic(name)).topic_id
             ids[topic_id] = name
             topics.append({"topic_id": topic_id, "partitions": indexes})
-        fields = {"group_id": group, "topics": topics, "ranges_max": max(wanted.values())}
+        fields = {"group_id": group, "topics": topics, "ranges_max": max(ranges_max.values())}
         connection = await self._cluster.connection(node_id)
         response = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
         raise_for_code(response.error_code, response.error_message)
@@ -228,11 +238,11 @@ class ShareAdmin:
             for entry in topic.partitions:
                 one = TopicPartition(ids[topic.topic_id], entry.partition_index)
                 if entry.error_code == GroupIdNotFound.kafka_code:
-                    found[one] = None
+                    results[one] = None
                 elif entry.error_code:
                     failure = client_error_for_code(entry.error_code, entry.error_message)
                 else:
-                    found[one] = _leases(entry)
+                    results[one] = _leases(entry)
         if failure is not None:
             raise failure
 
@@ -243,19 +253,22 @@ class ShareAdmin:
         *,
         redrive_id: str,
         offsets: Sequence[tuple[int, int]] | None = None,
-        most: int = 500,
-    ) -> Redriven:
-        """Make dead-lettered records of one partition available to their group again: those in `offsets` (inclusive
-        ranges), or all. Idempotent per `redrive_id` and offset, so it can be repeated after any failure.
+        records_max: int = 500,
+    ) -> RedriveResult:
+        """Make dead-lettered records of one partition available to their group again.
 
-        Redrives at most `most` records; call it until none is redriven. Raises `GroupIdNotFound` where the group has
-        not read yet.
+        The records are those in `offsets` (ranges, both ends inclusive), or all. One call redrives at most
+        `records_max` records; repeat the call until it redrives none. A record is redriven once per `redrive_id`, so a
+        call can be repeated with the same id after any failure. Raises `GroupIdNotFound` if the group has not read the
+        partition yet.
         """
 
-        async def ask(
-            node_id: int, wanted: Mapping[TopicPartition, None], found: dict[TopicPartition, Redriven]
+        async def send_redrive(
+            node_id: int,
+            requests: Mapping[TopicPartition, None],
+            results: dict[TopicPartition, RedriveResult],
         ) -> None:
-            (one,) = wanted
+            (one,) = requests
             topic_id = (await self._cluster.topic(one.topic)).topic_id
             ranges = None
             if offsets is not None:
@@ -266,16 +279,18 @@ class ShareAdmin:
                 "topic_id": topic_id,
                 "partition_index": one.partition,
                 "offsets": ranges,
-                "most": min(most, REDRIVEN_MAX),
+                "most": min(records_max, REDRIVE_RECORDS_MAX),
             }
             connection = await self._cluster.connection(node_id)
             response = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
             if response.error_code == UnknownTopicId.kafka_code:
                 self._cluster.mark_stale((one.topic,))
             raise_for_code(response.error_code, response.error_message)
-            found[one] = Redriven(response.redriven, response.repeated, response.deleted, response.dead)
+            results[one] = RedriveResult(
+                response.redriven, response.repeated, response.deleted, response.dead
+            )
 
-        return (await request_leaders(self._cluster, {partition: None}, ask))[partition]
+        return (await request_leaders(self._cluster, {partition: None}, send_redrive))[partition]
 
 
 def _member(member: Any) -> ShareMember:

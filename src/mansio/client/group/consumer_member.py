@@ -333,7 +333,7 @@ class ConsumerMember:
         """Whether a member without partitions has a target assignment that other members still own; then a member
         that reads to the end has not reached it."""
         described = await describe_group(self._cluster, self.group)
-        return any(each.target for each in described.members if each.member_id == self.member_id)
+        return any(each.target_partitions for each in described.members if each.member_id == self.member_id)
 
     async def _names(self, ids: set[bytes]) -> dict[bytes, str]:
         """Names of the topics with these ids, as far as known."""
