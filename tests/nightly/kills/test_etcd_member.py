@@ -34,7 +34,7 @@ def test_a_member_that_lost_its_directory_comes_back_as_the_document_says(tmp_pa
             lost = next(one["ID"] for one in listed if one["name"] == everybody[2].name)
             await asyncio.to_thread(ask, url, "cluster/member/remove", ID=lost)
             await asyncio.to_thread(ask, url, "cluster/member/add", peerURLs=[everybody[2].peer_url()])
-            plan = replace(three[2].plan, state="existing", directory=str(tmp_path / "new"))
+            plan = replace(three[2].plan, initial_cluster_state="existing", directory=str(tmp_path / "new"))
             three[2] = EtcdMember(plan, three[0].program)
             await three[2].start(scaled(WAIT_S))
         finally:

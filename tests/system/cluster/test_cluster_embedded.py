@@ -63,7 +63,7 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
     assert [finding.what for finding in examined.findings] == [
         "the data directory of a cluster's broker; the metadata is in etcd"
     ]
-    assert examined.clean, "metadata in etcd are no damage here"
+    assert examined.is_clean, "metadata in etcd are no damage here"
 
 
 def test_one_that_should_run_a_member_of_etcd_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
+from mansio.api.kafka.handlers.cluster import ALL_CLUSTER_OPERATIONS, ALL_TOPIC_OPERATIONS, OPERATIONS_OMITTED
 from mansio.api.kafka.server.request_router import RequestContext
 from mansio.broker.services.broker_configs import BrokerConfigManager
 from mansio.broker.services.cluster import ClusterDescriptionService
@@ -222,9 +222,9 @@ def test_authorized_operations_are_told_to_who_asks(version: int) -> None:
             "include_cluster_authorized_operations": True,
         }
         response = await peer.ask(ApiKey.METADATA, version, fields)
-        assert response.topics[0].topic_authorized_operations == ALL_OF_TOPIC
+        assert response.topics[0].topic_authorized_operations == ALL_TOPIC_OPERATIONS
         if version <= 10:
-            assert response.cluster_authorized_operations == ALL_OF_CLUSTER
+            assert response.cluster_authorized_operations == ALL_CLUSTER_OPERATIONS
 
     run(check)
 

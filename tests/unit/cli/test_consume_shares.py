@@ -26,7 +26,7 @@ def is_at_end(held: int, *leases: ShareLeases | None) -> bool:
     client: Any = SimpleNamespace(
         admin=SimpleNamespace(describe_topic=describe_topic, shares=SimpleNamespace(leases=shares))
     )
-    receiver: Any = SimpleNamespace(member_id=OURS, held=held)
+    receiver: Any = SimpleNamespace(member_id=OURS, held_count=held)
     return asyncio.run(
         ShareConsumeCommand("t", "g", Disposition.ACK, True, None)._is_at_end(client, receiver)
     )
