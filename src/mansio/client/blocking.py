@@ -275,7 +275,7 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
             yield batch
 
     def _take(self, timeout_ms: float | None) -> list[Message]:
-        messages, state = self._thread.run(self._original.take(timeout_ms))
+        messages, state = self._thread.run(self._original.poll_with_state(timeout_ms))
         self._messages, self._index, self._state = messages, 0, state
         return messages
 

@@ -233,7 +233,7 @@ class Client:
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
             unknown_topic_ms_max=unknown_topic_ms_max,
-            membership=GroupOptions(
+            group_options=GroupOptions(
                 session_timeout_ms=session_timeout_ms,
                 rebalance_timeout_ms=rebalance_timeout_ms,
                 heartbeat_interval_ms=heartbeat_interval_ms,

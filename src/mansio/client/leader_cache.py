@@ -1,8 +1,9 @@
-"""Non-blocking look-up of partition leaders for sender and fetcher, with metadata refreshes in the background.
+"""Non-blocking look-up of partition leaders for sender and fetcher, with metadata refreshes_old_metadata in the
+background.
 
 Invariants:
 * At most one look-up of a topic is in progress.
-* A cached leader is used until it is marked stale; when it is old, it is refreshed without delaying any request.
+* A cached leader is used until its metadata is marked stale. Old metadata is refreshed without delaying a request.
 """
 
 from __future__ import annotations
@@ -15,29 +16,38 @@ from mansio.errors import MansioError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.client.tasks import Tasks
+    from mansio.client.tasks import BackgroundTasks
     from mansio.net.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
 
 class LeaderCache:
-    """Partition leaders from the cluster's metadata cache. `on_change` is called when a look-up has ended, also if it
-    failed."""
+    """Partition leaders from the cluster's metadata cache.
+
+    Calls `on_change` when a look-up has succeeded or failed. With `refreshes_old_metadata`, metadata older than
+    `metadata_age_ms_max` is requested again.
+    """
 
     def __init__(
-        self, cluster: Cluster, tasks: Tasks, on_change: Callable[[], None], *, refreshes: bool = True
+        self,
+        cluster: Cluster,
+        tasks: BackgroundTasks,
+        on_change: Callable[[], None],
+        *,
+        refreshes_old_metadata: bool = True,
     ) -> None:
         self._cluster = cluster
         self._tasks = tasks
         self._on_change = on_change
-        self._refreshes = refreshes
+        self._refreshes = refreshes_old_metadata
         self._age_s_max = cluster.metadata_age_ms_max / 1000
         self._locating: set[str] = set()
         self._refreshing: set[str] = set()
 
     def find(self, topic: str, partition: int, now: float) -> int | None:
-        """Node id of the cached leader, or None; `now` is the loop's time in seconds."""
+        """Node id of a partition's leader from the cache; None if the leader is unknown or being looked up. `now` is
+        the time of the loop's clock, in seconds."""
         found = self._cluster.cached_leader(topic, partition)
         if found is None or topic in self._locating:
             return None
@@ -48,18 +58,19 @@ class LeaderCache:
         return leader
 
     def look_up(self, topic: str, partition: int, on_failure: Callable[[MansioError], None]) -> None:
-        """Request the leader of a partition that is not cached; `on_failure` is called with the error if that fails."""
+        """Request the metadata of a topic in a task, unless a request is in progress. Calls `on_failure` with the error
+        if the leader of the partition is still unknown."""
         if topic not in self._locating:
             self._locating.add(topic)
             self._tasks.spawn(self._locate(topic, partition, on_failure))
 
-    def forget(self) -> None:
-        """Reset the state after the look-ups in progress were cancelled."""
+    def reset(self) -> None:
+        """Mark all look-ups as ended, after the caller has cancelled their tasks."""
         self._locating.clear()
         self._refreshing.clear()
 
     async def _refresh(self, topic: str) -> None:
-        """Refresh old metadata (new partitions, new leader) while the cached leader stays in use."""
+        """Request the metadata of a topic again, while the cached leader stays in use."""
         try:
             await self._cluster.refresh_metadata((topic,))
         except MansioError as error:

@@ -1,11 +1,11 @@
 """Background tasks and pending responses of one sender or fetcher.
 
-Errors of brokers and records are `MansioError`s and handled by each task. Any other exception is a bug of this library;
-callers that wait must get it (`ClientFailed`) rather than wait forever.
+Tasks handle `MansioError`s of brokers and records themselves. Any other exception is a defect of this library; it is
+reported as `ClientFailed`, so that callers do not wait forever.
 
 Invariants:
-* A task that ends with an exception is reported once, and so is a response whose handler raises.
-* After `cancel` nothing is reported.
+* The exception of a task, or of the handler of a response, is reported once.
+* No exception is reported after `cancel`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from mansio.errors import MansioError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    OnEnd = Callable[[bytes, MansioError | None], None]
+    ResponseHandler = Callable[[bytes, MansioError | None], None]
 
 logger = logging.getLogger(__name__)
 
 
 class ClientFailed(MansioError):
-    """An unexpected exception inside the client. Requests in progress may or may not have taken effect."""
+    """Unexpected exception in the client. Requests in progress may or may not have been executed."""
 
 
-def client_failed(error: Exception) -> ClientFailed:
-    """The typed error for an unexpected exception, which is logged with its traceback."""
+def log_client_failure(error: Exception) -> ClientFailed:
+    """Log an unexpected exception with its traceback, and return the `ClientFailed` to raise for it."""
     logger.error("the client failed: %s", error, exc_info=error)
     failed = ClientFailed(f"the client failed: {type(error).__name__}: {error}")
     failed.__cause__ = error
@@ -37,17 +37,20 @@ def client_failed(error: Exception) -> ClientFailed:
 
 
 class Reply:
-    """A `net.connection.Waiter` that calls a function, without a future or a task; created by `Tasks.reply`."""
+    """Waiter of one response that calls a function with the response, without a future or a task.
 
-    __slots__ = ("_is_over", "_on_end", "_tasks")
+    Implements `net.connection.Waiter`; created by `BackgroundTasks.create_reply`.
+    """
 
-    def __init__(self, tasks: Tasks, on_end: OnEnd) -> None:
+    __slots__ = ("_is_over", "_on_response", "_tasks")
+
+    def __init__(self, tasks: BackgroundTasks, on_response: ResponseHandler) -> None:
         self._tasks = tasks
-        self._on_end = on_end
+        self._on_response = on_response
         self._is_over = False
 
     def done(self) -> bool:
-        """Whether the response was handled, failed or is ignored."""
+        """Whether the response has been handled or is ignored."""
         return self._is_over
 
     cancelled = done
@@ -57,20 +60,21 @@ class Reply:
         self._end(frame, None)
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """Handle the end of the request without a response."""
+        """Handle the error that ended the request without a response."""
         self._end(b"", exception)
 
-    def give_up(self) -> None:
-        """Ignore the response."""
+    def ignore(self) -> None:
+        """Ignore the response when it arrives."""
         self._is_over = True
 
     def _end(self, frame: bytes, error: MansioError | None) -> None:
         self._is_over = True
-        self._tasks.complete(self, self._on_end, frame, error)
+        self._tasks.complete(self, self._on_response, frame, error)
 
 
-class Tasks:
-    """Runs coroutines in the background. `on_failure` is called with each unexpected exception."""
+class BackgroundTasks:
+    """Runs coroutines as tasks and keeps the replies of pending requests. Calls `on_failure` with each unexpected
+    exception."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[Exception], None]) -> None:
         self._loop = loop
@@ -79,30 +83,32 @@ class Tasks:
         self._replies: set[Reply] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start a task."""
+        """Run a coroutine as a task."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._on_task_done)
 
-    def reply(self, on_end: OnEnd) -> Reply:
-        """A waiter for one response. `on_end` is called in the connection's read callback with the frame, or with b""
-        and the error that replaced the response."""
-        reply = Reply(self, on_end)
+    def create_reply(self, on_response: ResponseHandler) -> Reply:
+        """Create the waiter of one response. The connection's read callback calls `on_response(frame, None)`, or
+        `on_response(b"", error)` if the request ended without a response."""
+        reply = Reply(self, on_response)
         self._replies.add(reply)
         return reply
 
-    def complete(self, reply: Reply, on_end: OnEnd, frame: bytes, error: MansioError | None) -> None:
-        """Handle the end of a reply."""
+    def complete(
+        self, reply: Reply, on_response: ResponseHandler, frame: bytes, error: MansioError | None
+    ) -> None:
+        """Call the handler of a reply with the response or error, and report an unexpected exception of the handler."""
         self._replies.discard(reply)
         try:
-            on_end(frame, error)
+            on_response(frame, error)
         except Exception as unexpected:  # noqa: BLE001  # reported; other responses of the same read are handled
             self._on_failure(unexpected)
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel all tasks and ignore all responses. Returns the tasks, which may be awaited."""
+        """Cancel all tasks and ignore all pending responses. Returns the cancelled tasks, which may be awaited."""
         for reply in self._replies:
-            reply.give_up()
+            reply.ignore()
         self._replies.clear()
         tasks = list(self._tasks)
         self._tasks.clear()
@@ -110,11 +116,11 @@ class Tasks:
             task.cancel()
         return tasks
 
-    async def end(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
+    async def close(self) -> None:
+        """Cancel all tasks, ignore all pending responses, and wait until the tasks have ended."""
         await asyncio.gather(*self.cancel(), return_exceptions=True)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         error = task.exception()

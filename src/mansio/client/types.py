@@ -1,7 +1,7 @@
 """Public value types of the client.
 
-Immutable named tuples, so that a consumer can create several hundred thousand of them per second. Offsets and
-partitions are Kafka's; timestamps are milliseconds since the epoch; keys and values are bytes or None, not decoded.
+They are named tuples, so that a consumer can create several hundred thousand per second. Timestamps are milliseconds
+since the Unix epoch. Keys and values are bytes or None (null).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ __all__ = [
 ]
 
 Headers = tuple[tuple[str, bytes | None], ...]
-"""Record headers in order; a name may occur more than once."""
+"""Record headers (name, value) in order; a name may occur more than once."""
 
 StartAt = Literal["earliest", "latest"] | int | datetime
-"""Start position: the first record, only new records, an offset, or the first record at or after a time."""
+"""Start position: "earliest" (log start offset), "latest" (log end offset), an offset, or a time (the first record at
+or after it)."""
 
 
 class Message(NamedTuple):
@@ -45,12 +46,13 @@ class Message(NamedTuple):
         return datetime.fromtimestamp(self.timestamp_ms / 1000, UTC)
 
     def header(self, name: str) -> bytes | None:
-        """The value of the last header called `name`; None if there is none (or its value is null)."""
+        """The value of the last header with the name `name`; None if there is no such header or its value is null."""
         return next((value for header, value in reversed(self.headers) if header == name), None)
 
 
 class RecordMetadata(NamedTuple):
-    """Position of a stored record. `offset` is -1 if the broker did not return it (acks=0, a very old duplicate)."""
+    """Partition, offset and timestamp of a published record. `offset` is -1 if the broker did not return the offset
+    (acks=0, or a duplicate that it no longer remembers)."""
 
     topic: str
     partition: int
@@ -59,7 +61,8 @@ class RecordMetadata(NamedTuple):
 
 
 class OutgoingRecord(NamedTuple):
-    """A record for `publish_many`, with more than a value."""
+    """A record to publish with `publish_many`. A `partition` of None is chosen by the producer, a `timestamp_ms` of
+    None is the current time."""
 
     value: bytes | None
     key: bytes | None = None
@@ -69,7 +72,8 @@ class OutgoingRecord(NamedTuple):
 
 
 def milliseconds(timestamp: datetime | int) -> int:
-    """A timestamp as milliseconds since the epoch. A datetime without time zone is refused as ambiguous."""
+    """Convert a datetime to milliseconds since the Unix epoch; return an int unchanged. Raises `ValueError` for a
+    datetime without time zone."""
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise ValueError(

@@ -89,17 +89,17 @@ class Reader:
         self.may_assign.set()
         self.may_revoke.set()
 
-    async def assign(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
         self._note("assigning", partitions)
         await self.may_assign.wait()
         self._note("assigned", partitions)
 
-    async def revoke(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
         self._note("revoking", partitions)
         await self.may_revoke.wait()
         self._note("revoked", partitions)
 
-    async def lose(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
         self._note("lost", partitions)
 
     def seconds_since_poll(self) -> float:

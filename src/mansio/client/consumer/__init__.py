@@ -1,1 +1,1 @@
-"""Consumer: fetching, positions and delivery of messages."""
+"""Consumer: fetches record batches, decodes them, delivers messages and commits offsets."""

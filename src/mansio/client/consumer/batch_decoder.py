@@ -1,10 +1,10 @@
 """Decoding of fetched batches into messages.
 
-Decompresses and decodes the batches that `wire/batch/isolation_filter.py` selects, and drops records before the
-requested offset and from the stop offset on. This is the hot loop of a consumer.
+Decompresses and decodes the batches that the isolation filter selects, and drops records before the requested offset
+and from the stop offset on. A consumer spends most of its time here.
 
-Invariant: `next_offset` of the last batch of a fetch is the fetch offset that followed it, whatever was dropped in
-between (compaction and transactions leave gaps).
+Invariant: `next_offset` of the last batch of a fetch is the partition's next fetch offset, even if records were dropped
+or offsets are missing (compaction and transactions leave gaps).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 
 BATCH_BYTES_MAX = 64 << 20
-"""Default limit on the decompressed size of a batch."""
+"""Default limit of the decompressed size of a batch."""
 
-RECORD_BYTES = 64
-"""Minimal memory assumed per record of a compressed batch: as an object a record takes much more than its bytes."""
+RECORD_MEMORY_BYTES_MIN = 64
+"""Memory that each record of a compressed batch is assumed to need at least: a Python object needs more memory than the
+bytes of a small record. A batch with more records than fit in `batch_bytes_max` at this size is refused."""
 
 
 class MessageBatch(NamedTuple):
-    """Messages of one batch, and the position after it."""
+    """Decoded messages of one batch, and the offset after the batch."""
 
     state: PartitionState
     messages: list[Message]
@@ -37,10 +38,11 @@ class MessageBatch(NamedTuple):
 
 
 def decode_fetch(
-    chunk: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
+    completed_fetch: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[MessageBatch]:
-    """Decode the batches of a fetch lazily, one per iteration. Raises `CorruptMessage`, `InvalidRecord`."""
-    state, first_offset, batches, aborted = chunk
+    """Decode the batches of a fetch, one per iteration. Raises `CorruptMessage`, or `InvalidRecord` for a batch that is
+    larger than `batch_bytes_max` when decompressed."""
+    state, first_offset, batches, aborted = completed_fetch
     topic, partition = state.partition
     stop = state.stop_offset
     for position, header, is_visible in visible_batches(
@@ -50,7 +52,7 @@ def decode_fetch(
         if not is_visible:
             yield MessageBatch(state, [], next_offset)
             continue
-        if header.codec and header.record_count * RECORD_BYTES > batch_bytes_max:
+        if header.codec and header.record_count * RECORD_MEMORY_BYTES_MIN > batch_bytes_max:
             raise InvalidRecord(
                 f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
                 f" more than batch_bytes_max ({batch_bytes_max}) allows"

@@ -1,19 +1,19 @@
 """Consumer: an async iterator of messages, alone or as a member of a consumer group.
 
-`fetcher` reads ahead, `batch_decoder` decodes, `group_member` takes part in the group. The consumer keeps the current
-batch and the positions, and decides what may be committed.
+`fetcher` fetches ahead, `batch_decoder` decodes, and `group_member` implements the group membership. The consumer keeps
+the current batch and the positions, and decides which offsets may be committed.
 
 Terms: a message is *delivered* when it was returned to the application, and *processed* when the application asked for
 the next message or left the consumer without an exception.
 
 Invariants:
 * Messages of a partition are delivered in offset order, each once per assignment.
-* `commit()` covers every delivered message. Automatic commits (interval, revocation, close) cover only processed
-  messages. A crash therefore repeats messages and never skips one.
+* `commit()` commits the offsets of all delivered messages. Automatic commits (at an interval, at a revocation, on
+  close) commit only those of processed messages, so after a crash messages may be delivered again but none is skipped.
 * A position is never beyond the last delivered message.
-* With auto commit (the default in a group) an iteration that reaches its end has committed and left the group;
-  without it the consumer stays a member until it is closed.
-* Before a partition is revoked, the current message may be processed for at most `revoke_timeout_ms`.
+* With auto commit (the default in a group), a consumer whose iteration reaches its end has committed and left the
+  group. Without auto commit it stays a member until it is closed.
+* A revocation waits at most `revoke_timeout_ms` until the application has processed the current message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
 from mansio.client.consumer.offset_resolution import resolve_start_offsets, resolve_stop_offsets
 from mansio.client.group.classic_member import GroupOptions
 from mansio.client.group.group_member import GroupMembership
-from mansio.client.tasks import client_failed
+from mansio.client.tasks import log_client_failure
 from mansio.client.types import Message, TopicPartition
 from mansio.errors import ConnectionLost, InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGE_FETCH_BYTES = 16 << 10
-"""A reader that waited gets up to this size without yielding to the loop first; a larger fetch keeps it busy longer."""
+"""A fetch up to this size is decoded without yielding to the event loop first, if the reader had to wait for it."""
 
 
 RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
-"""Called with the assigned, revoked or lost partitions; awaited if it returns an awaitable."""
+"""Callback that receives the assigned, revoked or lost partitions. Its result is awaited if it is an awaitable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Options of a consumer, documented at `Client.consume`; validated when they are created."""
+    """Options of a consumer, described at `Client.consume`. Raises `ValueError` for invalid combinations."""
 
     group: str | None = None
     from_: StartAt | Mapping[TopicPartition, int] = "earliest"
@@ -64,7 +64,7 @@ class ConsumerOptions:
     to_end: bool = False
     max_records: int | None = None
     auto_commit: bool | None = None
-    """None: enabled with a group."""
+    """None enables auto commit if there is a group."""
     auto_commit_interval_ms: float = 5_000
     revoke_timeout_ms: float = 3_000
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -79,7 +79,7 @@ class ConsumerOptions:
     """A batch that is larger than this when decompressed raises `InvalidRecord`."""
     unknown_topic_ms_max: float = 30_000
     """How long a topic may be unknown to the cluster before a consumer without group membership raises an error."""
-    membership: GroupOptions = field(default_factory=GroupOptions)
+    group_options: GroupOptions = field(default_factory=GroupOptions)
 
     def __post_init__(self) -> None:
         if self.auto_commit and self.group is None:
@@ -92,8 +92,9 @@ class ConsumerOptions:
         """Whether processed messages are committed automatically."""
         return self.group is not None if self.auto_commit is None else self.auto_commit
 
-    def fetching(self, *, is_member: bool = False) -> FetchOptions:
-        """Fetch options. `is_member`: the group assigns the partitions and handles deleted topics itself."""
+    def fetch_options(self, *, is_member: bool = False) -> FetchOptions:
+        """Options of the fetcher. With `is_member`, a topic may be unknown without limit, because the group's
+        assignment handles deleted topics."""
         committed = self.isolation == "read_committed"
         return FetchOptions(
             wait_ms_max=self.fetch_wait_ms_max,
@@ -101,12 +102,13 @@ class ConsumerOptions:
             prefetch_bytes_max=self.prefetch_bytes_max,
             isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
             on_out_of_range=self.on_out_of_range,
-            unknown_ms_max=None if is_member else self.unknown_topic_ms_max,
+            unknown_topic_ms_max=None if is_member else self.unknown_topic_ms_max,
         )
 
 
 class Consumer:
-    """Created by `Client.consume`. Iterate it, or use `poll` or `batches`; close it with `async with` or `close()`."""
+    """Async iterator of messages, created by `Client.consume`. Iterate it, or call `poll` or `batches`; close it with
+    `async with` or `close()`."""
 
     def __init__(
         self, cluster: Cluster, sources: Iterable[str | TopicPartition], options: ConsumerOptions
@@ -125,20 +127,22 @@ class Consumer:
         self._options = options
         self._loop = asyncio.get_running_loop()
         is_member = options.group is not None and subscribes
-        self._fetcher = Fetcher(cluster, options.fetching(is_member=is_member))
+        self._fetcher = Fetcher(cluster, options.fetch_options(is_member=is_member))
         self._poll_event: asyncio.Event = asyncio.Event()
         """Set while the application waits for the next message."""
         self._messages: list[Message] = []
         self._index = 0
         self._batch: MessageBatch | None = None
-        """Current batch. `_messages[_index]` is delivered next; `_messages` are the batch's, or a prefix of them."""
+        """Current batch. `_messages` are the messages of the batch or a prefix of them; `_messages[_index]` is
+        delivered next."""
         self._batch_start: int | None = None
-        """Index of the first message that was delivered as a batch; None if they are delivered one at a time."""
+        """Index of the first message that was delivered as part of a list; None if the messages of the batch are
+        delivered one at a time."""
         self._delivered_counter: Callable[[], int] | None = None
         self._delivered = 0
         self._membership: GroupMembership | None = (
             GroupMembership(
-                cluster, options.group, self._topics, self, options.membership, pattern=self._pattern
+                cluster, options.group, self._topics, self, options.group_options, pattern=self._pattern
             )
             if options.group is not None and subscribes
             else None
@@ -179,20 +183,21 @@ class Consumer:
         return self._messages[index]
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Messages in their stored batches; cheaper per message than one at a time."""
+        """Iterate over lists of messages, one per stored batch; cheaper per message than iterating over messages."""
         while batch := await self._take_batch():
             yield batch
 
     async def poll(self, timeout_ms: float | None = None) -> list[Message]:
-        """The next batch of messages; empty if none arrived within the time or the end was reached."""
+        """The next batch of messages; empty if none arrives within `timeout_ms` or the requested end is reached."""
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 return await self._take_batch()
         except TimeoutError:
             return []
 
-    async def take(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
-        """`poll` that also returns the partition's state: the blocking consumer iterates the batch itself."""
+    async def poll_with_state(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
+        """The result of `poll`, and the state of the messages' partition. Used by the blocking consumer, which iterates
+        over the messages itself."""
         messages = await self.poll(timeout_ms)
         return messages, None if self._batch is None else self._batch.state
 
@@ -206,7 +211,7 @@ class Consumer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or the end was reached with automatic commits (see `Client.consume`)."""
+        """Whether the consumer is closed: by `close`, or at the requested end with auto commit."""
         return self._is_closed
 
     @property
@@ -219,7 +224,8 @@ class Consumer:
         return is_bounded and self._was_assigned and all(state.is_finished for state in states)
 
     async def _load_batch(self) -> bool:
-        """Load the next batch as the current one. False at the end."""
+        """Make the next batch the current batch, waiting for it if necessary. False at the requested end or if
+        closed."""
         self._finish_current_batch()
         self._polled_at = self._loop.time()
         self._poll_event.set()
@@ -232,9 +238,8 @@ class Consumer:
             if self.is_finished:
                 await self._fetcher.stop()
                 if self._options.commits_automatically:
-                    await self._close(
-                        include_current=True
-                    )  # other members need not wait for this one's session timeout
+                    # So that other members need not wait for this member's session timeout.
+                    await self._close(include_current=True)
                 return False
             batch = self._next_decoded()
             if batch is not None:
@@ -255,7 +260,8 @@ class Consumer:
                 await asyncio.sleep(0)  # lets heartbeats and fetches proceed while a reader is busy
 
     def _next_decoded(self) -> MessageBatch | None:
-        """The next batch of the current fetch. A batch that cannot be decoded is fetched again, never skipped."""
+        """Decode the next batch of the current fetch; None if there is none. A batch that cannot be decoded raises its
+        error and is fetched again, never skipped."""
         try:
             return next(self._decoding, None)
         except MansioError:
@@ -267,7 +273,8 @@ class Consumer:
     # -- current batch --------
 
     def set_delivered_counter(self, count: Callable[[], int]) -> None:
-        """Set the function that returns how many messages of the current batch the application has received."""
+        """Set the function that returns how many messages of the last `poll` the application has received. Used by the
+        blocking consumer."""
         self._delivered_counter = count
 
     def _set_current_batch(self, batch: MessageBatch) -> bool:
@@ -275,7 +282,7 @@ class Consumer:
             return False
         messages = batch.messages
         if not messages:
-            batch.state.consumed = batch.next_offset
+            batch.state.consumed_offset = batch.next_offset
             return False
         limit = self._options.max_records
         if limit is not None and self._delivered + len(messages) > limit:
@@ -289,7 +296,7 @@ class Consumer:
         """Mark all delivered messages as processed."""
         batch = self._batch
         if batch is not None:
-            batch.state.consumed = self._position_in_batch(batch, self._index)
+            batch.state.consumed_offset = self._position_in_batch(batch, self._index)
         if batch is not None and self._index == len(self._messages):
             self._batch, self._messages, self._index = None, [], 0
 
@@ -297,7 +304,7 @@ class Consumer:
         """The position after the first `index` messages of the current batch."""
         if index == len(batch.messages):
             return batch.next_offset
-        return batch.messages[index - 1].offset + 1 if index else batch.state.consumed
+        return batch.messages[index - 1].offset + 1 if index else batch.state.consumed_offset
 
     def _delivered_in_batch(self) -> int:
         """Number of messages of the current batch that were delivered."""
@@ -306,24 +313,24 @@ class Consumer:
         return self._batch_start + self._delivered_counter()
 
     def _processed_in_batch(self) -> int:
-        """Number of messages of the current batch that are certainly processed."""
+        """Number of messages of the current batch that the application has processed, as far as is known."""
         if self._batch_start is not None and self._delivered_counter is None:
             return self._batch_start
         return max(self._delivered_in_batch() - 1, self._batch_start or 0)
 
     def _discard_buffered(self, partitions: set[TopicPartition]) -> None:
-        """Discard undelivered messages of these partitions."""
+        """Discard the current batch if it belongs to one of the partitions."""
         if self._batch is not None and self._batch.state.partition in partitions:
             self._batch, self._messages, self._index = None, [], 0
 
     # -- positions --------
 
     def positions(self) -> dict[TopicPartition, int]:
-        """For each partition the offset after the last delivered message."""
+        """The offset after the last delivered message of each assigned partition."""
         return self._positions(include_current=True)
 
     def _positions(self, *, include_current: bool) -> dict[TopicPartition, int]:
-        found = {partition: state.consumed for partition, state in self._fetcher.states.items()}
+        found = {partition: state.consumed_offset for partition, state in self._fetcher.states.items()}
         batch = self._batch
         if batch is not None and batch.state.is_active:
             index = self._delivered_in_batch() if include_current else self._processed_in_batch()
@@ -335,7 +342,7 @@ class Consumer:
         return set(self._fetcher.states)
 
     def lag(self) -> dict[TopicPartition, int | None]:
-        """Lag of each partition in offsets, as of its last fetch; None before the first."""
+        """Lag of each assigned partition in offsets, at the time of its last fetch; None before the first fetch."""
         positions = self.positions()
         return {
             partition: max(0, state.high_watermark - positions[partition])
@@ -345,30 +352,32 @@ class Consumer:
         }
 
     def pause(self, *partitions: TopicPartition) -> None:
-        """Stop delivering messages of these partitions, except the current batch, until `resume`."""
+        """Stop delivering messages of the partitions until `resume`. Messages of the current batch are still
+        delivered."""
         for partition in partitions:
             if partition in self._fetcher.states:
                 self._fetcher.states[partition].is_paused = True
 
     def resume(self, *partitions: TopicPartition) -> None:
-        """Deliver messages of paused partitions again."""
+        """Continue to deliver messages of paused partitions."""
         for partition in partitions:
             if partition in self._fetcher.states:
                 self._fetcher.states[partition].is_paused = False
         self._fetcher.wake()
 
     async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Commit the given offsets, or those of everything delivered so far.
+        """Commit `offsets` (None: the positions after all delivered messages).
 
         Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` if the group rebalanced
-        without this consumer; messages since the last commit may then be delivered again, to another member.
+        without this consumer. Messages since the last commit may then be delivered again to another member.
         """
         if self._options.group is None:
             raise InvalidRequest("only a consumer with a group can commit")
         await self._commit(self.positions() if offsets is None else dict(offsets))
 
     async def seek(self, partition: TopicPartition, to: StartAt) -> None:
-        """Continue a partition at another position."""
+        """Continue to read an assigned partition at the position `to`. Raises `InvalidRequest` if the partition is not
+        assigned."""
         state = self._fetcher.states.get(partition)
         if state is None:
             raise InvalidRequest(f"{partition} is not assigned")
@@ -394,9 +403,9 @@ class Consumer:
     # -- starting and ending --------
 
     async def start(self) -> None:
-        """Join the group, or look up partitions and offsets. Iterating calls it implicitly.
+        """Join the group, or without a group look up partitions and offsets. The first iteration or poll calls `start`.
 
-        Raises `UnknownTopicOrPartition` for a topic or a chosen partition that does not exist.
+        Raises `UnknownTopicOrPartition` for a topic or partition that does not exist.
         """
         async with self._starting:
             if self._is_started:
@@ -410,7 +419,9 @@ class Consumer:
             if self._membership is not None:
                 self._run(self._run_membership(self._membership))
             else:
-                await self.assign(set(self._assigned_partitions) or await self._all_partitions())
+                await self.on_partitions_assigned(
+                    set(self._assigned_partitions) or await self._all_partitions()
+                )
                 if self._topics:
                     self._run(self._watch_partition_counts())
             if self._options.commits_automatically:
@@ -418,7 +429,8 @@ class Consumer:
             self._is_started = True
 
     async def close(self) -> None:
-        """Commit processed messages if `auto_commit` is on, leave the group, stop. Closing twice is harmless."""
+        """Commit the offsets of processed messages if auto commit is enabled, leave the group and stop fetching. Has no
+        effect if the consumer is closed."""
         await self._close(include_current=False)
 
     async def _close(self, *, include_current: bool) -> None:
@@ -458,9 +470,9 @@ class Consumer:
         try:
             await part.run()
         except MansioError as error:
-            self._fetcher.fail(error)
+            self._fetcher.report_error(error)
         except Exception as error:  # noqa: BLE001  # for example of a callback; raised by the next poll
-            self._fetcher.fail(client_failed(error))
+            self._fetcher.report_error(log_client_failure(error))
 
     async def _auto_commit_loop(self) -> None:
         while True:
@@ -471,9 +483,9 @@ class Consumer:
                 logger.info("group %s: auto commit failed: %s", self._options.group, error)
 
     async def _watch_partition_counts(self) -> None:
-        """Without a group: read partitions that are added later, from their start."""
+        """Start to read partitions that are added to the topics, from their start offset. Runs only without a group."""
         while True:
-            await asyncio.sleep(self._options.membership.metadata_interval_ms / 1000)
+            await asyncio.sleep(self._options.group_options.metadata_interval_ms / 1000)
             try:
                 await self._cluster.refresh_metadata(self._topics)
                 added = await self._all_partitions() - self._fetcher.states.keys()
@@ -491,10 +503,10 @@ class Consumer:
             found |= {TopicPartition(topic, partition.index) for partition in view.partitions}
         return found
 
-    # -- called by the group member (RebalanceListener) --------
+    # -- RebalanceListener; called by the group membership --------
 
-    async def assign(self, partitions: set[TopicPartition]) -> None:
-        """Start reading partitions, at the committed offset or else at `from_`."""
+    async def on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
+        """Start to read partitions at their committed offsets, or at the position `from_` where there is none."""
         committed = {}
         if self._options.group is not None and partitions:
             stored = await fetch_offsets(self._cluster, self._options.group, partitions)
@@ -509,16 +521,17 @@ class Consumer:
             partitions,
             to_time=self._options.to_time,
             to_end=self._options.to_end,
-            isolation_level=self._options.fetching().isolation_level,
+            isolation_level=self._options.fetch_options().isolation_level,
         )
         self._committed.update(committed)
         if partitions:
-            await _call(self._options.on_assigned, partitions)
+            await _call_listener(self._options.on_assigned, partitions)
         self._was_assigned = True
         self._fetcher.add(PartitionState(p, offsets[p], stops.get(p)) for p in sorted(partitions))
 
-    async def revoke(self, partitions: set[TopicPartition]) -> None:
-        """Finish, commit and stop partitions before another member gets them."""
+    async def on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
+        """Wait until the application has processed the current message, commit if auto commit is enabled, and stop
+        reading partitions that the group assigns to another member."""
         self._fetcher.stop_delivery(partitions)  # messages delivered from now on would not be in the commit
         await self._wait_for_processing(partitions)
         if self._options.commits_automatically:
@@ -529,33 +542,34 @@ class Consumer:
                 )
             except MansioError as error:
                 logger.warning("group %s: commit before a rebalance failed: %s", self._options.group, error)
-        await _call(self._options.on_revoked, partitions)
+        await _call_listener(self._options.on_revoked, partitions)
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
         for partition in partitions:
             self._committed.pop(partition, None)
 
-    async def lose(self, partitions: set[TopicPartition]) -> None:
-        """Stop partitions that another member may already have."""
+    async def on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
+        """Stop reading partitions that another member may already own, without a commit."""
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
         for partition in partitions:
             self._committed.pop(partition, None)
-        await _call(self._options.on_lost or self._options.on_revoked, partitions)
+        await _call_listener(self._options.on_lost or self._options.on_revoked, partitions)
 
     def seconds_since_poll(self) -> float:
-        """Seconds since the application asked for a message."""
+        """Seconds since the application last asked for a message."""
         delivered = self._delivered_in_batch()
         if self._batch is None or delivered != self._polled_index:
             self._polled_index, self._polled_at = delivered, self._loop.time()
         return self._loop.time() - self._polled_at
 
     async def wait_for_poll(self) -> None:
-        """Wait until the application asks for a message."""
+        """Wait until the application asks for the next message."""
         await self._poll_event.wait()
 
     async def _wait_for_processing(self, partitions: set[TopicPartition]) -> None:
-        """Stop delivering these partitions and wait until the application has processed its current message."""
+        """Stop delivering messages of the partitions, and wait at most `revoke_timeout_ms` until the application has
+        processed its current message."""
         batch = self._batch
         if batch is None or batch.state.partition not in partitions:
             return
@@ -568,7 +582,7 @@ class Consumer:
             logger.info("group %s: the current message was not processed in time", self._options.group)
 
 
-async def _call(callback: RebalanceCallback | None, partitions: set[TopicPartition]) -> None:
+async def _call_listener(callback: RebalanceCallback | None, partitions: set[TopicPartition]) -> None:
     if callback is not None:
         outcome = callback(sorted(partitions))
         if inspect.isawaitable(outcome):

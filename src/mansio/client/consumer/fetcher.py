@@ -1,14 +1,15 @@
-"""Fetcher: reads record batches of the assigned partitions ahead of the consumer (Kafka's Fetcher).
+"""Fetcher: fetches record batches of the assigned partitions ahead of the consumer (Kafka's Fetcher).
 
-Keeps for every partition the next fetch offset and the fetched, not yet decoded batches. There is one Fetch request per
-broker in flight, for all partitions that have buffer space; the broker holds it until data is available (long polling).
-Each fetcher uses its own connections (channel).
+The fetcher keeps the next fetch offset of every partition, and the fetched batches that are not decoded yet. At most
+one Fetch request per broker is in flight, for all partitions that have buffer space; the broker holds the request until
+data is available (long polling). Each fetcher uses its own connections (channel).
 
 Invariants:
 * Completed fetches of one partition are returned in offset order without a gap.
-* A partition that was removed returns nothing more, even if a response with its batches is still in flight.
+* No batch of a removed partition is returned, even if a response with its batches is still in flight.
 * At most `prefetch_bytes_max` plus one response are buffered.
-* `consumed` of a partition is never beyond what was fetched; a removed partition state never becomes active again.
+* `consumed_offset` of a partition is never greater than `fetch_offset`.
+* A removed partition state never becomes active again.
 * A response is decoded with the offsets, version and topic names of its own request.
 """
 
@@ -23,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.client.leader_cache import LeaderCache
-from mansio.client.tasks import Tasks, client_failed
+from mansio.client.tasks import BackgroundTasks, log_client_failure
 from mansio.errors import CorruptMessage, MansioError, OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
@@ -44,11 +45,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION_WITH_NAMES_MAX = 12
+TOPIC_NAME_VERSION_MAX = 12
+"""Highest version of Fetch that identifies topics by name; later versions use topic ids."""
 FULL_BUFFER_PAUSE_S = 0.1
+"""Pause between fetches from a broker while the buffer of another of its partitions is full."""
 _CHANNEL_NUMBERS = itertools.count()
-UNKNOWN_FAILURES_MIN = 3
-"""Consecutive failures before an unknown partition is treated as deleted."""
+UNKNOWN_PARTITION_FAILURES_MIN = 3
+"""Number of consecutive failures after which an unknown partition may be treated as deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +65,19 @@ class FetchOptions:
     prefetch_bytes_max: int = 32 << 20
     isolation_level: int = READ_COMMITTED
     on_out_of_range: str = "earliest"
-    unknown_ms_max: float | None = 30_000
-    """How long a partition may be unknown to the cluster before that is an error; None: no limit."""
+    unknown_topic_ms_max: float | None = 30_000
+    """How long a partition may be unknown to the cluster before the consumer gets an error; None: without limit."""
     backoff: Backoff = DEFAULT_BACKOFF
 
 
 class PartitionState:
-    """State of one assigned partition."""
+    """Fetch state of one assigned partition of a consumer."""
 
     __slots__ = (
         "blocked_until",
         "buffered_bytes",
-        "consumed",
-        "failures",
+        "consumed_offset",
+        "failure_count",
         "fetch_offset",
         "high_watermark",
         "is_active",
@@ -89,40 +92,42 @@ class PartitionState:
     def __init__(self, partition: TopicPartition, offset: int, stop_offset: int | None = None) -> None:
         self.partition = partition
         self.fetch_offset = offset
-        self.consumed = offset
-        """All messages below this offset are processed."""
+        self.consumed_offset = offset
+        """Offset below which the application has processed all messages."""
         self.stop_offset = stop_offset
-        """Offset at which to stop, exclusive; None: no end."""
+        """Offset at which the consumer stops, exclusive; None: it does not stop."""
         self.high_watermark = -1
         self.buffered_bytes = 0
         self.is_active = True
         self.is_revoking = False
-        """Being revoked: delivers nothing more; its position is still needed."""
+        """Whether the partition is being revoked: no more messages are delivered, but the position is still
+        committed."""
         self.is_fetching = False
         self.is_paused = False
-        self.failures = 0
+        self.failure_count = 0
         self.blocked_until = 0.0
         self.unknown_since: float | None = None
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything up to the stop offset is processed."""
-        return self.stop_offset is not None and self.consumed >= self.stop_offset
+        """Whether all messages before the stop offset are processed."""
+        return self.stop_offset is not None and self.consumed_offset >= self.stop_offset
 
 
 class CompletedFetch(NamedTuple):
-    """Fetched batches of one partition, not decoded; the last batch may be incomplete."""
+    """Fetched batches of one partition that are not decoded yet; the last batch may be incomplete."""
 
     state: PartitionState
     offset: int
-    """Requested offset; the first batch may start before it."""
+    """Requested offset; the base offset of the first batch may be lower."""
     batches: memoryview
-    aborted: Sequence[tuple[int, int]]
+    aborted_transactions: Sequence[tuple[int, int]]
     """(producer id, first offset) of each aborted transaction."""
 
 
 class FetchLimits(NamedTuple):
-    """Limits of one Fetch request: bytes, and how long the broker may hold it in ms."""
+    """Limits of one Fetch request: sizes in bytes, and the time in milliseconds for which the broker may hold the
+    request."""
 
     wait_ms: int
     bytes_min: int
@@ -132,12 +137,12 @@ class FetchLimits(NamedTuple):
 
 
 class FetchRequest:
-    """One Fetch request to one broker: encoding, and decoding of its response."""
+    """One Fetch request to one broker. Encodes the request and decodes the response."""
 
-    __slots__ = ("_names", "_requested", "_version", "may_wait", "node", "states")
+    __slots__ = ("_names", "_requested", "_version", "may_wait", "node_id", "states")
 
-    def __init__(self, node: int, states: Sequence[PartitionState], *, may_wait: bool) -> None:
-        self.node = node
+    def __init__(self, node_id: int, states: Sequence[PartitionState], *, may_wait: bool) -> None:
+        self.node_id = node_id
         self.states = states
         self.may_wait = may_wait
         """Whether the broker may hold the request until data is available."""
@@ -148,7 +153,8 @@ class FetchRequest:
     def encode(
         self, cluster: Cluster, connection: Connection, correlation_id: int, limits: FetchLimits
     ) -> bytes:
-        """The framed request, from the current fetch offset of each partition. Raises `UnsupportedVersion`."""
+        """Encode the request, with its length prefix, for the current fetch offset of each partition. Raises
+        `UnsupportedVersion`."""
         self._requested = {state.partition: (state, state.fetch_offset) for state in self.states}
         topics = []
         for topic, indexes in group_by_topic(self._requested).items():
@@ -167,7 +173,7 @@ class FetchRequest:
                 for index in indexes
             ]
             topics.append((topic, topic_id, wanted))
-        highest = VERSION_WITH_NAMES_MAX if NO_TOPIC_ID in self._names else None
+        highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in self._names else None
         self._version = connection.version_for(ApiKey.FETCH, highest=highest)
         return fetch.encode_request(
             self._version,
@@ -181,8 +187,8 @@ class FetchRequest:
         )
 
     def read(self, frame: bytes) -> Iterator[tuple[PartitionState, int, fetch.FetchedPartition]]:
-        """(partition, requested offset, result) of each partition of a response. Raises the top-level error of the
-        response, or `WireError`."""
+        """Decode a response: (partition state, requested offset, result) of each partition. Raises the top-level error
+        of the response, or `WireError`."""
         response = fetch.decode_response(self._version, frame)
         if response.error_code:
             raise client_error_for_code(response.error_code)
@@ -193,7 +199,7 @@ class FetchRequest:
 
 
 class Fetcher:
-    """Fetches for one consumer. All methods run on the event loop's thread."""
+    """Fetches the assigned partitions of one consumer. All methods run on the event loop's thread."""
 
     def __init__(self, cluster: Cluster, options: FetchOptions) -> None:
         self._cluster = cluster
@@ -204,42 +210,46 @@ class Fetcher:
         self._buffered_bytes = 0
         self._nodes_in_flight: set[int] = set()
         self._paused_until: dict[int, float] = {}
-        self._tasks = Tasks(self._loop, self._on_internal_error)
-        self._leader_cache = LeaderCache(cluster, self._tasks, self._wake, refreshes=False)
+        self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
+        self._leader_cache = LeaderCache(
+            cluster, self._tasks, self._schedule_dispatch, refreshes_old_metadata=False
+        )
         self._is_dispatch_scheduled = False
-        self._earliest_timer = EarliestTimer(self._loop, self._wake)
+        self._earliest_timer = EarliestTimer(self._loop, self._schedule_dispatch)
         self._failure: MansioError | None = None
         self._change_event: asyncio.Event = asyncio.Event()
         self._is_closed = False
         self._channel = f"fetch {next(_CHANNEL_NUMBERS)}"
-        """Own connections: responses of a connection are ordered, so a held fetch would delay other consumers."""
+        """Name of the fetcher's own channel. A broker answers the requests of a connection in order, so a fetch that it
+        holds would delay other consumers on the same connection."""
 
     # -- called by the consumer --------
 
     def add(self, states: Iterable[PartitionState]) -> None:
-        """Start fetching partitions."""
+        """Start to fetch partitions."""
         for state in states:
             self.states[state.partition] = state
-        self._wake()
+        self._schedule_dispatch()
         self._change_event.set()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
-        """Stop fetching partitions and discard their buffered fetches."""
+        """Stop fetching partitions, discard their completed fetches, and return their states."""
         removed = [state for p in partitions if (state := self.states.pop(p, None)) is not None]
         for state in removed:
             state.is_active = False
         self._discard_inactive()
-        self._wake()
+        self._schedule_dispatch()
         self._change_event.set()
         return removed
 
     def rewind(self, state: PartitionState) -> None:
-        """Fetch a partition again from the first unprocessed offset."""
+        """Fetch a partition again from its consumed offset."""
         if self.remove([state.partition]):
-            self.add([PartitionState(state.partition, state.consumed, state.stop_offset)])
+            self.add([PartitionState(state.partition, state.consumed_offset, state.stop_offset)])
 
     def stop_delivery(self, partitions: Iterable[TopicPartition]) -> None:
-        """Deliver nothing more of partitions that are about to be removed; their states stay until then."""
+        """Discard the completed fetches of partitions that are being revoked and stop fetching them, but keep their
+        states until `remove`."""
         for partition in partitions:
             if partition in self.states:
                 self.states[partition].is_revoking = True
@@ -255,17 +265,18 @@ class Fetcher:
         self._completed_fetches = kept
 
     def wake(self) -> None:
-        """Wake the reader and the fetcher after a change of state."""
+        """Wake the waiting reader and send fetches, after the state of a partition changed."""
         self._change_event.set()
-        self._wake()
+        self._schedule_dispatch()
 
-    def fail(self, error: MansioError) -> None:
-        """Report an error that is not retried; `pop` raises it when the buffered fetches are used up."""
+    def report_error(self, error: MansioError) -> None:
+        """Store an error that is not retried; `pop` raises the error when no completed fetch is left."""
         self._failure = self._failure or error
         self._change_event.set()
 
     def pop(self) -> CompletedFetch | None:
-        """The next completed fetch; None if there is none. Raises the error passed to `fail`."""
+        """Remove and return the next completed fetch of a partition that is not paused; None if there is none. Raises
+        the error passed to `report_error`."""
         for _ in range(len(self._completed_fetches)):
             completed = self._completed_fetches.popleft()
             if completed.state.is_paused:
@@ -274,7 +285,7 @@ class Fetcher:
             self._buffered_bytes -= len(completed.batches)
             completed.state.buffered_bytes -= len(completed.batches)
             self._paused_until.clear()
-            self._wake()
+            self._schedule_dispatch()
             return completed
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -282,15 +293,15 @@ class Fetcher:
         return None
 
     async def wait_for_change(self) -> None:
-        """Wait until a fetch completed, the assignment changed or an error was reported."""
+        """Wait until a fetch completes, the assignment changes or an error is reported."""
         self._change_event.clear()
         await self._change_event.wait()
 
     async def stop(self) -> None:
-        """Stop fetching; responses in flight are ignored. The partition states stay."""
+        """Stop fetching and ignore responses in flight. The partition states are kept."""
         self._is_closed = True
         self._earliest_timer.cancel()
-        await self._tasks.end()
+        await self._tasks.close()
         await self._cluster.close_channel(self._channel)
 
     async def close(self) -> None:
@@ -300,19 +311,19 @@ class Fetcher:
 
     # -- choosing what to fetch --------
 
-    def _wake(self) -> None:
+    def _schedule_dispatch(self) -> None:
         if not self._is_dispatch_scheduled and not self._is_closed:
             self._is_dispatch_scheduled = True
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Start a request to every broker that has none in flight and leads a partition with buffer space."""
+        """Send a request to every broker that has no request in flight and leads a partition with buffer space."""
         self._is_dispatch_scheduled = False
         if self._is_closed:
             return
         try:
             for request in self._select_requests():
-                self._start(request)
+                self._start_request(request)
         except Exception as error:  # noqa: BLE001  # raised by the next poll; fetching continues
             self._on_internal_error(error)
 
@@ -352,12 +363,12 @@ class Fetcher:
 
     # -- one request --------
 
-    def _start(self, request: FetchRequest) -> None:
-        """Send a request; immediately if a connection is open. The response is handled in the read callback."""
-        self._nodes_in_flight.add(request.node)
+    def _start_request(self, request: FetchRequest) -> None:
+        """Send a request, immediately if a connection is open. The connection's read callback handles the response."""
+        self._nodes_in_flight.add(request.node_id)
         for state in request.states:
             state.is_fetching = True
-        connection = self._cluster.existing_connection(request.node, self._channel)
+        connection = self._cluster.existing_connection(request.node_id, self._channel)
         if connection is None:
             self._tasks.spawn(self._connect_and_send(request))
         else:
@@ -365,7 +376,7 @@ class Fetcher:
 
     async def _connect_and_send(self, request: FetchRequest) -> None:
         try:
-            connection = await self._cluster.connection(request.node, self._channel)
+            connection = await self._cluster.connection(request.node_id, self._channel)
         except MansioError as error:
             self._on_response(request, b"", error)
         except BaseException:
@@ -383,7 +394,7 @@ class Fetcher:
             options.partition_bytes_max,
             options.isolation_level,
         )
-        reply = self._tasks.reply(partial(self._on_response, request))
+        reply = self._tasks.create_reply(partial(self._on_response, request))
         try:
             correlation_id = connection.next_correlation_id()
             framed = request.encode(self._cluster, connection, correlation_id, limits)
@@ -392,13 +403,16 @@ class Fetcher:
         except MansioError as error:
             reply.set_exception(error)
         except BaseException:
-            reply.give_up()
+            reply.ignore()
             self._release(request)
             raise
 
     def _on_response(self, request: FetchRequest, frame: bytes, error: MansioError | None) -> None:
-        """Handle a response, or the error that replaced it. A waiting reader continues before the next request is
-        sent: both are scheduled for the next loop iteration, in this order."""
+        """Handle a response, or the error that ended the request without a response.
+
+        A waiting reader continues before the next request is sent: both are scheduled for the next loop iteration, in
+        this order.
+        """
         try:
             if error is not None:
                 raise error
@@ -407,7 +421,7 @@ class Fetcher:
                 received += self._handle_result(state, offset, result)
             if not received and not request.may_wait:
                 # Some partitions are full, the others empty: retry soon, without a busy loop.
-                self._paused_until[request.node] = self._loop.time() + FULL_BUFFER_PAUSE_S
+                self._paused_until[request.node_id] = self._loop.time() + FULL_BUFFER_PAUSE_S
         except MansioError as failure:
             for state in request.states:
                 self._handle_error(state, failure)
@@ -415,11 +429,11 @@ class Fetcher:
             self._release(request)
 
     def _release(self, request: FetchRequest) -> None:
-        """Clear the in-flight state of a request that has ended."""
-        self._nodes_in_flight.discard(request.node)
+        """Mark the broker and the partitions of an ended request as having no request in flight."""
+        self._nodes_in_flight.discard(request.node_id)
         for state in request.states:
             state.is_fetching = False
-        self._wake()
+        self._schedule_dispatch()
 
     def _handle_result(self, state: PartitionState, offset: int, result: fetch.FetchedPartition) -> int:
         """Handle the result of one partition. Returns the number of bytes received."""
@@ -428,15 +442,15 @@ class Fetcher:
         if result.error_code:
             self._handle_error(state, client_error_for_code(result.error_code))
             return 0
-        state.failures = 0
+        state.failure_count = 0
         state.unknown_since = None
         state.high_watermark = result.high_watermark
         batches = result.records
         if batches is None or not len(batches):
             return 0
-        after = _offset_after(batches)
+        after = _next_offset(batches)
         if after is None:
-            self.fail(MansioError(f"{state.partition}: a batch is larger than the fetch limit"))
+            self.report_error(MansioError(f"{state.partition}: a batch is larger than the fetch limit"))
             return 0
         state.fetch_offset = max(after, offset)
         self._completed_fetches.append(
@@ -453,7 +467,7 @@ class Fetcher:
         if not state.is_active:
             return
         if isinstance(error, OffsetOutOfRange):
-            self._out_of_range(state, error)
+            self._handle_offset_out_of_range(state, error)
             return
         now = self._loop.time()
         if isinstance(error, CorruptMessage):
@@ -464,30 +478,34 @@ class Fetcher:
         if isinstance(error, UnknownTopicOrPartition):
             state.unknown_since = state.unknown_since or now
             if self._is_deleted(state, now):
-                self.fail(error)
+                self.report_error(error)
         elif not error.retriable:
-            self.fail(error)
+            self.report_error(error)
         self._cluster.mark_stale((state.partition.topic,))
-        state.failures += 1
-        state.blocked_until = now + self._options.backoff.delay_seconds(state.failures)
+        state.failure_count += 1
+        state.blocked_until = now + self._options.backoff.delay_seconds(state.failure_count)
 
     def _is_deleted(self, state: PartitionState, now: float) -> bool:
-        """Whether a partition has been unknown long enough, and often enough, to be treated as deleted."""
-        limit_ms = self._options.unknown_ms_max
+        """Whether a partition is treated as deleted: it has been unknown for `unknown_topic_ms_max` and in at least
+        `UNKNOWN_PARTITION_FAILURES_MIN` consecutive attempts."""
+        limit_ms = self._options.unknown_topic_ms_max
         if limit_ms is None or state.unknown_since is None:
             return False
-        return now - state.unknown_since > limit_ms / 1000 and state.failures + 1 >= UNKNOWN_FAILURES_MIN
+        return (
+            now - state.unknown_since > limit_ms / 1000
+            and state.failure_count + 1 >= UNKNOWN_PARTITION_FAILURES_MIN
+        )
 
     def _on_internal_error(self, error: Exception) -> None:
-        """Report an unexpected exception to the reader; fetching continues if the reader does."""
-        self.fail(client_failed(error))
+        """Report an unexpected exception to the reader. If the reader polls again, fetching continues."""
+        self.report_error(log_client_failure(error))
         self._earliest_timer.set(self._loop.time() + self._options.backoff.longest_ms / 1000)
 
-    def _out_of_range(self, state: PartitionState, error: OffsetOutOfRange) -> None:
+    def _handle_offset_out_of_range(self, state: PartitionState, error: OffsetOutOfRange) -> None:
         policy = self._options.on_out_of_range
         if policy == "error":
             topic, index = state.partition
-            self.fail(
+            self.report_error(
                 OffsetOutOfRange(
                     f"offset {state.fetch_offset} of partition {index} of topic {topic}: {error.message}"
                 )
@@ -495,11 +513,11 @@ class Fetcher:
             state.blocked_until = float("inf")
             return
         state.blocked_until = float("inf")
-        self._tasks.spawn(self._reset(state, EARLIEST if policy == "earliest" else LATEST))
+        self._tasks.spawn(self._reset_fetch_offset(state, EARLIEST if policy == "earliest" else LATEST))
 
-    async def _reset(self, state: PartitionState, to: int) -> None:
+    async def _reset_fetch_offset(self, state: PartitionState, timestamp: int) -> None:
         try:
-            listed = await list_offsets(self._cluster, {state.partition: to})
+            listed = await list_offsets(self._cluster, {state.partition: timestamp})
             offset = listed[state.partition].offset
             logger.warning(
                 "offset %d of partition %d of topic %s is out of range; continuing at %d",
@@ -510,17 +528,17 @@ class Fetcher:
             )
             state.fetch_offset = offset
             if not state.buffered_bytes:
-                state.consumed = offset
+                state.consumed_offset = offset
             state.blocked_until = 0
         except MansioError as error:
             state.blocked_until = 0
             self._handle_error(state, error)
         finally:
-            self._wake()
+            self._schedule_dispatch()
 
 
-def _offset_after(batches: memoryview) -> int | None:
-    """The offset after the last complete batch; None if there is none."""
+def _next_offset(batches: memoryview) -> int | None:
+    """The offset after the last complete batch; None if no batch is complete."""
     last = None
     for _, header in iterate_batches(batches):
         last = header

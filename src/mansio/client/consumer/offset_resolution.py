@@ -1,4 +1,4 @@
-"""Resolution of start and stop positions (earliest, latest, times, offsets) to offsets of partitions."""
+"""Resolution of start and stop positions ("earliest", "latest", times, offsets) to offsets of partitions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
 
 SPECIAL_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
+"""ListOffsets timestamp of each start position that has a name."""
 
 
 async def resolve_start_offsets(
     cluster: Cluster, partitions: Iterable[TopicPartition], start: StartAt | Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """The first offset to read of each partition.
+    """Offset of the position `start` in each partition.
 
-    A time after the last record resolves to the end; a partition that a mapping lacks resolves to its start. Raises
-    `ValueError` for a text other than "earliest" and "latest", or a time without time zone.
+    A time after the last record resolves to the log end offset; a partition that is missing in a mapping resolves to
+    its log start offset. Raises `ValueError` for a string other than "earliest" and "latest" or a datetime without time
+    zone, and `InvalidRequest` for a negative offset.
     """
     wanted = list(partitions)
     if isinstance(start, Mapping):
@@ -52,8 +54,12 @@ async def resolve_stop_offsets(
     to_end: bool,
     isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, int]:
-    """Exclusive stop offset of each partition: of the first record at or after `to_time` (milliseconds since the
-    epoch, or a datetime), or the current end; empty if neither is requested. A time in the future is refused."""
+    """Exclusive stop offset of each partition.
+
+    With `to_time` (milliseconds since the Unix epoch, or a datetime) this is the offset of the first record at or after
+    the time, with `to_end` the current log end offset. Returns {} with neither. Raises `InvalidRequest` for a time in
+    the future.
+    """
     wanted = list(partitions)
     if to_time is not None:
         stop_ms = milliseconds(to_time)

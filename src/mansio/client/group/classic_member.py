@@ -77,13 +77,13 @@ class GroupOptions:
 class RebalanceListener(Protocol):
     """Reader of the partitions (Kafka's ConsumerRebalanceListener)."""
 
-    async def revoke(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
         """Finish, commit and stop these partitions; afterwards another member gets them."""
 
-    async def lose(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
         """Stop these partitions immediately: another member may own them, and commits are refused."""
 
-    async def assign(self, partitions: set[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
         """Start reading these partitions in addition."""
 
     def seconds_since_poll(self) -> float:
@@ -191,7 +191,7 @@ class ClassicMember:
         await self._revoke(removed)
         added = assigned - self.owned
         self.owned |= added
-        await self._listener.assign(added)
+        await self._listener.on_partitions_assigned(added)
         return not removed
 
     async def _send_join(self) -> Any:
@@ -318,7 +318,7 @@ class ClassicMember:
     async def _revoke(self, partitions: set[TopicPartition]) -> None:
         if partitions:
             removed = set(partitions)
-            await self._listener.revoke(removed)
+            await self._listener.on_partitions_revoked(removed)
             self.owned -= removed
 
     async def _lose(self) -> None:
@@ -327,4 +327,4 @@ class ClassicMember:
         self.fenced_count += 1
         if self.owned:
             removed, self.owned = self.owned, set()
-            await self._listener.lose(removed)
+            await self._listener.on_partitions_lost(removed)

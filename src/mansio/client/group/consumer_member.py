@@ -304,7 +304,7 @@ class ConsumerMember:
             self._owned[partition_id] for partition_id in removed if partition_id not in self._pending_assign
         }
         if started:
-            await self._listener.revoke(started)
+            await self._listener.on_partitions_revoked(started)
         for partition_id in removed:
             del self._owned[partition_id]
             self._pending_assign.discard(partition_id)
@@ -323,7 +323,9 @@ class ConsumerMember:
         if is_first and not self._pending_assign and (await self._has_pending_target() or self._target):
             return
         if self._pending_assign or is_first:
-            await self._listener.assign({self._owned[partition_id] for partition_id in self._pending_assign})
+            await self._listener.on_partitions_assigned(
+                {self._owned[partition_id] for partition_id in self._pending_assign}
+            )
             self._pending_assign.clear()
             self._has_assignment = True
         if unnamed:
@@ -368,7 +370,7 @@ class ConsumerMember:
         self._owned.clear()
         self._pending_assign.clear()
         if removed:
-            await self._listener.lose(removed)
+            await self._listener.on_partitions_lost(removed)
 
     def _log_unused_options(self) -> None:
         defaults = GroupOptions()

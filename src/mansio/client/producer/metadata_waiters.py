@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mansio.client.tasks import Tasks, client_failed
+from mansio.client.tasks import BackgroundTasks, log_client_failure
 from mansio.errors import ConnectionLost, MansioError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class MetadataWaiters:
     def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
         self._cluster = cluster
         self._loop = loop
-        self._tasks = Tasks(loop, lambda error: self._complete_all(client_failed(error)))
+        self._tasks = BackgroundTasks(loop, lambda error: self._complete_all(log_client_failure(error)))
         self._by_topic: dict[str, _TopicWaiters] = {}
 
     def cached_topic(self, topic: str) -> TopicMetadata | None:
@@ -85,7 +85,7 @@ class MetadataWaiters:
 
     async def close(self) -> None:
         """Fail all waiting calls with `ConnectionLost`."""
-        await self._tasks.end()
+        await self._tasks.close()
         self._complete_all(ConnectionLost("the producer is closed"))
 
     async def _request(self, topic: str, waiting: _TopicWaiters) -> None:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, cast
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.producer.accumulator import NO_IDENTITY, ProducerIdentity
 from mansio.client.producer.produce_request import PendingRequest, RequestWriter
-from mansio.client.tasks import Tasks, client_failed
+from mansio.client.tasks import BackgroundTasks, log_client_failure
 from mansio.errors import (
     ConnectionLost,
     InvalidRecord,
@@ -96,7 +96,7 @@ class Sender:
         """Node ids of the brokers to which a connection is being opened."""
         self._pending: set[PendingRequest] = set()
         """Requests that wait for a response."""
-        self._tasks = Tasks(self._loop, self._on_internal_error)
+        self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
         self._leader_cache = LeaderCache(cluster, self._tasks, self._schedule_dispatch)
         self._is_dispatch_scheduled = False
         self._earliest_timer = EarliestTimer(self._loop, self._schedule_dispatch)
@@ -139,7 +139,7 @@ class Sender:
         self._earliest_timer.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
-        await self._tasks.end()
+        await self._tasks.close()
         self._fail_all(ConnectionLost("the producer was closed before the record was acknowledged"))
         if self._expiry is not None:
             self._expiry.cancel()
@@ -446,10 +446,10 @@ class Sender:
         """Fail every batch that is not completed after an unexpected exception, because the sender's state may be
         inconsistent and no caller may wait forever. Later records start with an empty state."""
         self._tasks.cancel()
-        self._leader_cache.forget()
+        self._leader_cache.reset()
         self._connecting.clear()
         self._is_initializing = False
-        self._fail_all(client_failed(error))
+        self._fail_all(log_client_failure(error))
 
     def _fail_all(self, error: MansioError) -> None:
         """Fail every batch that is not completed. The broker may still store batches in flight, so later records get a

@@ -44,7 +44,7 @@ from mansio.client.share.leased import (
     DelayNotOffered,
     LeaseLost,
 )
-from mansio.client.tasks import client_failed
+from mansio.client.tasks import log_client_failure
 from mansio.errors import ConnectionLost, InvalidRecordState, InvalidRequest, MansioError, UnsupportedVersion
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from mansio.client.share.in_flight_records import InFlightRecords
     from mansio.client.share.leased import AckListener, Leased, ReceiveOptions
-    from mansio.client.tasks import Tasks
+    from mansio.client.tasks import BackgroundTasks
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
     from mansio.wire.apis.acknowledge_records import AcknowledgeRecordsResponse
@@ -183,7 +183,7 @@ class AckSender:
         options: ReceiveOptions,
         member_id: str,
         in_flight_records: InFlightRecords,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         schedule_dispatch: Callable[[], None],
     ) -> None:
         self._cluster = cluster
@@ -385,7 +385,7 @@ class AckSender:
             self._send(connection, node, broker, acks)
 
     def _send(self, connection: Connection, node: int, broker: _BrokerState, acks: PendingAcks) -> None:
-        reply = self._tasks.reply(partial(self._on_request_end, node, broker, acks))
+        reply = self._tasks.create_reply(partial(self._on_request_end, node, broker, acks))
         try:
             connection.version_for(ApiKey.ACKNOWLEDGE_RECORDS)
             number, client_id = connection.next_correlation_id(), connection.options.client_id
@@ -401,7 +401,7 @@ class AckSender:
         except MansioError as error:
             reply.set_exception(error)
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and later acknowledgements are still sent
-            reply.set_exception(client_failed(error))
+            reply.set_exception(log_client_failure(error))
 
     def _on_request_end(
         self, node: int, broker: _BrokerState, acks: PendingAcks, frame: bytes, error: MansioError | None

@@ -24,7 +24,7 @@ from collections import deque
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.client.consumer.batch_decoder import RECORD_BYTES
+from mansio.client.consumer.batch_decoder import RECORD_MEMORY_BYTES_MIN
 from mansio.client.share.leased import (
     ACKNOWLEDGED,
     ACKNOWLEDGING,
@@ -486,7 +486,7 @@ class AcquiredRecordReader:
         is_kept = unread is not None and (unread.base_offset, unread.crc) == (header.base_offset, header.crc)
         if unread is not None and is_kept and unread.records[0].offset <= first:
             return unread.records[bisect_left(unread.records, first, key=_get_offset) :]
-        if header.codec and header.record_count * RECORD_BYTES > self._batch_bytes_max:
+        if header.codec and header.record_count * RECORD_MEMORY_BYTES_MIN > self._batch_bytes_max:
             raise InvalidRecord(
                 f"{partition.topic}-{partition.partition} at offset {header.base_offset}: {header.record_count} records"
                 f" in one batch are more than batch_bytes_max ({self._batch_bytes_max}) allows"

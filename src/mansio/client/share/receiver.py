@@ -36,7 +36,7 @@ from mansio.client.share.in_flight_records import InFlightRecords
 from mansio.client.share.leased import ACCEPT
 from mansio.client.share.share_fetcher import ShareFetcher
 from mansio.client.share.share_member import ShareMember
-from mansio.client.tasks import Tasks
+from mansio.client.tasks import BackgroundTasks
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Receiver:
         self._cluster = cluster
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._tasks = Tasks(self._loop, self._on_internal_error)
+        self._tasks = BackgroundTasks(self._loop, self._on_internal_error)
         self._in_flight_records = InFlightRecords(options, self._on_capacity)
         self._member = ShareMember(cluster, options.group, self._topics, self._on_assigned)
         self._ack_sender = AckSender(
@@ -280,7 +280,7 @@ class Receiver:
             logger.warning("share group %s: closed with unsent acknowledgements", self._options.group)
         finally:
             await self._fetcher.close()
-            await self._tasks.end()
+            await self._tasks.close()
             await self._ack_sender.close()
             self._in_flight_records.close()
             await self._member.leave(timeout_ms=min(2_000, self._options.close_ms_max))

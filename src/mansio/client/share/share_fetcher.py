@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.share.ack_sender import merge_contiguous
 from mansio.client.share.leased import RELEASE, RENEW
-from mansio.client.tasks import client_failed
+from mansio.client.tasks import log_client_failure
 from mansio.errors import (
     ConnectionLost,
     InvalidShareSessionEpoch,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mansio.client.share.ack_sender import AckSender, PendingAcks
     from mansio.client.share.in_flight_records import InFlightRecords
     from mansio.client.share.leased import ReceiveOptions
-    from mansio.client.tasks import Reply, Tasks
+    from mansio.client.tasks import BackgroundTasks, Reply
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
 
@@ -68,7 +68,7 @@ class ShareFetcher:
         member_id: str,
         in_flight_records: InFlightRecords,
         ack_sender: AckSender,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         fail: Callable[[MansioError], None],
     ) -> None:
         self._cluster = cluster
@@ -80,7 +80,7 @@ class ShareFetcher:
         self._sessions = ShareSessions(
             cluster, options, member_id, in_flight_records, ack_sender, tasks, fail, self
         )
-        self._leader_cache = LeaderCache(cluster, tasks, self.schedule_dispatch, refreshes=False)
+        self._leader_cache = LeaderCache(cluster, tasks, self.schedule_dispatch, refreshes_old_metadata=False)
         self._earliest_timer = EarliestTimer(self._loop, self.schedule_dispatch)
         self.assigned: TopicIds = {}
         self._backoffs: dict[TopicPartition, tuple[float, int]] = {}
@@ -134,8 +134,8 @@ class ShareFetcher:
 
     def on_unexpected_error(self, error: Exception) -> None:
         """Report an unexpected exception to the receiver, and dispatch again after a backoff."""
-        self._leader_cache.forget()
-        self._fail(client_failed(error))
+        self._leader_cache.reset()
+        self._fail(log_client_failure(error))
         self._earliest_timer.set(self._loop.time() + self._options.backoff.longest_ms / 1000)
 
     # -- choosing --------
@@ -519,7 +519,7 @@ class ShareSessions:
         member_id: str,
         in_flight_records: InFlightRecords,
         ack_sender: AckSender,
-        tasks: Tasks,
+        tasks: BackgroundTasks,
         fail: Callable[[MansioError], None],
         fetcher: ShareFetcher,
     ) -> None:
@@ -613,7 +613,7 @@ class ShareSessions:
 
     def _send_fetch(self, connection: Connection, requested: _FetchRequest) -> None:
         node, session = requested.node, requested.session
-        reply = self._tasks.reply(partial(self._on_fetch_ended, requested, connection))
+        reply = self._tasks.create_reply(partial(self._on_fetch_ended, requested, connection))
         assigned, wait_ms = self._fetcher.assigned, self._options.fetch_wait_ms_max
         try:
             self._use_connection(node, session, connection)
@@ -633,7 +633,7 @@ class ShareSessions:
         except MansioError as error:
             reply.set_exception(error)
         except Exception as error:  # noqa: BLE001  # the error goes to the waiters, and the session continues
-            reply.set_exception(client_failed(error))
+            reply.set_exception(log_client_failure(error))
 
     def _on_fetch_ended(
         self, requested: _FetchRequest, connection: Connection | None, frame: bytes, error: MansioError | None
