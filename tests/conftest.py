@@ -28,6 +28,7 @@ TESTS = Path(__file__).parent
 OPTIONAL_PACKAGES = {
     "spark": ("pyspark", "pyarrow", "pyiceberg"),
     "test_signals.py": ("py4j",),
+    "test_public_api.py": ("pyspark", "pyarrow", "pyiceberg"),
     "test_first_errors.py": ("pyspark", "pyarrow"),
 }
 """Packages that a test module, or those of a directory, import and that a development install may lack."""

@@ -5,6 +5,7 @@ Without `--check` they are written; with it, a document that differs from what t
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,18 @@ def _command_line() -> str:
     return command_reference.reference()
 
 
+def _blocking_stub() -> str:
+    from tools import blocking_stub
+
+    return blocking_stub.stub()
+
+
+def _python_api() -> str:
+    from tools import api_reference
+
+    return api_reference.reference()
+
+
 def _settings(make: str) -> Callable[[], str]:
     def content() -> str:
         from mansio.config import reference
@@ -55,7 +68,7 @@ def _settings(make: str) -> Callable[[], str]:
 
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
-    return {
+    found = {
         "docs/ARCHITECTURE.md": _architecture,
         "config.example.yaml": _settings("render_example"),
         "docs/CLI.md": _command_line,
@@ -63,7 +76,13 @@ def documents() -> dict[str, Callable[[], str]]:
         "docs/CONFIGURATION.md": _settings("render_document"),
         "docs/DELIVERY.md": _delivery,
         "docs/FEATURES.md": features.document,
+        "src/mansio/blocking.pyi": _blocking_stub,
     }
+    if all(importlib.util.find_spec(name) for name in ("pyspark", "pyiceberg")):
+        found["docs/API.md"] = (
+            _python_api  # describes `mansio.spark` too, whose packages `make quick` does not need
+        )
+    return found
 
 
 def stale() -> list[str]:

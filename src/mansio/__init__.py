@@ -7,7 +7,8 @@
 >>> with mansio.Broker("data") as broker:                       # a complete broker in this process
 ...     print(broker.address)
 
-Names are imported on first use, so that `import mansio` is fast.
+The public modules are `mansio`, `mansio.blocking`, `mansio.errors` and `mansio.spark`. Everything else is private and
+may change in any release. Names are imported on first use, so that `import mansio` is fast.
 """
 
 from __future__ import annotations
@@ -18,24 +19,111 @@ from typing import TYPE_CHECKING, Any
 from mansio.version import __version__
 
 if TYPE_CHECKING:
-    from mansio import errors
-    from mansio.client import (
-        Client,
-        Message,
-        RecordMetadata,
-        TopicPartition,
-        blocking,
-        connect,
+    from mansio import blocking, errors
+    from mansio.client.admin.admin import (
+        Admin,
+        ClusterDescription,
+        ConfigEntry,
+        PartitionLag,
+        TopicDescription,
     )
-    from mansio.errors import MansioError
+    from mansio.client.admin.cluster import (
+        BrokerStatus,
+        ClusterAdmin,
+        ClusterStatus,
+        ElectionResult,
+        ElectionType,
+        PartitionStatus,
+    )
+    from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
+    from mansio.client.admin.quotas import DEFAULT_ENTITY, DefaultEntity, Quota, QuotaAdmin
+    from mansio.client.admin.shares import (
+        LeasedRange,
+        LeaseHolder,
+        RedriveResult,
+        ShareAdmin,
+        ShareGroupDescription,
+        ShareLeases,
+        ShareMember,
+        ShareOffset,
+    )
+    from mansio.client.client import Client, connect
+    from mansio.client.consumer.consumer import Consumer, RebalanceCallback
+    from mansio.client.producer.accumulator import Delivery
+    from mansio.client.producer.producer import Producer, ProducerOptions
+    from mansio.client.share.handler_runner import Handler, HandlerMode
+    from mansio.client.share.leased import Leased
+    from mansio.client.share.receiver import Receiver
+    from mansio.client.types import (
+        Headers,
+        HeadersLike,
+        Message,
+        OutgoingRecord,
+        Publishable,
+        RecordMetadata,
+        StartAt,
+        TopicPartition,
+    )
+    from mansio.errors import DelayNotOffered, LeaseLost, MansioError
+    from mansio.net.metadata import Node, PartitionMetadata
+    from mansio.net.offsets import CommittedOffset, ListedOffset
     from mansio.node.embedded import EmbeddedBroker as Broker
+    from mansio.ports import Backoff
 
 __all__ = [
+    "DEFAULT_ENTITY",
+    "Admin",
+    "Backoff",
     "Broker",
+    "BrokerStatus",
     "Client",
+    "ClusterAdmin",
+    "ClusterDescription",
+    "ClusterStatus",
+    "CommittedOffset",
+    "ConfigEntry",
+    "Consumer",
+    "DefaultEntity",
+    "DelayNotOffered",
+    "Delivery",
+    "ElectionResult",
+    "ElectionType",
+    "GroupDescription",
+    "GroupListing",
+    "GroupListings",
+    "GroupMember",
+    "Handler",
+    "HandlerMode",
+    "Headers",
+    "HeadersLike",
+    "LeaseHolder",
+    "LeaseLost",
+    "Leased",
+    "LeasedRange",
+    "ListedOffset",
     "MansioError",
     "Message",
+    "Node",
+    "OutgoingRecord",
+    "PartitionLag",
+    "PartitionMetadata",
+    "PartitionStatus",
+    "Producer",
+    "ProducerOptions",
+    "Publishable",
+    "Quota",
+    "QuotaAdmin",
+    "RebalanceCallback",
+    "Receiver",
     "RecordMetadata",
+    "RedriveResult",
+    "ShareAdmin",
+    "ShareGroupDescription",
+    "ShareLeases",
+    "ShareMember",
+    "ShareOffset",
+    "StartAt",
+    "TopicDescription",
     "TopicPartition",
     "__version__",
     "blocking",
@@ -43,25 +131,81 @@ __all__ = [
     "errors",
 ]
 
+_ADMIN = "mansio.client.admin.admin"
+_CLUSTER = "mansio.client.admin.cluster"
+_GROUPS = "mansio.client.admin.groups"
+_QUOTAS = "mansio.client.admin.quotas"
+_SHARES = "mansio.client.admin.shares"
+_TYPES = "mansio.client.types"
 _LAZY = {
-    "Broker": ("mansio.node.embedded", "EmbeddedBroker"),
-    "Client": ("mansio.client", "Client"),
-    "MansioError": ("mansio.errors", "MansioError"),
-    "Message": ("mansio.client", "Message"),
-    "RecordMetadata": ("mansio.client", "RecordMetadata"),
-    "TopicPartition": ("mansio.client", "TopicPartition"),
-    "blocking": ("mansio.client.blocking", ""),
-    "connect": ("mansio.client", "connect"),
-    "errors": ("mansio.errors", ""),
+    "DEFAULT_ENTITY": _QUOTAS,
+    "Admin": _ADMIN,
+    "Backoff": "mansio.ports",
+    "Broker": "mansio.node.embedded:EmbeddedBroker",
+    "BrokerStatus": _CLUSTER,
+    "Client": "mansio.client.client",
+    "ClusterAdmin": _CLUSTER,
+    "ClusterDescription": _ADMIN,
+    "ClusterStatus": _CLUSTER,
+    "CommittedOffset": "mansio.net.offsets",
+    "ConfigEntry": _ADMIN,
+    "Consumer": "mansio.client.consumer.consumer",
+    "DelayNotOffered": "mansio.errors",
+    "Delivery": "mansio.client.producer.accumulator",
+    "ElectionType": _CLUSTER,
+    "ElectionResult": _CLUSTER,
+    "GroupDescription": _GROUPS,
+    "GroupListing": _GROUPS,
+    "GroupListings": _GROUPS,
+    "GroupMember": _GROUPS,
+    "Handler": "mansio.client.share.handler_runner",
+    "HandlerMode": "mansio.client.share.handler_runner",
+    "Headers": _TYPES,
+    "HeadersLike": _TYPES,
+    "LeaseHolder": _SHARES,
+    "LeaseLost": "mansio.errors",
+    "Leased": "mansio.client.share.leased",
+    "LeasedRange": _SHARES,
+    "ListedOffset": "mansio.net.offsets",
+    "MansioError": "mansio.errors",
+    "Message": _TYPES,
+    "Node": "mansio.net.metadata",
+    "OutgoingRecord": _TYPES,
+    "PartitionLag": _ADMIN,
+    "PartitionStatus": _CLUSTER,
+    "PartitionMetadata": "mansio.net.metadata",
+    "Producer": "mansio.client.producer.producer",
+    "ProducerOptions": "mansio.client.producer.producer",
+    "Publishable": _TYPES,
+    "Quota": _QUOTAS,
+    "QuotaAdmin": _QUOTAS,
+    "DefaultEntity": _QUOTAS,
+    "RebalanceCallback": "mansio.client.consumer.consumer",
+    "Receiver": "mansio.client.share.receiver",
+    "RecordMetadata": _TYPES,
+    "RedriveResult": _SHARES,
+    "ShareAdmin": _SHARES,
+    "ShareGroupDescription": _SHARES,
+    "ShareLeases": _SHARES,
+    "ShareMember": _SHARES,
+    "ShareOffset": _SHARES,
+    "StartAt": _TYPES,
+    "TopicDescription": _ADMIN,
+    "TopicPartition": _TYPES,
+    "connect": "mansio.client.client",
 }
+"""Module that defines each name, and the name there if it differs (`module:name`)."""
+
+_MODULES = ("blocking", "errors")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"mansio.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'mansio' has no attribute {name!r}")
-    module, attribute = _LAZY[name]
-    loaded = importlib.import_module(module)
-    value = getattr(loaded, attribute) if attribute else loaded
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute or name)
     globals()[name] = value
     return value
 

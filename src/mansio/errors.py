@@ -26,7 +26,8 @@ class MansioError(Exception):
     """Invalid records of a refused batch, as far as they are known: (index in the batch, reason) (KIP-467)."""
 
     def __init__(self, message: str = "") -> None:
-        self.message = message or (type(self).__doc__ or type(self).__name__).partition("\n")[0]
+        self.message: str = message or (type(self).__doc__ or type(self).__name__).partition("\n")[0]
+        """One line."""
         super().__init__(self.message)
 
 
@@ -63,6 +64,10 @@ class UnsupportedVersion(RequestError):
 
     kafka_code = 35
     grpc_status = "UNIMPLEMENTED"
+
+
+class DelayNotOffered(UnsupportedVersion):
+    """The broker does not support retry delays, as Apache Kafka does not. Call `retry` without `after`."""
 
 
 class CorruptMessage(RequestError):
@@ -326,6 +331,12 @@ class InvalidRecordState(RequestError):
     http_status = 409
 
 
+class LeaseLost(InvalidRecordState):
+    """The record is not leased by this member any more, because its lease expired or the connection over which it was
+    leased ended. The broker delivers the record again, to any member. If only the response to an acknowledgement was
+    lost, the broker may have stored the acknowledgement."""
+
+
 class ShareSessionNotFound(RequestError):
     """The broker has no such share session (KIP-932)."""
 
@@ -586,6 +597,10 @@ class MissingExtra(MansioError):
     """A package of an optional extra is not installed."""
 
 
+class ClientFailed(MansioError):
+    """Unexpected exception in the client. Requests in progress may or may not have been executed."""
+
+
 class DataLoss(MansioError):
     """Records that a query reads have been deleted."""
 
@@ -628,3 +643,4 @@ BY_KAFKA_CODE: dict[int, type[MansioError]] = {
     40: InvalidConfig,
     3: UnknownTopicOrPartition,
 }
+"""Kafka error code -> class of the error."""

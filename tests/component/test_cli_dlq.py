@@ -29,7 +29,7 @@ class World:
     def __init__(self, broker: mansio.Broker) -> None:
         self.shell = Shell(broker.address)
         self._broker = broker
-        self.service = broker.broker.service
+        self.service = broker._broker.service
         self.partition = mansio.TopicPartition("t", 0)
         self.shell("topic", "create", "t", "--partitions", "1")
         with mansio.blocking.connect(broker.address) as client:

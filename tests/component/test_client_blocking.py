@@ -18,7 +18,6 @@ from support.machine import scaled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ONLY_FOR_THE_TWIN = {"take", "set_delivered_counter", "publish_nowait"}
 ASKED_BY_THE_MEMBERSHIP = {"assign", "revoke", "lose", "wait_for_poll", "seconds_since_poll"}
 
 
@@ -29,9 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 
 def public(kind: type) -> set[str]:
-    return (
-        {name for name in dir(kind) if not name.startswith("_")} - ONLY_FOR_THE_TWIN - ASKED_BY_THE_MEMBERSHIP
-    )
+    return {name for name in dir(kind) if not name.startswith("_")} - ASKED_BY_THE_MEMBERSHIP
 
 
 @pytest.mark.row("A5")

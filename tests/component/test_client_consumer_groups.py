@@ -14,8 +14,13 @@ from mansio.client import TopicPartition
 from mansio.client.group import consumer_member
 from mansio.client.group.classic_member import ClassicMember
 from mansio.client.group.consumer_member import ConsumerMember
-from mansio.client.tasks import ClientFailed
-from mansio.errors import InvalidRegularExpression, InvalidRequest, UnreleasedInstanceId, UnsupportedVersion
+from mansio.errors import (
+    ClientFailed,
+    InvalidRegularExpression,
+    InvalidRequest,
+    UnreleasedInstanceId,
+    UnsupportedVersion,
+)
 from mansio.net.cluster import check_top_level_error
 from mansio.net.connection import Connection
 from mansio.wire.api_versions import ApiKey

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.client import DelayNotOffered, LeaseLost
 from mansio.client.share import ack_sender
-from mansio.errors import InvalidRecordState
+from mansio.errors import DelayNotOffered, InvalidRecordState, LeaseLost
 from mansio.net.connection import Connection
 from support.client_fixtures import broker_in, connected, run, run_by_the_clock, until
 from support.machine import scaled

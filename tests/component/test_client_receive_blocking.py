@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.client import Leased, LeaseLost, Receiver
+from mansio.client import Leased, Receiver
 from mansio.client.share import receiver_blocking
+from mansio.errors import LeaseLost
 from support.client_fixtures import broker_in
 from support.machine import scaled
 

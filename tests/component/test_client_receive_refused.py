@@ -12,8 +12,7 @@ import pytest
 from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
 from mansio.client.share import ack_sender, share_fetcher
 from mansio.client.share.leased import RELEASE
-from mansio.client.tasks import ClientFailed
-from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
+from mansio.errors import ClientFailed, InvalidRequest, MansioError, NotLeaderOrFollower
 from support.client_fixtures import broker_in, connected, run, until
 from support.machine import scaled
 from support.receive_fixtures import group_of, publish, running, taken

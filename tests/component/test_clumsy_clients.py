@@ -177,8 +177,8 @@ def port_of(broker: EmbeddedBroker) -> int:
 
 def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
     """What the broker still keeps for connections and their requests; empty when that is nothing."""
-    service = broker.broker.service
-    server = broker.broker.server
+    service = broker._broker.service
+    server = broker._broker.server
     memory = server.memory
     found: dict[str, object] = {
         "connections": server.connection_count,
@@ -222,7 +222,7 @@ def open_descriptors(broker: EmbeddedBroker) -> int:
     count = 0
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the listing's own, closed by now
-            count += not os.readlink(f"/proc/self/fd/{name}").startswith(broker.settings.data_dir)
+            count += not os.readlink(f"/proc/self/fd/{name}").startswith(broker._settings.data_dir)
     return count
 
 
@@ -231,7 +231,7 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
     port = port_of(broker)
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     descriptors = open_descriptors(broker)
-    tasks = len(broker.broker.service.scheduler._tasks)
+    tasks = len(broker._broker.service.scheduler._tasks)
     gc.collect()
     gc.disable()
     known = objects_of_connections()
@@ -250,7 +250,9 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
             lambda: open_descriptors(broker) <= descriptors, 20, f"seed {seed}: descriptors are closed"
         )
         wait_until(
-            lambda: len(broker.broker.service.scheduler._tasks) <= tasks, 20, f"seed {seed}: tasks have ended"
+            lambda: len(broker._broker.service.scheduler._tasks) <= tasks,
+            20,
+            f"seed {seed}: tasks have ended",
         )
         try:
             wait_until(lambda: not objects_of_connections(known), 20)
@@ -279,7 +281,7 @@ def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memor
     broker: EmbeddedBroker,
 ) -> None:
     """Its turn comes after the connection has given back what it held, and while others hold some."""
-    server = broker.broker.server
+    server = broker._broker.server
     assert server is not None
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     with RawPeer(port_of(broker)) as other, RawPeer(port_of(broker)) as vanishing:

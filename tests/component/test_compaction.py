@@ -102,7 +102,7 @@ class World:
 
     @property
     def partition(self) -> Any:
-        return self.broker.broker.service.partitions.find(self.topic, None, 0)
+        return self.broker._broker.service.partitions.find(self.topic, None, 0)
 
     def expected(self) -> list[Seen]:
         return sorted(self.latest.values())
@@ -215,7 +215,7 @@ def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(b
     assert world.read_by_kafka_python() == expected
     assert world.read_by_aiokafka() == expected
     assert world.read_by_mansio() == expected
-    counts = broker.broker.service.log_cleaner.counts  # type: ignore[union-attr]  # the broker runs
+    counts = broker._broker.service.log_cleaner.counts  # type: ignore[union-attr]  # the broker runs
     assert counts.records_dropped > 0
     assert counts.failed == 0
 
@@ -332,7 +332,7 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
             **QUIET,
         }
     )
-    swaps = broker.broker.service.log_cleaner.counts.swaps  # type: ignore[union-attr]  # the broker runs
+    swaps = broker._broker.service.log_cleaner.counts.swaps  # type: ignore[union-attr]  # the broker runs
     view: dict[bytes, Seen] = {}
     last = -1
 
@@ -357,7 +357,7 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
     finally:
         consumer.close()
     assert sorted(view.values()) == world.expected()
-    assert broker.broker.service.log_cleaner.counts.swaps > swaps  # type: ignore[union-attr]  # the broker runs
+    assert broker._broker.service.log_cleaner.counts.swaps > swaps  # type: ignore[union-attr]  # the broker runs
 
 
 @pytest.mark.row("L7")
@@ -374,7 +374,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
                 consumer.commit(offsets=[where], asynchronous=False)
         finally:
             consumer.close()
-        offsets = broker.broker.service.partitions.find(OFFSETS_TOPIC, None, 0)
+        offsets = broker._broker.service.partitions.find(OFFSETS_TOPIC, None, 0)
         before = offsets.log.size_bytes
         on_loop(broker, offsets.roll)
         wait_until(lambda: offsets.log.compaction.state.cleaned_end_offset == offsets.log.end_offset)
@@ -402,7 +402,7 @@ def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path
         victim.write_bytes(content)
         other.roll()
         damaged.roll()
-        log_cleaner = broker.broker.service.log_cleaner
+        log_cleaner = broker._broker.service.log_cleaner
         assert log_cleaner is not None
 
         def both_judged() -> bool:
@@ -424,7 +424,7 @@ def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path: Path) -> None:
         world = World(broker)
         for turn in range(4):
             world.write(world.producer(), [(b"%d" % n, b"%d" % turn * 99) for n in range(50)])
-        log_cleaner = broker.broker.service.log_cleaner
+        log_cleaner = broker._broker.service.log_cleaner
         assert log_cleaner is not None
         wait_until(lambda: log_cleaner._current)
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})

@@ -155,7 +155,7 @@ def test_partitions_max_refuses_a_topic_with_a_typed_error(tmp_path: Path) -> No
 
 def test_connections_per_ip_max_refuses_one_more_from_there_and_room_is_given_back(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path, max_connections_per_ip=2, max_connections=100) as broker:
-        server = broker.broker.server
+        server = broker._broker.server
         assert server is not None
         peers = [RawPeer(port_of(broker)) for _ in range(2)]
         assert all(serves(peer) for peer in peers)
@@ -208,7 +208,7 @@ def test_connection_that_is_paused_begins_nothing_and_goes_on_by_itself(tmp_path
     """What throttling (KIP-219) uses: frames that have arrived already wait too, and keep their order."""
     with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as peer:
         assert serves(peer)
-        server = broker.broker.server
+        server = broker._broker.server
         assert server is not None
         (connection,) = server._connections
         begin = time.monotonic()

@@ -198,8 +198,8 @@ def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
 
 
 def view_of(broker: mansio.Broker) -> ServiceStats:
-    view = ServiceStats(broker.broker.settings)
-    view.attach(RunningBroker(broker.broker.service, broker.broker.server, lambda: broker.broker.is_ready))
+    view = ServiceStats(broker._broker.settings)
+    view.attach(RunningBroker(broker._broker.service, broker._broker.server, lambda: broker._broker.is_ready))
     return view
 
 
@@ -226,7 +226,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 client.publish("t", b"x" * 5_000_000)
             with pytest.raises(mansio.MansioError):
                 client.admin.delete_topic("nothing")
-        wait_until(lambda: broker.broker.server.connection_count == 0)
+        wait_until(lambda: broker._broker.server.connection_count == 0)
         disk = DiskMonitor("/", 1)
         disk.query()
         alone = scrape(view_of(broker), disk)

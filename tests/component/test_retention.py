@@ -120,7 +120,7 @@ class World:
 
 def let_it_check(broker: mansio.Broker) -> None:
     """Return when the keeper has gone over all partitions once more."""
-    keeper = broker.broker.service.retention
+    keeper = broker._broker.service.retention
     assert keeper is not None
     begun = keeper.counts.checks
     wait_until(lambda: keeper.counts.checks > begun + 1)

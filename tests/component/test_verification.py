@@ -60,10 +60,10 @@ def test_scrub_finds_a_flip_after_verification_and_readers_get_an_error_from_the
     ):
         write(client)
         assert read_from(client, 0, COUNT) == list(range(COUNT))
-        scrubber = broker.broker.service.log_scrubber
+        scrubber = broker._broker.service.log_scrubber
         bad = flip(segments(tmp_path)[1], 3)
         wait_until(lambda: scrubber.counts.damaged_ranges > 0)
-        assert broker.broker.service.partitions.storage_health.damaged[TOPIC, 0].offset == bad
+        assert broker._broker.service.partitions.storage_health.damaged[TOPIC, 0].offset == bad
         assert read_from(client, 0, bad) == list(range(bad))
         with pytest.raises(CorruptMessage, match=f"at offset {bad}"):
             read_from(client, bad, 1)
@@ -76,7 +76,7 @@ def test_scrub_of_intact_logs_reports_nothing_and_counts_what_it_read(tmp_path: 
         mansio.blocking.connect(broker.address) as client,
     ):
         write(client)
-        service = broker.broker.service
+        service = broker._broker.service
         rounds = service.log_scrubber.counts.rounds
         wait_until(lambda: service.log_scrubber.counts.rounds >= rounds + 2)
         assert service.log_scrubber.counts.damaged_ranges == 0
@@ -96,7 +96,7 @@ def test_large_batches_are_verified_off_the_event_loop_while_the_fetch_waits(tmp
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
         where = mansio.TopicPartition(TOPIC, 0)
         assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
-        verifier = broker.broker.service.partitions.verifier
+        verifier = broker._broker.service.partitions.verifier
         assert verifier.checked_bytes >= 3 * len(big)
         checked = verifier.checked_bytes
         assert [m.value == big for m in client.consume([where], from_=0, max_records=3)] == [True] * 3
@@ -146,7 +146,7 @@ def test_part_that_the_disk_cannot_read_when_it_is_sent_is_reported_and_verified
         for name in ("pread", "preadv"):
             monkeypatch.setattr(os, name, once(getattr(os, name)))
         where = mansio.TopicPartition(TOPIC, 0)
-        health = broker.broker.service.partitions.storage_health
+        health = broker._broker.service.partitions.storage_health
         failing.append(1)
         with contextlib.suppress(mansio.MansioError):
             list(client.consume([where], from_=0, max_records=1))

@@ -10,7 +10,7 @@ from mansio.client.client import Client, connect
 from mansio.client.consumer.consumer import Consumer
 from mansio.client.producer.accumulator import Delivery
 from mansio.client.producer.producer import Producer, ProducerOptions
-from mansio.client.share.leased import DelayNotOffered, Leased, LeaseLost
+from mansio.client.share.leased import Leased
 from mansio.client.share.receiver import Receiver
 from mansio.client.types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
 
@@ -20,14 +20,12 @@ __all__ = [
     "ClusterDescription",
     "ConfigEntry",
     "Consumer",
-    "DelayNotOffered",
     "Delivery",
     "GroupDescription",
     "GroupListing",
     "GroupListings",
     "GroupMember",
     "Headers",
-    "LeaseLost",
     "Leased",
     "Message",
     "OutgoingRecord",

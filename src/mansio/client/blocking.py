@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from mansio.client.consumer.fetcher import PartitionState
     from mansio.client.producer.accumulator import Delivery as AsyncDelivery
-    from mansio.client.producer.producer import Publishable
     from mansio.client.share import receiver as asyncio_receive
-    from mansio.client.types import Message, RecordMetadata
+    from mansio.client.types import Message, Publishable, RecordMetadata
 
 P = ParamSpec("P")
 
@@ -80,9 +79,12 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
 
     def __init__(self, thread: LoopThread, original: asyncio_admin.Admin) -> None:
         super().__init__(thread, original)
-        self.quotas = QuotaAdmin(thread, original.quotas)
-        self.cluster = ClusterAdmin(thread, original.cluster)
-        self.shares = ShareAdmin(thread, original.shares)
+        self.quotas: QuotaAdmin = QuotaAdmin(thread, original.quotas)
+        """Client quotas."""
+        self.cluster: ClusterAdmin = ClusterAdmin(thread, original.cluster)
+        """State of the cluster, and elections."""
+        self.shares: ShareAdmin = ShareAdmin(thread, original.shares)
+        """Share groups."""
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)
@@ -175,7 +177,7 @@ def _publishing(
             if delivery.done():
                 publishing.set_result(None)
             else:
-                delivery.add_waiter(publishing)
+                delivery._add_waiter(publishing)
 
         return self._thread.call(begin)
 
@@ -185,7 +187,7 @@ def _publishing(
 class Producer(BlockingProxy[asyncio_producer.Producer]):
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
 
-    publish = _publishing(asyncio_producer.Producer.publish, asyncio_producer.Producer.publish_nowait)
+    publish = _publishing(asyncio_producer.Producer.publish, asyncio_producer.Producer._publish_nowait)
     send = _delivering(asyncio_producer.Producer.send)
     flush = blocking(asyncio_producer.Producer.flush)
     close = blocking(asyncio_producer.Producer.close)
@@ -221,7 +223,7 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
         self._messages: list[Message] = []
         self._index = 0
         self._state: PartitionState | None = None
-        original.set_delivered_counter(lambda: self._index)
+        original._set_delivered_counter(lambda: self._index)
 
     start = blocking(asyncio_consumer.Consumer.start)
     close = blocking(asyncio_consumer.Consumer.close)
@@ -275,7 +277,7 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
             yield batch
 
     def _take(self, timeout_ms: float | None) -> list[Message]:
-        messages, state = self._thread.run(self._original.poll_with_state(timeout_ms))
+        messages, state = self._thread.run(self._original._poll_with_state(timeout_ms))
         self._messages, self._index, self._state = messages, 0, state
         return messages
 
@@ -330,9 +332,10 @@ class Client(BlockingProxy[asyncio_client.Client]):
 
     def __init__(self, thread: LoopThread, original: asyncio_client.Client) -> None:
         super().__init__(thread, original)
-        self.admin = Admin(thread, original.admin)
+        self.admin: Admin = Admin(thread, original.admin)
+        """Administration of the cluster."""
 
-    publish = _publishing(asyncio_client.Client.publish, asyncio_client.Client.publish_nowait)
+    publish = _publishing(asyncio_client.Client.publish, asyncio_client.Client._publish_nowait)
     flush = blocking(asyncio_client.Client.flush)
     producer = _producing(asyncio_client.Client.producer)
     consume = _consuming(asyncio_client.Client.consume)

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from mansio.client.consumer.consumer import RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
-    from mansio.client.producer.producer import HeadersLike, Publishable
-    from mansio.client.types import RecordMetadata, StartAt
+    from mansio.client.types import HeadersLike, Publishable, RecordMetadata, StartAt
 
 
 def connect(
@@ -80,7 +79,8 @@ class Client:
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._receivers: list[Receiver] = []
-        self.admin = Admin(self._cluster)
+        self.admin: Admin = Admin(self._cluster)
+        """Administration of the cluster."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -121,7 +121,7 @@ class Client:
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 
-    def publish_nowait(
+    def _publish_nowait(
         self,
         topic: str,
         value: bytes | str | None,
@@ -131,8 +131,8 @@ class Client:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery | None:
-        """`publish` for the blocking client; see `Producer.publish_nowait`."""
-        return self._default_producer().publish_nowait(
+        """`publish` for the blocking client; see `Producer._publish_nowait`."""
+        return self._default_producer()._publish_nowait(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 

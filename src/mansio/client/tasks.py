@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import MansioError
+from mansio.errors import ClientFailed, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     ResponseHandler = Callable[[bytes, MansioError | None], None]
 
 logger = logging.getLogger(__name__)
-
-
-class ClientFailed(MansioError):
-    """Unexpected exception in the client. Requests in progress may or may not have been executed."""
 
 
 def log_client_failure(error: Exception) -> ClientFailed:

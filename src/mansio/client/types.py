@@ -6,6 +6,7 @@ since the Unix epoch. Keys and values are bytes or None (null).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
@@ -13,8 +14,10 @@ from mansio.wire.topic_partition import TopicPartition
 
 __all__ = [
     "Headers",
+    "HeadersLike",
     "Message",
     "OutgoingRecord",
+    "Publishable",
     "RecordMetadata",
     "StartAt",
     "TopicPartition",
@@ -23,6 +26,9 @@ __all__ = [
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Record headers (name, value) in order; a name may occur more than once."""
+
+HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
+"""Headers to publish: a mapping, or pairs of name and value; text is sent as UTF-8."""
 
 StartAt = Literal["earliest", "latest"] | int | datetime
 """Start position: "earliest" (log start offset), "latest" (log end offset), an offset, or a time (the first record at
@@ -69,6 +75,10 @@ class OutgoingRecord(NamedTuple):
     headers: Headers = ()
     partition: int | None = None
     timestamp_ms: int | None = None
+
+
+Publishable = bytes | str | OutgoingRecord | None
+"""An element for `publish_many`: a value, or an `OutgoingRecord` with key, headers, partition or timestamp."""
 
 
 def milliseconds(timestamp: datetime | int) -> int:

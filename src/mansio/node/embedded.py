@@ -32,18 +32,19 @@ class EmbeddedBroker:
     >>> with mansio.Broker("data") as broker:
     ...     client = mansio.blocking.connect(broker.address)
 
-    `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see `mansio.config.settings`.
+    `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see docs/CONFIGURATION.md.
     With `etcd_endpoints=` and `node_id=` it is a member of a cluster. Then the program must not hold the GIL for
     seconds (in one long call of a C function), because the broker would lose its session.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
-        self.settings = Settings(
+        self._settings = Settings(
             **{"listeners": "127.0.0.1:0", "http_listener": "", "data_dir": str(directory), **settings}
         )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker: Broker | None = None
+        """None while it is not running; its methods may be called only on its thread."""
 
     @property
     def address(self) -> str:
@@ -53,25 +54,18 @@ class EmbeddedBroker:
         host, port = self._broker.listener_address
         return f"{host}:{port}"
 
-    @property
-    def broker(self) -> Broker:
-        """The `Broker` object, whose methods may be called only on the broker's thread. Raises `Unavailable`."""
-        if self._broker is None:
-            raise Unavailable("the embedded broker is not running")
-        return self._broker
-
     def start(self) -> Self:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         if self._thread is not None:
             return self
-        if self.settings.etcd_join:
+        if self._settings.etcd_join:
             raise ConfigError(
                 "etcd_join: an embedded broker runs no etcd member; set etcd_endpoints=http://HOST:2379"
             )
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mansio-broker", daemon=True)
         self._thread.start()
-        broker = Broker(self.settings)
+        broker = Broker(self._settings)
         try:
             self._call(broker.start(), START_S_MAX)
         except BaseException:
@@ -88,7 +82,7 @@ class EmbeddedBroker:
         broker, self._broker = self._broker, None
         atexit.unregister(self.close)
         try:
-            self._call(broker.stop(), self.settings.shutdown_drain_ms / 1000 + STOP_MARGIN_S)
+            self._call(broker.stop(), self._settings.shutdown_drain_ms / 1000 + STOP_MARGIN_S)
         finally:
             self._end_thread()
 

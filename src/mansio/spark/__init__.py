@@ -15,21 +15,80 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mansio.host.extras import require_extra
+from mansio.spark.iceberg.errors import (
+    ArchiveError,
+    CatalogLocked,
+    CatalogUnavailable,
+    ConcurrentArchive,
+    NotAnArchiveTable,
+    TableNotFound,
+)
 from mansio.spark.session import session
+from mansio.spark.session.java import JavaHome, JavaNotFound, find_java
 
 if TYPE_CHECKING:
-    from mansio.spark.jobs.archive import archive
-    from mansio.spark.jobs.replay import replay
+    from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+    from mansio.spark.iceberg.table_scan import Selection
+    from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version
+    from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, BatchProgress, archive
+    from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
     from mansio.spark.jobs.topic_table import read_topic_as_table
 
-__all__ = ["archive", "read_topic_as_table", "replay", "session"]
+__all__ = [
+    "ArchiveError",
+    "ArchiveFailed",
+    "ArchiveJob",
+    "ArchiveResult",
+    "ArchiveTable",
+    "BatchProgress",
+    "CatalogLocked",
+    "CatalogUnavailable",
+    "ConcurrentArchive",
+    "JavaHome",
+    "JavaNotFound",
+    "NotAnArchiveTable",
+    "PartitionReplay",
+    "ReplayReport",
+    "Selection",
+    "SnapshotNotFound",
+    "TableNotFound",
+    "TableVersion",
+    "archive",
+    "find_java",
+    "find_version",
+    "open_table",
+    "read_topic_as_table",
+    "replay",
+    "session",
+]
 
-_JOBS = {"archive": "archive", "read_topic_as_table": "topic_table", "replay": "replay"}
-"""The module in `mansio.spark.jobs` that defines each exported function."""
+_LAZY = {
+    "ArchiveFailed": ("spark", "jobs.archive"),
+    "ArchiveJob": ("spark", "jobs.archive"),
+    "ArchiveResult": ("spark", "jobs.archive"),
+    "ArchiveTable": ("iceberg", "iceberg.catalog"),
+    "BatchProgress": ("spark", "jobs.archive"),
+    "PartitionReplay": ("iceberg", "jobs.replay"),
+    "ReplayReport": ("iceberg", "jobs.replay"),
+    "Selection": ("iceberg", "iceberg.table_scan"),
+    "SnapshotNotFound": ("iceberg", "iceberg.time_travel"),
+    "TableVersion": ("iceberg", "iceberg.time_travel"),
+    "archive": ("spark", "jobs.archive"),
+    "find_version": ("iceberg", "iceberg.time_travel"),
+    "open_table": ("iceberg", "iceberg.catalog"),
+    "read_topic_as_table": ("spark", "jobs.topic_table"),
+    "replay": ("iceberg", "jobs.replay"),
+}
+"""The extra that each name needs, and the module in `mansio.spark` that defines it. A replay works without Spark."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _JOBS:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_extra("iceberg" if name == "replay" else "spark")  # a replay works without Spark
-    return getattr(import_module(f".jobs.{_JOBS[name]}", __name__), name)
+    extra, module = _LAZY[name]
+    require_extra(extra)
+    return getattr(import_module(f".{module}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

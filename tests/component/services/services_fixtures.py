@@ -25,6 +25,6 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
         await work(services)
 
     with mansio.Broker(tmp_path / "data", **settings) as broker:
-        started = broker.broker
+        started = broker._broker
         work_done = asyncio.run_coroutine_threadsafe(prepare_and_work(started.service), started.server.loop)
         work_done.result(TIMEOUT_S)

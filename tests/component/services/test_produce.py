@@ -26,7 +26,7 @@ def run(tmp_path: Path, work: Callable[[BrokerServices], Coroutine[Any, Any, Non
     with mansio.Broker(tmp_path / "data") as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t", partitions=2)
-        asyncio.run_coroutine_threadsafe(work(broker.broker.service), broker.broker.server.loop).result(30)
+        asyncio.run_coroutine_threadsafe(work(broker._broker.service), broker._broker.server.loop).result(30)
 
 
 def batch(value: bytes = b"value", **options: Any) -> bytes:

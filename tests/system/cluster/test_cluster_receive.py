@@ -9,8 +9,7 @@ import pytest
 
 import mansio
 from mansio import TopicPartition
-from mansio.client import LeaseLost
-from mansio.errors import MansioError
+from mansio.errors import LeaseLost, MansioError
 from mansio.state.share_partition.state_records import SHARE_STATE_TOPIC
 from support.machine import scaled
 from support.receive_fixtures import group_of, running

@@ -143,7 +143,7 @@ def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
         with RawPeer(port) as peer:
             peer.create_topic("wide", TOPICS)
             answer_bytes = len(answer_to(peer, METADATA))
-        server = broker.broker.server
+        server = broker._broker.server
         assert server is not None
         for _ in range(12):
             push(stack.enter_context(RawPeer(port, receive_buffer_bytes=4096)), METADATA * 2000)

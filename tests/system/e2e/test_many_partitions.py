@@ -109,7 +109,7 @@ def test_partitions_of_a_broker_that_was_killed_keep_apart_what_is_damaged(tmp_p
         (segment,) = tmp_path.glob(f"topics/one.*/{index}/*.log")
         segment.write_bytes(segment.read_bytes()[:20])
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
-        failures = broker.broker.service.partitions.failures()
+        failures = broker._broker.service.partitions.failures()
         assert sorted(failures) == ["one-11", "one-3"]
         for index in range(20):
             if index not in (3, 11):

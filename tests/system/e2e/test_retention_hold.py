@@ -118,7 +118,7 @@ class World:
     def let_it_check(self) -> None:
         """Return when retention has looked again, twice."""
         assert isinstance(self.broker, mansio.Broker)
-        service = self.broker.broker.service
+        service = self.broker._broker.service
         assert service.retention is not None
         begun = service.retention.counts.checks
         wait_until(lambda: service.retention is not None and service.retention.counts.checks > begun + 1)

@@ -260,7 +260,7 @@ def test_topic_of_group_offsets_keeps_what_groups_depend_on(tmp_path: Path) -> N
             resource = {"resource_type": 2, "resource_name": "__consumer_offsets", "configs": []}
             answer = peer.call(ApiKey.ALTER_CONFIGS, 1, {"resources": [resource]})
             assert answer.responses[0].error_code == 0
-            topic = broker.broker.service.topics.find("__consumer_offsets")
+            topic = broker._broker.service.topics.find("__consumer_offsets")
             assert (topic.configs["cleanup.policy"], topic.configs["retention.ms"]) == ("compact", "-1")
 
             names = {"topic_names": ["__consumer_offsets"], "timeout_ms": 1000}

@@ -187,6 +187,6 @@ def test_what_the_broker_itself_cannot_frame_is_answered_as_corruption_and_the_r
             assert [m.value for m in client.consume([other], from_="earliest", max_records=1)] == [
                 b"elsewhere"
             ]
-        partition = broker.broker.service.partitions.find(TOPIC, None, 0)
+        partition = broker._broker.service.partitions.find(TOPIC, None, 0)
         with pytest.raises(StorageError, match="damaged"):
             partition.log.verify()

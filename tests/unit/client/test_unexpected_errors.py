@@ -11,9 +11,8 @@ from mansio.client.consumer.fetcher import Fetcher, FetchOptions, FetchRequest, 
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.producer.produce_request import PendingRequest, RequestWriter
 from mansio.client.producer.sender import Sender
-from mansio.client.tasks import ClientFailed
 from mansio.client.types import TopicPartition
-from mansio.errors import UnknownTopicOrPartition
+from mansio.errors import ClientFailed, UnknownTopicOrPartition
 from mansio.net.cluster import Cluster
 from mansio.ports import Backoff
 from mansio.wire.apis import fetch

@@ -156,15 +156,15 @@ def delete(
 def _entity(
     client: str | None, user: str | None, *, default_client: bool, default_user: bool
 ) -> dict[str, Any]:
-    from mansio.client.admin.quotas import DEFAULT
+    from mansio.client.admin.quotas import DEFAULT_ENTITY
 
     if client is not None and default_client:
         usage_error("give either --client or --default-client", "--default-client")
     if user is not None and default_user:
         usage_error("give either --user or --default-user", "--default-user")
     entity = {
-        "client_id": DEFAULT if default_client else client,
-        "user": DEFAULT if default_user else user,
+        "client_id": DEFAULT_ENTITY if default_client else client,
+        "user": DEFAULT_ENTITY if default_user else user,
     }
     if entity == {"client_id": None, "user": None}:
         usage_error("give --client, --default-client, --user or --default-user", "--client")

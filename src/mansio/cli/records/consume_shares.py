@@ -114,7 +114,7 @@ class ShareConsumeCommand:
         """Apply the disposition; returns the records whose leases had expired."""
         import asyncio
 
-        from mansio.client import LeaseLost
+        from mansio.errors import LeaseLost
 
         if self.disposition is Disposition.HOLD:
             return []

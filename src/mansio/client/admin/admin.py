@@ -110,9 +110,12 @@ class Admin:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.quotas = QuotaAdmin(cluster)
-        self.cluster = ClusterAdmin(cluster)
-        self.shares = ShareAdmin(cluster)
+        self.quotas: QuotaAdmin = QuotaAdmin(cluster)
+        """Client quotas."""
+        self.cluster: ClusterAdmin = ClusterAdmin(cluster)
+        """State of the cluster, and elections."""
+        self.shares: ShareAdmin = ShareAdmin(cluster)
+        """Share groups."""
 
     # -- topics and cluster --------
 

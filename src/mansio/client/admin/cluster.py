@@ -27,6 +27,7 @@ MIN_IN_SYNC_REPLICAS_CONFIG: Final = "min.insync.replicas"
 ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
 
 ElectionType = Literal["preferred", "unclean"]
+"""Type of a leader election."""
 
 
 @dataclass(frozen=True, slots=True)

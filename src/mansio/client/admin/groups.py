@@ -178,8 +178,7 @@ class GroupListing:
 class GroupListings(list[GroupListing]):
     """List of groups, sorted by id.
 
-    `unreachable` has the node ids of brokers that did not respond in time. `missing_partitions` has the partitions of
-    `__consumer_offsets` whose groups no broker listed. Groups of both are missing in the list.
+    Groups of the brokers in `unreachable` and of `missing_partitions` are missing in the list.
     """
 
     def __init__(
@@ -189,8 +188,10 @@ class GroupListings(list[GroupListing]):
         missing_partitions: Iterable[int] = (),
     ) -> None:
         super().__init__(groups)
-        self.unreachable = tuple(unreachable)
-        self.missing_partitions = tuple(missing_partitions)
+        self.unreachable: tuple[int, ...] = tuple(unreachable)
+        """Brokers that did not respond in time, whose groups are missing."""
+        self.missing_partitions: tuple[int, ...] = tuple(missing_partitions)
+        """Partitions of `__consumer_offsets` without a coordinator that responded, whose groups are missing."""
 
     @property
     def is_complete(self) -> bool:

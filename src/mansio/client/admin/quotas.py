@@ -1,8 +1,8 @@
 """Client quotas: produce and fetch rates in bytes per second (KIP-546); available as `client.admin.quotas`.
 
-A quota applies to an entity: a user, a client id, or a client id of a user. As `user` or `client_id`, `DEFAULT` stands
-for every name that has no quota of its own; the quota then applies to each of them separately. None means that the
-entity has no user or no client id.
+A quota applies to an entity: a user, a client id, or a client id of a user. As `user` or `client_id`, `DEFAULT_ENTITY`
+stands for every name that has no quota of its own; the quota then applies to each of them separately. None means that
+the entity has no user or no client id.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ CLIENT_ID_ENTITY: Final = "client-id"
 
 
 class DefaultEntity(Enum):
-    """The type of `DEFAULT`."""
+    """The type of `DEFAULT_ENTITY`."""
 
     DEFAULT = "default"
+    """All entities without a quota of their own."""
 
 
-DEFAULT: Final = DefaultEntity.DEFAULT
+DEFAULT_ENTITY: Final = DefaultEntity.DEFAULT
 """Name, as `user` or `client_id`, that stands for all names without a quota of their own."""
 
 
@@ -71,7 +72,7 @@ class QuotaAdmin:
         """Set quotas of an entity, in bytes per second. The value None removes a quota; quotas that are not in `values`
         are not changed. Raises `InvalidRequest`."""
         entity = [
-            {"entity_type": kind, "entity_name": None if name is DEFAULT else name}
+            {"entity_type": kind, "entity_name": None if name is DEFAULT_ENTITY else name}
             for kind, name in ((USER_ENTITY, user), (CLIENT_ID_ENTITY, client_id))
             if name is not None
         ]
@@ -100,7 +101,8 @@ class QuotaAdmin:
 
 def _quota(entry: Any) -> Quota:
     names = {
-        part.entity_type: DEFAULT if part.entity_name is None else part.entity_name for part in entry.entity
+        part.entity_type: DEFAULT_ENTITY if part.entity_name is None else part.entity_name
+        for part in entry.entity
     }
     return Quota(
         names.get(USER_ENTITY), names.get(CLIENT_ID_ENTITY), {one.key: one.value for one in entry.values}

@@ -195,7 +195,7 @@ class Consumer:
         except TimeoutError:
             return []
 
-    async def poll_with_state(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
+    async def _poll_with_state(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
         """The result of `poll`, and the state of the messages' partition. Used by the blocking consumer, which iterates
         over the messages itself."""
         messages = await self.poll(timeout_ms)
@@ -272,7 +272,7 @@ class Consumer:
 
     # -- current batch --------
 
-    def set_delivered_counter(self, count: Callable[[], int]) -> None:
+    def _set_delivered_counter(self, count: Callable[[], int]) -> None:
         """Set the function that returns how many messages of the last `poll` the application has received. Used by the
         blocking consumer."""
         self._delivered_counter = count

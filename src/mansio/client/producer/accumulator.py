@@ -202,31 +202,31 @@ class Batch:
 class Delivery:
     """Future result of one published record. `await` on it returns the `RecordMetadata` or raises the typed error."""
 
-    __slots__ = ("_index", "batch")
+    __slots__ = ("_batch", "_index")
 
     def __init__(self, batch: Batch, index: int) -> None:
-        self.batch = batch
+        self._batch = batch
         self._index = index
 
     def __await__(self) -> Generator[object, None, RecordMetadata]:
         if not self.done():
-            yield from self.batch.wait_completed().__await__()
-        return self.batch.outcome(self._index)
+            yield from self._batch.wait_completed().__await__()
+        return self._batch.outcome(self._index)
 
-    def add_waiter(self, waiter: Waiter) -> None:
+    def _add_waiter(self, waiter: Waiter) -> None:
         """Call `waiter.set_result` when the batch is completed or split. The delivery must not be done yet."""
-        self.batch.waiters.append(waiter)
+        self._batch.waiters.append(waiter)
 
     def done(self) -> bool:
         """Whether the record is acknowledged or has failed."""
-        return _is_done(self.batch)
+        return _is_done(self._batch)
 
     def result(self) -> RecordMetadata:
         """Return the metadata of the stored record, or raise the typed error of a failed one. Raises `RuntimeError` if
         the delivery is not done."""
         if not self.done():
             raise RuntimeError("the record is not acknowledged yet")
-        return self.batch.outcome(self._index)
+        return self._batch.outcome(self._index)
 
 
 def _is_done(batch: Batch) -> bool:

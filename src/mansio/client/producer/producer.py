@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-    Publishable = bytes | str | OutgoingRecord | None
-
-    from mansio.client.types import Headers, RecordMetadata
+    from mansio.client.types import Headers, HeadersLike, Publishable, RecordMetadata
     from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicMetadata
 
@@ -68,14 +65,14 @@ class Producer:
     """Publishes records to any topic of one cluster. Close it by `async with` or `close()`."""
 
     def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
-        self.options = options or ProducerOptions()
+        self._options = options or ProducerOptions()
         self._cluster = cluster
         self._metadata_waiters = MetadataWaiters(cluster, asyncio.get_running_loop())
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, _TopicQueues] = {}
         self._space_waiters: deque[asyncio.Event] = deque()
         """Callers that wait for buffer space, in the order of the calls; only the first is woken."""
-        self._sender = Sender(cluster, self.options, self._wake_space_waiter)
+        self._sender = Sender(cluster, self._options, self._wake_space_waiter)
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -126,7 +123,7 @@ class Producer:
             await batch.wait_completed()
         return batch.outcome(index)
 
-    def publish_nowait(
+    def _publish_nowait(
         self,
         topic: str,
         value: bytes | str | None,
@@ -218,7 +215,7 @@ class Producer:
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
         size = estimate_size_bytes(record)
-        if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+        if self._space_waiters or self._sender.buffered_bytes + size > self._options.buffer_bytes_max:
             return None
         return self._append(topic, view, record, size, is_awaited=True)[1]
 
@@ -229,7 +226,7 @@ class Producer:
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             view = await self._request_topic(topic)
         size = estimate_size_bytes(record)
-        if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+        if self._space_waiters or self._sender.buffered_bytes + size > self._options.buffer_bytes_max:
             await self._wait_for_space(size)
         return self._append(topic, view, record, size)
 
@@ -261,7 +258,7 @@ class Producer:
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
             queue = queues.queues[partition] = PartitionQueue(topic, partition)
         batch = queue.open
-        was_batch_closed = batch is not None and batch.size + size > self.options.batch_bytes_max
+        was_batch_closed = batch is not None and batch.size + size > self._options.batch_bytes_max
         if was_batch_closed:
             self._sender.close_open_batch(queue)
             batch = None
@@ -294,7 +291,7 @@ class Producer:
         queue = queues.queues.get(queues.sticky_partition)
         if queue is None or self._metadata_waiters.cached_topic(topic) is None:
             return None
-        sender, options = self._sender, self.options
+        sender, options = self._sender, self._options
         size = len(value) + RECORD_OVERHEAD_BYTES
         if sender.buffered_bytes + size > options.buffer_bytes_max:
             return None
@@ -320,8 +317,8 @@ class Producer:
             return 0
         timestamp_ms, begin = batch.timestamps_ms[-1], position
         space = min(
-            self.options.batch_bytes_max - batch.size,
-            self.options.buffer_bytes_max - self._sender.buffered_bytes,
+            self._options.batch_bytes_max - batch.size,
+            self._options.buffer_bytes_max - self._sender.buffered_bytes,
         )
         wanted = VALUES_PER_STEP_MAX
         while wanted == VALUES_PER_STEP_MAX:
@@ -353,7 +350,7 @@ class Producer:
         self._space_waiters.append(waiter)
         try:
             while self._space_waiters[0] is not waiter or self._lacks_space(size):
-                if self.options.when_full == "raise":
+                if self._options.when_full == "raise":
                     raise QueueFull(f"{self._sender.buffered_bytes} bytes are not acknowledged yet")
                 await waiter.wait()
                 waiter.clear()
@@ -365,7 +362,7 @@ class Producer:
 
     def _lacks_space(self, size: int) -> bool:
         buffered = self._sender.buffered_bytes  # a record larger than the buffer is accepted when it is empty
-        return bool(buffered) and buffered + size > self.options.buffer_bytes_max
+        return bool(buffered) and buffered + size > self._options.buffer_bytes_max
 
     def _wake_space_waiter(self) -> None:
         """Wake the first caller that waits for buffer space."""

@@ -41,11 +41,17 @@ from mansio.client.share.leased import (
     RENEWAL_QUEUED,
     RENEWAL_SENT,
     AckFuture,
-    DelayNotOffered,
-    LeaseLost,
 )
 from mansio.client.tasks import log_client_failure
-from mansio.errors import ConnectionLost, InvalidRecordState, InvalidRequest, MansioError, UnsupportedVersion
+from mansio.errors import (
+    ConnectionLost,
+    DelayNotOffered,
+    InvalidRecordState,
+    InvalidRequest,
+    LeaseLost,
+    MansioError,
+    UnsupportedVersion,
+)
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey

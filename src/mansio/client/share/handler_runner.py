@@ -29,8 +29,15 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from mansio.client.admin.shares import ShareAdmin
-from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased, LeaseLost
-from mansio.errors import GroupIdNotFound, InvalidConfig, InvalidRequest, MansioError, UnsupportedVersion
+from mansio.client.share.leased import ACCEPT, ACKNOWLEDGED, HELD, REJECT, RELEASE, Leased
+from mansio.errors import (
+    GroupIdNotFound,
+    InvalidConfig,
+    InvalidRequest,
+    LeaseLost,
+    MansioError,
+    UnsupportedVersion,
+)
 from mansio.net.retry import raise_for_code
 from mansio.wire.api_versions import ApiKey
 
@@ -44,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["parallel", "fifo", "by_key"]
+HandlerMode = Literal["parallel", "fifo", "by_key"]
 """Order in which records are handled: any order, by partition, or by key."""
 
 MODES: Final = ("parallel", "fifo", "by_key")
@@ -109,7 +116,7 @@ class HandlerRunner:
         in_flight_records: InFlightRecords,
         ack_sender: AckSender,
         *,
-        mode: Mode,
+        mode: HandlerMode,
         concurrency: int,
         drain_ms: float,
     ) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX
 from mansio.client.types import Message
-from mansio.errors import InvalidRecordState, InvalidRequest, UnsupportedVersion
+from mansio.errors import InvalidRequest
 from mansio.net.retry import DEFAULT_BACKOFF
 
 if TYPE_CHECKING:
@@ -39,16 +39,6 @@ NO_RENEWAL, RENEWAL_QUEUED, RENEWAL_SENT = range(3)
 """States of a lease's renewal: none requested; waiting to be sent; sent to the broker."""
 
 MILLISECONDS_PER_SECOND: Final = 1000
-
-
-class LeaseLost(InvalidRecordState):
-    """The record is not leased by this member any more, because its lease expired or the connection over which it was
-    leased ended. The broker delivers the record again, to any member. If only the response to an acknowledgement was
-    lost, the broker may have stored the acknowledgement."""
-
-
-class DelayNotOffered(UnsupportedVersion):
-    """The broker does not support retry delays, as Apache Kafka does not. Call `retry` without `after`."""
 
 
 @dataclass(frozen=True, slots=True)

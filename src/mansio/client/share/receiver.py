@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
-    from mansio.client.share.handler_runner import Handler, Mode
+    from mansio.client.share.handler_runner import Handler, HandlerMode
     from mansio.client.share.leased import Leased, ReceiveOptions
     from mansio.net.cluster import Cluster
 
@@ -193,7 +193,7 @@ class Receiver:
         self,
         handler: Handler,
         *,
-        mode: Mode = "parallel",
+        mode: HandlerMode = "parallel",
         concurrency: int = 10,
         drain_ms: float = DEFAULT_DRAIN_MS,
     ) -> None:

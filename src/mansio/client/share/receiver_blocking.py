@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from mansio.client.share.handler_runner import Mode
+    from mansio.client.share.handler_runner import HandlerMode
     from mansio.net.blocking import LoopThread
 
 
@@ -32,7 +32,7 @@ class Leased(Message):
     _original: leased.Leased
 
     @classmethod
-    def wrap(cls, thread: LoopThread, original: leased.Leased) -> Self:
+    def _wrap(cls, thread: LoopThread, original: leased.Leased) -> Self:
         """Return the blocking proxy of a message."""
         proxy = tuple.__new__(cls, original)
         proxy._thread, proxy._original = thread, original
@@ -111,7 +111,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
     def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
         """Return available messages; see `mansio.client.share.receiver.Receiver.poll`."""
         found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
-        return [Leased.wrap(self._thread, message) for message in found]
+        return [Leased._wrap(self._thread, message) for message in found]
 
     def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
         """Yield lists of available messages until `stop()`; see `mansio.client.share.receiver.Receiver.batches`."""
@@ -126,7 +126,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
         self,
         handler: Handler,
         *,
-        mode: Mode = "parallel",
+        mode: HandlerMode = "parallel",
         concurrency: int = 10,
         drain_ms: float = DEFAULT_DRAIN_MS,
     ) -> None:
@@ -137,7 +137,7 @@ class Receiver(BlockingProxy[receiver.Receiver]):
 
         async def call(message: leased.Leased) -> None:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(with_threads, handler, Leased.wrap(self._thread, message))
+            await loop.run_in_executor(with_threads, handler, Leased._wrap(self._thread, message))
 
         try:
             self._thread.run(self._original.run(call, mode=mode, concurrency=concurrency, drain_ms=drain_ms))

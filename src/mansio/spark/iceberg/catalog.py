@@ -99,11 +99,13 @@ _PARTITION_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), ta
 
 
 class ArchiveTable:
-    """The archive table of one topic. `iceberg` is pyiceberg's table. Not thread-safe."""
+    """The archive table of one topic. Not thread-safe."""
 
     def __init__(self, table: Table, topic: str, catalog_location: str) -> None:
-        self.iceberg = table
-        self.topic = topic
+        self.iceberg: Table = table
+        """The table as an object of pyiceberg."""
+        self.topic: str = topic
+        """The archived topic."""
         self._catalog_location = catalog_location
 
     @property

@@ -93,10 +93,12 @@ class ReplayReport:
 
     @property
     def already_present(self) -> int:
+        """Number of records that the target already had."""
         return sum(one.already_present for one in self.partitions)
 
     @property
     def written(self) -> int:
+        """Number of records written."""
         return sum(one.written for one in self.partitions)
 
 
