@@ -601,6 +601,10 @@ class ClientFailed(MansioError):
     """Unexpected exception in the client. Requests in progress may or may not have been executed."""
 
 
+class UnsupportedPlatform(MansioError):
+    """The operating system lacks what the operation needs."""
+
+
 class DataLoss(MansioError):
     """Records that a query reads have been deleted."""
 

@@ -663,6 +663,12 @@ SPECIFICATIONS: Final[dict[str, Specification]] = {
     if "specification" in one.metadata
 }
 
+DEV_SETTINGS: Final[Mapping[str, Any]] = {
+    "auto_create_topics_enable": True,
+    "group_initial_rebalance_delay_ms": 0,
+}
+"""Values for development, of `mansio serve --dev` and `mansio dev-cluster`. An explicit setting has precedence."""
+
 
 def default_of(name: str) -> Any:
     """The default of a setting (for `topic_defaults`: empty)."""

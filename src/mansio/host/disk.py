@@ -44,8 +44,15 @@ _NOT_SUPPORTED = (
 def _sync_descriptor(descriptor: int) -> None:
     if _FULL_SYNC is not None:
         fcntl.fcntl(descriptor, _FULL_SYNC)
-    elif sys.platform == "linux":
+    elif hasattr(os, "fdatasync"):
         os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+def _sync_directory_descriptor(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
     else:
         os.fsync(descriptor)
 
@@ -244,7 +251,7 @@ class HostDisk:
             return  # Windows cannot open a directory; NTFS journals directory entries
         descriptor = os.open(path, os.O_RDONLY | _BINARY)
         try:
-            os.fsync(descriptor)
+            _sync_directory_descriptor(descriptor)
         finally:
             os.close(descriptor)
 

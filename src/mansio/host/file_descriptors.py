@@ -8,9 +8,13 @@ higher, and `mansio serve` raises the limit as far as possible when it starts.
 from __future__ import annotations
 
 import logging
-import resource
 
 from mansio.logs import fields
+
+try:
+    import resource
+except ImportError:  # Windows, where no broker runs
+    resource = None  # type: ignore[assignment]  # only brokers use it
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +27,31 @@ OTHER_DESCRIPTORS = 256
 CONNECTIONS_MIN = 16
 """Number of connections that are allowed even if the limit of descriptors is too low for them."""
 
+OPEN_FILES_STEPS = (1 << 20, 1 << 16, 10_240)
+"""Limits that `raise_file_limit` tries where the system refuses the hard limit. macOS reports "unlimited", refuses to
+set it, and accepts at least 10,240 (its OPEN_MAX)."""
+
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files of this process to the hard limit, and return the limit in effect."""
+    """Raise the soft limit of open files of this process to the hard limit, or as far as the system accepts.
+
+    Returns the limit in effect; `resource.RLIM_INFINITY` if there is none.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if soft == hard:
+        return hard
+    is_unlimited = hard == resource.RLIM_INFINITY
+    steps = [step for step in OPEN_FILES_STEPS if soft < step and (is_unlimited or step < hard)]
+    refusal: Exception | None = None
+    for limit in (hard, *steps):
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError) as error:  # "unlimited" is more than some kernels accept
-            logger.info("file_limit_not_raised", extra=fields(open_files=soft, error=error))
-            return soft
-    return hard
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        except (OSError, ValueError) as error:
+            refusal = error
+        else:
+            return limit
+    logger.info("file_limit_not_raised", extra=fields(open_files=soft, error=refusal))
+    return soft
 
 
 def allowed_connection_count(max_connections: int, reserved_files: int) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.asyncio_loop import new_event_loop
+from mansio.host.platforms import require_posix
 from mansio.node.broker import Broker
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class EmbeddedBroker:
         """Start the broker; returns when clients can connect. Raises the error that prevented the start."""
         if self._thread is not None:
             return self
+        require_posix("a broker")
         if self._settings.etcd_join:
             raise ConfigError(
                 "etcd_join: an embedded broker runs no etcd member; set etcd_endpoints=http://HOST:2379"

@@ -35,6 +35,7 @@ def show(
     join: JoinOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    dev: DevOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show all settings of `mansio serve` with the same flags, and the origin of each value.
@@ -53,7 +54,7 @@ def show(
         "etcd_endpoints": etcd,
         "etcd_join": join,
     }
-    settings = settings_from_flags(named, config, set_)
+    settings = settings_from_flags(named, config, set_, dev=dev)
     rows: list[dict[str, Any]] = []
     for name, specification in SPECIFICATIONS.items():
         value = getattr(settings, name)
@@ -144,22 +145,36 @@ RackOption = Annotated[
         help="Rack of this broker; replicas of a partition are placed on different racks.",
     ),
 ]
+DevOption = Annotated[
+    bool,
+    typer.Option(
+        "--dev",
+        help="For development, not for production: a topic is created when a client first asks for it "
+        "(auto_create_topics_enable=true), and a consumer group starts without waiting for further members "
+        "(group_initial_rebalance_delay_ms=0). --set has precedence.",
+    ),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
 ]
 
 
-def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list[str] | None) -> Settings:
+def settings_from_flags(
+    named: Mapping[str, Any], config: str | None, set_: list[str] | None, *, dev: bool = False
+) -> Settings:
     """Load the settings of a broker from flags, environment and file. `named`: settings that have a flag; None: not
-    given.
+    given. `dev`: use `DEV_SETTINGS`, unless `set_` has other values.
 
     An invalid flag is a usage error (exit code 2); other invalid settings raise `ConfigError`.
     """
-    from mansio.config.settings import Origin
+    from mansio.config.settings import DEV_SETTINGS, Origin
     from mansio.config.sources import load_settings
 
     flags: dict[str, Any] = dict(parse_name_values(set_ or (), "--set"))
+    if dev:
+        set_names = {name.replace(".", "_") for name in flags}
+        flags.update({name: value for name, value in DEV_SETTINGS.items() if name not in set_names})
     flags.update({name: value for name, value in named.items() if value is not None})
     try:
         return load_settings(config, flags)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from mansio.cli.broker.config import (
     AdvertiseOption,
     ConfigOption,
     DataOption,
+    DevOption,
     EtcdOption,
     HttpOption,
     JoinOption,
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from mansio.node.broker import Broker
     from mansio.node.etcd_member.member import EtcdMember
 
+logger = logging.getLogger(__name__)
+
 CLOSE_TIMEOUT_S = 5.0
 """Time for closing the logs after the drain; then the process ends without closing them."""
 
@@ -71,6 +75,7 @@ def serve(
     join: JoinOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
+    dev: DevOption = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
@@ -79,10 +84,14 @@ def serve(
     """
     import asyncio
 
+    from mansio.config.settings import DEV_SETTINGS
     from mansio.host import file_descriptors
     from mansio.host.asyncio_loop import new_event_loop
+    from mansio.host.platforms import require_posix
     from mansio.wire.api_versions import ApiKey
     from mansio.wire.codec import messages
+
+    require_posix("mansio serve")
 
     named = {
         "data_dir": data,
@@ -94,8 +103,11 @@ def serve(
         "etcd_endpoints": etcd,
         "etcd_join": join,
     }
-    settings = settings_from_flags(named, config, set_)
+    settings = settings_from_flags(named, config, set_, dev=dev)
     lines = logs.set_up(settings.log_level, settings.log_format)
+    if dev:
+        used = {name: getattr(settings, name) for name in DEV_SETTINGS}
+        logger.warning("dev_mode", extra=logs.fields(**used, reason="--dev is not for production"))
     file_descriptors.raise_file_limit()
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
     messages.merged_schema(ApiKey.METADATA, "request")
@@ -298,10 +310,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, on_signal)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
+        loop.add_signal_handler(number, on_signal)
 
 
 # -- systemd --------
@@ -336,7 +345,7 @@ class SystemdNotifier:
         if self._address.startswith("@"):
             self._address = "\0" + self._address[1:]
         if self._address and hasattr(socket, "AF_UNIX"):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
 
     def heartbeat(self) -> None:

@@ -131,7 +131,8 @@ async def _run_until_terminated(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     is_ours = (
-        threading.current_thread() is threading.main_thread()
+        sys.platform != "win32"  # asyncio handles no signals there; Ctrl-C raises KeyboardInterrupt
+        and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
     if not is_ours:

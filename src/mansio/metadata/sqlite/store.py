@@ -124,6 +124,8 @@ class SqliteStore:
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
+            database.execute("PRAGMA fullfsync=1")  # macOS: fsync alone leaves the bytes in the drive's cache
+            database.execute("PRAGMA checkpoint_fullfsync=1")
             database.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             database.execute("BEGIN IMMEDIATE")
             if found is None:

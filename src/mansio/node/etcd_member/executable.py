@@ -63,7 +63,8 @@ def _path(setting: str) -> str:
         if found is not None:
             return os.path.abspath(found)
     raise ConfigError(
-        "etcd_binary: there is no etcd in PATH; install it (Debian: etcd-server), run `make setup`, or set its path"
+        "etcd_binary: there is no etcd in PATH; install it (Debian: etcd-server, macOS: brew install etcd), "
+        "run `make setup`, or set its path"
     )
 
 

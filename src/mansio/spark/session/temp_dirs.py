@@ -11,12 +11,18 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from typing import Final
+
+from mansio.host.platforms import require_posix
+
+try:
+    import fcntl
+except ImportError:  # Windows: `make_directory` raises
+    fcntl = None  # type: ignore[assignment]  # as above
 
 LOCK_FILE: Final = ".mansio-owner"
 _lock_descriptors: dict[str, int] = {}
@@ -25,8 +31,10 @@ _lock_descriptors: dict[str, int] = {}
 
 def make_directory(prefix: str) -> str:
     """Create a directory whose name begins with `prefix`, such as `mansio-spark-`, and return its path. Abandoned
-    directories with this prefix are removed first. `remove_directory` removes the new one.
+    directories with this prefix are removed first. `remove_directory` removes the new one. Raises
+    `UnsupportedPlatform` on Windows.
     """
+    require_posix("a local Spark job")
     remove_abandoned_directories(prefix)
     place = tempfile.mkdtemp(prefix=f".{prefix}")
     descriptor = os.open(os.path.join(place, LOCK_FILE), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -21,7 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.server.pending_response import PendingResponse
-from mansio.api.kafka.server.socket_writer import SocketWriter, UnreadableSlice
+from mansio.api.kafka.server.socket_writer import HAS_SENDFILE, SocketWriter, UnreadableSlice
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             self._socket_writer = SocketWriter(
                 self._server.loop,
                 transport.get_extra_info("socket").fileno(),
-                self._server.scratch if is_loopback(self.client_host) else None,
+                self._server.scratch if is_loopback(self.client_host) or not HAS_SENDFILE else None,
                 self._on_drained,
                 self._send_failed,
             )
@@ -363,9 +363,9 @@ class Connection(asyncio.BufferedProtocol):
         return self._paused and not self.closed
 
     @property
-    def descriptor(self) -> int:
-        """File descriptor of the duplicated socket; -1 if there is none."""
-        return -1 if self._socket_writer is None else self._socket_writer.descriptor
+    def is_reset(self) -> bool:
+        """Whether the peer has reset the connection, or the network has reported an error, since the last call."""
+        return self._socket_writer is not None and self._socket_writer.take_socket_error() != 0
 
     @property
     def is_busy(self) -> bool:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.handlers import fetch, produce, share_fetch
@@ -216,14 +215,8 @@ class KafkaServer:
 
         A connection whose peer has only shut down its sending side stays open, because it may wait for responses.
         """
-        unread = {c.descriptor: c for c in self._connections if c.is_unread and c.descriptor >= 0}
-        if not unread:
-            return
-        poll = select.poll()
-        for descriptor in unread:
-            poll.register(descriptor, 0)  # errors and hang-ups are always reported
-        for descriptor, _ in poll.poll(0):
-            unread[descriptor].abort()
+        for connection in [c for c in self._connections if c.is_unread and c.is_reset]:
+            connection.abort()
 
     # Memory
 

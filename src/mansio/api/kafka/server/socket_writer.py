@@ -2,9 +2,9 @@
 
 The writer writes directly to a duplicate of the socket's file descriptor, not through the asyncio transport, so that
 there is only one queue of unsent parts. A response of small parts is sent with one `send`. A large file range is sent
-from the page cache: to other hosts with `sendfile`, to this host through one scratch buffer, together with the parts
-before and behind it (docs/adr/0004-sending-fetched-bytes.md). Parts that the peer does not accept wait until the socket
-is writable.
+from the page cache: to other hosts with `sendfile`, to this host and on other systems than Linux through one scratch
+buffer, together with the parts before and behind it (docs/adr/0004-sending-fetched-bytes.md). Parts that the peer does
+not accept wait until the socket is writable.
 
 Invariants:
 * Bytes leave in the order of `send`.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,12 @@ PUMP_BYTES_MAX = 4 * 1024 * 1024
 BUFFERS_MAX = 64
 """Maximum number of parts per system call."""
 
+HAS_SENDFILE = sys.platform == "linux"
+"""Whether file ranges may be sent with `sendfile`. macOS has it with other semantics (a length of 0 means all, and an
+interrupted call has sent a part)."""
+
 _MORE = getattr(socket, "MSG_MORE", 0)
+_HAS_PREADV = hasattr(os, "preadv")  # macOS: since version 11
 
 
 class UnreadableSlice(OSError):
@@ -101,10 +107,9 @@ class SocketWriter:
         self.held_bytes = 0
         self.waiting_bytes = 0
 
-    @property
-    def descriptor(self) -> int:
-        """File descriptor for writing; -1 once closed."""
-        return -1 if self._socket is None else self._socket.fileno()
+    def take_socket_error(self) -> int:
+        """Read and clear the pending error of the socket (SO_ERROR), such as ECONNRESET; 0 if there is none."""
+        return 0 if self._socket is None else self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
     @property
     def waiting_parts(self) -> int:
@@ -226,7 +231,7 @@ class SocketWriter:
             if not buffer:
                 break
             try:
-                count = os.preadv(part.file.fileno(), [buffer], part.position + done)
+                count = _read_into(buffer, part.file.fileno(), part.position + done)
             except OSError as error:
                 if error.errno in UNREADABLE_ERRNOS:
                     raise UnreadableSlice(part, error) from error
@@ -284,6 +289,14 @@ class SocketWriter:
             assert self._socket is not None
             self._loop.add_writer(self._socket.fileno(), self._pump)
             self._writing = True
+
+
+def _read_into(buffer: memoryview, descriptor: int, position: int) -> int:
+    if _HAS_PREADV:
+        return os.preadv(descriptor, [buffer], position)
+    data = os.pread(descriptor, len(buffer), position)
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def _ended_early(part: LogSlice) -> OSError:

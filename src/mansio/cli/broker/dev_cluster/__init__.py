@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from mansio.cli.support.common import parse_name_values, print_error, usage_error
+from mansio.cli.support.common import parse_name_values, usage_error
 
 BROKERS_MAX = 16
 
@@ -64,12 +64,14 @@ def dev_cluster(
     """Run a cluster on this machine until SIGTERM or Ctrl-C: etcd, and a process per broker.
 
     Progress goes to standard error. One line with `ready` and all addresses is printed when topics with replicas on
-    every broker can be created. A broker that exits is restarted, at most five times a minute. A broker that was
-    stopped or whose disk failed is not restarted; the command that starts it again is printed. A temporary directory
-    is removed at the end unless a broker still uses it. For development and tests: everything is on one disk.
+    every broker can be created. Brokers run with `serve --dev`: topics are created on first use. A broker that exits is
+    restarted, at most five times a minute. A broker that was stopped or whose disk failed is not restarted; the command
+    that starts it again is printed. A temporary directory is removed at the end unless a broker still uses it. For
+    development and tests: everything is on one disk.
     """
-    if sys.platform == "win32":
-        raise typer.Exit(print_error("dev-cluster requires signals, which Windows does not have"))
+    from mansio.host.platforms import require_posix
+
+    require_posix("mansio dev-cluster")
     settings = dict(parse_name_values(set_ or (), "--set"))
     if etcd_members % 2 == 0:
         usage_error(

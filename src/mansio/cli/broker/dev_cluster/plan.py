@@ -89,7 +89,7 @@ class ClusterPlan:
     def arguments(self, broker: BrokerPlan) -> list[str]:
         """The arguments of the command `mansio` with which a broker is started."""
         arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
-        arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd]
+        arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd, "--dev"]
         for name, value in self.settings.items():
             arguments_list += ["--set", f"{name}={value}"]
         return arguments_list
