@@ -70,7 +70,7 @@ def test_producers_that_are_asked_for_many_times_are_told_once_and_only_so_many(
         assert peer.produce("t", batch, partition=partition).error_code == 0
     found = producers_of(peer, [0, 1] * TIMES, times=3)
     assert [(one.partition_index, len(one.active_producers)) for one in found] == [(0, 2), (1, 1)]
-    monkeypatch.setattr(producers, "SHOWN_MAX", 1)
+    monkeypatch.setattr(producers, "PRODUCERS_MAX", 1)
     few, shown = producers_of(peer, [0, 1])
     assert (few.error_code, shown.error_code) == (INVALID_REQUEST, 0)
     assert "fewer partitions" in few.error_message

@@ -28,6 +28,8 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
     ours = {name for name in loaded if name.startswith("mansio.")}
     assert ours <= {
         "mansio.errors",
+        "mansio.host",
+        "mansio.host.extras",
         "mansio.spark",
         "mansio.spark.session",
         "mansio.spark.session.java",
