@@ -18,7 +18,13 @@ from support.machine import scaled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASKED_BY_THE_MEMBERSHIP = {"assign", "revoke", "lose", "wait_for_poll", "seconds_since_poll"}
+ASKED_BY_THE_MEMBERSHIP = {
+    "on_partitions_assigned",
+    "on_partitions_revoked",
+    "on_partitions_lost",
+    "wait_for_poll",
+    "seconds_since_poll",
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,4 @@
-"""Non-blocking look-up of partition leaders for sender and fetcher, with metadata refreshes_old_metadata in the
-background.
+"""Look-up of partition leaders without waiting, for sender and fetcher; metadata is refreshed in background tasks.
 
 Invariants:
 * At most one look-up of a topic is in progress.

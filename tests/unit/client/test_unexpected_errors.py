@@ -119,7 +119,7 @@ async def failure_of(fetcher: Fetcher) -> Exception:
     ("owner", "name"),
     [
         (Fetcher, "_select_requests"),
-        (Fetcher, "_start"),
+        (Fetcher, "_start_request"),
         (FetchRequest, "encode"),
         (FetchRequest, "read"),
         (Fetcher, "_handle_result"),
@@ -157,7 +157,7 @@ def test_unexpected_error_in_the_fetcher_is_raised_and_fetching_continues(
 def test_unknown_partition_is_an_error_after_its_timeout_and_not_before() -> None:
     async def scenario() -> None:
         async with StubBroker({}) as broker:
-            cluster, fetcher = reading(broker, unknown_ms_max=200)
+            cluster, fetcher = reading(broker, unknown_topic_ms_max=200)
             began = asyncio.get_running_loop().time()
             assert isinstance(await failure_of(fetcher), UnknownTopicOrPartition)
             assert asyncio.get_running_loop().time() - began >= 0.2
@@ -171,7 +171,7 @@ def test_unknown_partition_is_an_error_after_its_timeout_and_not_before() -> Non
 def test_unknown_partition_of_a_group_never_times_out() -> None:
     async def scenario() -> None:
         async with StubBroker({}) as broker:
-            cluster, fetcher = reading(broker, unknown_ms_max=None)
+            cluster, fetcher = reading(broker, unknown_topic_ms_max=None)
             while len(broker.asked(3)) < 20:  # noqa: ASYNC110  # run() has the deadline
                 await asyncio.sleep(0.001)
             assert fetcher.pop() is None
