@@ -159,7 +159,7 @@ def test_crashed_static_member_waits_for_its_session_timeout_and_rejoins(
 def test_second_live_member_with_the_same_instance_id_is_refused(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer_member, "INSTANCE_RELEASE_MS_MAX", 100)
+    monkeypatch.setattr(consumer_member, "INSTANCE_RELEASE_WAIT_MS_MAX", 100)
 
     async def scenario() -> None:
         async with connected(broker, double=1) as client:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.client.group.assignors import (
-    BY_NAME,
+    ASSIGNORS,
     Assignments,
     Member,
     assign_cooperative_sticky,
@@ -61,7 +61,7 @@ def wanted(members: list[Member], partition_counts: dict[str, int]) -> set[Topic
 def test_every_partition_is_assigned_to_one_subscribed_member(
     name: str, members: list[Member], partition_counts: dict[str, int]
 ) -> None:
-    given_to = BY_NAME[name].assign(members, partition_counts)
+    given_to = ASSIGNORS[name].assign(members, partition_counts)
     assert set(given_to) == {member.member_id for member in members}
     found = owners(given_to)
     assert set(found) == wanted(members, partition_counts)
@@ -91,9 +91,9 @@ def test_sticky_moves_no_more_than_balance_requires(size: int, partitions: int, 
         for n in range(size)
     ]
     given_to = assign_sticky(members, {"a": partitions})
-    kept = sum(len(set(given_to[member.member_id]) & set(member.owned)) for member in members)
+    kept = sum(len(set(given_to[member.member_id]) & set(member.owned_partitions)) for member in members)
     least, larger_shares = divmod(partitions, size)
-    loads = sorted((len(member.owned) for member in members), reverse=True)
+    loads = sorted((len(member.owned_partitions) for member in members), reverse=True)
     best = sum(min(load, least + (rank < larger_shares)) for rank, load in enumerate(loads))
     assert kept == best
     assert sorted(map(len, given_to.values()), reverse=True) == [
@@ -108,10 +108,14 @@ def test_cooperative_never_assigns_a_partition_that_another_member_owns(
     found = owners(assign_cooperative_sticky(members, partition_counts))
     newest: dict[TopicPartition, int] = {}
     for member in members:
-        for partition in member.owned:
+        for partition in member.owned_partitions:
             newest[partition] = max(newest.get(partition, -2), member.generation)
     for partition, given_to in found.items():
-        holders = [m.member_id for m in members if partition in m.owned and m.generation == newest[partition]]
+        holders = [
+            m.member_id
+            for m in members
+            if partition in m.owned_partitions and m.generation == newest[partition]
+        ]
         assert not holders or given_to in holders
 
 
@@ -126,7 +130,9 @@ def test_cooperative_rounds_end_with_every_partition_assigned(
             Member(m.member_id, m.topics, tuple(given_to[m.member_id]), generation, m.instance_id)
             for m in members
         ]
-    assert set(owners({m.member_id: list(m.owned) for m in members})) == wanted(members, partition_counts)
+    assert set(owners({m.member_id: list(m.owned_partitions) for m in members})) == wanted(
+        members, partition_counts
+    )
 
 
 def test_range_assigns_contiguous_ranges_and_the_remainder_to_the_first_members() -> None:

@@ -115,7 +115,7 @@ class Consumer:
     ) -> None:
         sources = list(sources)
         patterns = [source for source in sources if isinstance(source, str) and source.startswith("^")]
-        self._pattern = "|".join(patterns) or None
+        self._topic_regex = "|".join(patterns) or None
         self._topics = [source for source in sources if isinstance(source, str) and source not in patterns]
         self._assigned_partitions = [source for source in sources if isinstance(source, TopicPartition)]
         subscribes = bool(self._topics or patterns)
@@ -142,7 +142,12 @@ class Consumer:
         self._delivered = 0
         self._membership: GroupMembership | None = (
             GroupMembership(
-                cluster, options.group, self._topics, self, options.group_options, pattern=self._pattern
+                cluster,
+                options.group,
+                self._topics,
+                self,
+                options.group_options,
+                topic_regex=self._topic_regex,
             )
             if options.group is not None and subscribes
             else None

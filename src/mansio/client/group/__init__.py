@@ -1,1 +1,1 @@
-"""Membership in consumer groups."""
+"""Members of classic groups and consumer groups, and assignors."""

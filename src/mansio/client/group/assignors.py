@@ -1,13 +1,13 @@
 """Assignors of classic consumer groups: range, round-robin, sticky, cooperative-sticky.
 
-The leader of a classic group computes the assignment of all members. Each strategy is a pure function
-`(members, partition counts) -> member id -> partitions`.
+The leader of a classic group computes the assignment of all members. An assignment function is a pure function of the
+members and the partition counts of topics, and returns the assigned partitions by member id.
 
-Invariants of a result:
-* Every member has an entry.
-* Every partition of a subscribed topic belongs to exactly one member that subscribes to it. Only the cooperative
-  strategy leaves partitions out: one that moves between members is unassigned until its previous owner has revoked it
-  (KIP-429), which takes a second rebalance.
+Invariants of an assignment:
+* It has an entry for every member.
+* Every partition of a subscribed topic is assigned to exactly one member that subscribes to the topic.
+  Cooperative-sticky is the exception: a partition that moves between members is assigned only in the next rebalance,
+  after its previous owner has revoked it (KIP-429).
 
 Sources: Kafka's AbstractPartitionAssignor family, KIP-54 (sticky), KIP-341, KIP-429 (cooperative).
 """
@@ -29,32 +29,36 @@ Assignments = dict[str, list[TopicPartition]]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member, as the leader receives it from JoinGroup."""
+    """One member of a classic group, as the leader receives it in the JoinGroup response. `generation` is the
+    generation in which the member owned `owned_partitions`."""
 
     member_id: str
     topics: tuple[str, ...]
-    owned: tuple[TopicPartition, ...] = ()
+    owned_partitions: tuple[TopicPartition, ...] = ()
     generation: int = -1
     instance_id: str | None = None
 
 
-class Strategy(Protocol):
-    """`partition_counts` has every existing topic; other topics are ignored."""
+class AssignmentFunction(Protocol):
+    """Function that computes an assignment. Topics that are missing in `partition_counts` do not exist and are
+    ignored."""
 
     def __call__(self, members: Sequence[Member], partition_counts: Mapping[str, int], /) -> Assignments: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Assignor:
-    """A strategy and its protocol name. Cooperative: members keep their partitions while they rejoin."""
+    """An assignment function and its protocol name. With a cooperative assignor, members keep their partitions while
+    they rejoin the group."""
 
     name: str
-    assign: Strategy
-    cooperative: bool = False
+    assign: AssignmentFunction
+    is_cooperative: bool = False
 
 
 def assign_range(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """Per topic: contiguous ranges; the first members get one partition more if it does not divide evenly."""
+    """Assign each member a contiguous range of each topic's partitions. The first members get one partition more if the
+    partitions cannot be divided evenly."""
     given: Assignments = {member.member_id: [] for member in members}
     for topic, subscribed in _subscribers(members, partition_counts).items():
         each, rest = divmod(partition_counts[topic], len(subscribed))
@@ -67,9 +71,10 @@ def assign_range(members: Sequence[Member], partition_counts: Mapping[str, int])
 
 
 def assign_round_robin(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """All partitions of all topics in turn, skipping members that do not subscribe."""
+    """Assign all partitions of all topics to the members in turn, skipping members that do not subscribe to the
+    topic."""
     given: Assignments = {member.member_id: [] for member in members}
-    turn = cycle(_in_order(members))
+    turn = cycle(_sorted_members(members))
     for topic, subscribed in sorted(_subscribers(members, partition_counts).items()):
         wanted = {member.member_id for member in subscribed}
         for index in range(partition_counts[topic]):
@@ -79,13 +84,14 @@ def assign_round_robin(members: Sequence[Member], partition_counts: Mapping[str,
 
 
 def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """As balanced as the subscriptions allow, with the fewest moves."""
+    """Assign partitions as evenly as the subscriptions allow, and move as few partitions as possible between
+    members."""
     subscribed = {
         topic: [member.member_id for member in found]
         for topic, found in _subscribers(members, partition_counts).items()
     }
     given: Assignments = {member.member_id: [] for member in members}
-    for partition, owner in _claims(members, partition_counts).items():
+    for partition, owner in _kept_partitions(members, partition_counts).items():
         given[owner].append(partition)
     kept = {partition for partitions in given.values() for partition in partitions}
     loose = [
@@ -103,21 +109,22 @@ def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]
 
 
 def assign_cooperative_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """Sticky, without the partitions that another member still owns."""
+    """The assignment of `assign_sticky` without the partitions that another member still owns."""
     given = assign_sticky(members, partition_counts)
-    holders = _holders(members)
+    holders = _partition_owners(members)
     return {
         member: [partition for partition in partitions if member in holders.get(partition, {member})]
         for member, partitions in given.items()
     }
 
 
-def _holders(members: Sequence[Member]) -> dict[TopicPartition, set[str]]:
-    """Owners of each partition, according to the newest generation that claims it, subscribed or not."""
+def _partition_owners(members: Sequence[Member]) -> dict[TopicPartition, set[str]]:
+    """Members that report each partition as owned in the newest generation of all reports, even if they are no longer
+    subscribed to the topic."""
     newest: dict[TopicPartition, int] = {}
     holders: dict[TopicPartition, set[str]] = {}
     for member in members:
-        for partition in member.owned:
+        for partition in member.owned_partitions:
             if member.generation > newest.get(partition, -2):
                 newest[partition] = member.generation
                 holders[partition] = set()
@@ -127,17 +134,18 @@ def _holders(members: Sequence[Member]) -> dict[TopicPartition, set[str]]:
 
 
 def _balance(given: Assignments, subscribed: Mapping[str, list[str]]) -> None:
-    """Move partitions from the fuller to the emptier until no move makes two members more even.
+    """Move partitions between members until no move makes the assignment more even.
 
-    Always one move from the fullest that can give: taking more from one at once would leave it with less than its
-    share, and what it lost would have moved for nothing. Ends because every move lowers the sum of the squares of
-    the loads.
+    Each step moves one partition from the member with the most partitions that can give one. Moving several at once
+    could take more than necessary from one member. The loop ends because every move lowers the sum of the squares of
+    the members' partition counts.
     """
-    while _move_one(given, subscribed):
+    while _move_one_partition(given, subscribed):
         pass
 
 
-def _move_one(given: Assignments, subscribed: Mapping[str, list[str]]) -> bool:
+def _move_one_partition(given: Assignments, subscribed: Mapping[str, list[str]]) -> bool:
+    """Move one partition to a member with at least two partitions fewer. False if there is no such move."""
     emptiest = {topic: _least_loaded(members, given) for topic, members in subscribed.items()}
     for member in sorted(given, key=lambda member: (-len(given[member]), member)):
         partitions = given[member]
@@ -157,15 +165,20 @@ def _least_loaded(candidates: Sequence[str], given: Assignments) -> str:
     return min(candidates, key=lambda member: (len(given[member]), member))
 
 
-def _claims(members: Sequence[Member], partition_counts: Mapping[str, int]) -> dict[TopicPartition, str]:
-    """Member that may keep each partition. Of two members that claim one partition, the one of the newer generation
-    owned it last; if both have the same generation, the partition is reassigned."""
+def _kept_partitions(
+    members: Sequence[Member], partition_counts: Mapping[str, int]
+) -> dict[TopicPartition, str]:
+    """Member that keeps each partition it owned.
+
+    If several members report a partition as owned, the member with the newest generation keeps it; if two members have
+    that generation, the partition is assigned again.
+    """
     newest: dict[TopicPartition, int] = {}
     claims: dict[TopicPartition, str] = {}
     rivals: Counter[tuple[TopicPartition, int]] = Counter()
     for member in members:
         wanted = set(member.topics)
-        for partition in member.owned:
+        for partition in member.owned_partitions:
             if partition.topic not in wanted or partition.partition >= partition_counts.get(
                 partition.topic, 0
             ):
@@ -180,23 +193,24 @@ def _claims(members: Sequence[Member], partition_counts: Mapping[str, int]) -> d
 
 
 def _subscribers(members: Sequence[Member], partition_counts: Mapping[str, int]) -> dict[str, list[Member]]:
-    """Members of each existing topic, in the order that all clients use."""
+    """Members that subscribe to each existing topic, in the order of `_sorted_members`."""
     found: dict[str, list[Member]] = {}
-    for member in _in_order(members):
+    for member in _sorted_members(members):
         for topic in dict.fromkeys(member.topics):
             if partition_counts.get(topic, 0) > 0:
                 found.setdefault(topic, []).append(member)
     return found
 
 
-def _in_order(members: Sequence[Member]) -> list[Member]:
-    """Static members first, by instance id, so that their assignment survives a restart; then by member id."""
+def _sorted_members(members: Sequence[Member]) -> list[Member]:
+    """Static members sorted by instance id, so that a restart does not change their assignment, then the other members
+    sorted by member id."""
     return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
 
 
 RANGE = Assignor("range", assign_range)
 ROUND_ROBIN = Assignor("roundrobin", assign_round_robin)
 STICKY = Assignor("sticky", assign_sticky)
-COOPERATIVE_STICKY = Assignor("cooperative-sticky", assign_cooperative_sticky, cooperative=True)
+COOPERATIVE_STICKY = Assignor("cooperative-sticky", assign_cooperative_sticky, is_cooperative=True)
 
-BY_NAME = {assignor.name: assignor for assignor in (COOPERATIVE_STICKY, RANGE, ROUND_ROBIN, STICKY)}
+ASSIGNORS = {assignor.name: assignor for assignor in (COOPERATIVE_STICKY, RANGE, ROUND_ROBIN, STICKY)}

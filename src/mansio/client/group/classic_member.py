@@ -1,16 +1,16 @@
 """Member of a classic consumer group (JoinGroup, SyncGroup, Heartbeat).
 
-Finds the coordinator, joins, computes the assignment when it is the leader, sends heartbeats, rejoins when the group
-changes, and leaves. A `RebalanceListener` starts and stops the partitions.
+A member finds the coordinator, joins, computes the assignment when it is the leader, sends heartbeats, rejoins when the
+group changes, and leaves. Its `RebalanceListener` starts and stops reading the partitions.
 
-Supports cooperative-sticky and range. With cooperative-sticky (KIP-429) partitions are kept during a rebalance; only
-those that move are revoked, after which the member rejoins once more. With any other assignor (an old member in the
-group may support no better) all partitions are revoked before joining.
+With a cooperative assignor (KIP-429) the member keeps its partitions during a rebalance and revokes only those that
+move to another member; then it rejoins once more. With any other assignor, which an old member of the group may
+require, it revokes all partitions before it joins.
 
 Invariants:
-* `owned` are the partitions that the listener was assigned.
-* A partition is revoked before the group learns that it is free; when the member was removed from the group it is
-  *lost* instead.
+* `owned_partitions` are the partitions that the listener reads.
+* The listener stops reading a partition before the member reports that it no longer owns it. After the member was
+  removed from the group, its partitions are lost instead of revoked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from mansio.client.group.assignors import BY_NAME, COOPERATIVE_STICKY, RANGE, Assignor, Member
+from mansio.client.group.assignors import ASSIGNORS, COOPERATIVE_STICKY, RANGE, Assignor, Member
 from mansio.errors import (
     IllegalGeneration,
     MansioError,
@@ -53,15 +53,16 @@ PROTOCOL_TYPE = "consumer"
 MEMBER_ID_REQUIRED = 79
 _CHANNEL_NUMBERS = itertools.count()
 JOIN_GRACE_MS = 5_000
+"""Time by which the timeout of JoinGroup and SyncGroup requests exceeds the rebalance timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """Options of a group member, as of Kafka's consumer. Times are in milliseconds.
+    """Options of a group member, as in Kafka's consumer. Times are in milliseconds.
 
-    `protocol`: "consumer" uses groups whose partitions the broker assigns (KIP-848) if the broker supports them;
-    "classic" never does. Session timeout, heartbeat interval, metadata interval and assignors apply to classic groups;
-    for others they are settings of the group on the broker.
+    With `protocol` "consumer" the member joins a consumer group (KIP-848) if the broker supports consumer groups, else
+    a classic group; with "classic" always a classic group. Session timeout, heartbeat interval, metadata interval and
+    assignors apply to classic groups; in a consumer group they are settings of the group on the broker.
     """
 
     protocol: Literal["consumer", "classic"] = "consumer"
@@ -75,26 +76,26 @@ class GroupOptions:
 
 
 class RebalanceListener(Protocol):
-    """Reader of the partitions (Kafka's ConsumerRebalanceListener)."""
+    """Starts and stops reading partitions when their assignment changes (Kafka's ConsumerRebalanceListener)."""
 
     async def on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
-        """Finish, commit and stop these partitions; afterwards another member gets them."""
+        """Finish processing, commit and stop reading partitions; then they are assigned to another member."""
 
     async def on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
-        """Stop these partitions immediately: another member may own them, and commits are refused."""
+        """Stop reading partitions immediately; another member may own them already, and commits are refused."""
 
     async def on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
-        """Start reading these partitions in addition."""
+        """Start to read partitions in addition to those that are read already."""
 
     def seconds_since_poll(self) -> float:
-        """Seconds since the application's last poll."""
+        """Seconds since the last poll of the application."""
 
     async def wait_for_poll(self) -> None:
         """Wait until the application polls."""
 
 
 class ClassicMember:
-    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
+    """One member of a classic group. Run `run()` as a task until it is cancelled or raises, then call `leave()`."""
 
     def __init__(
         self,
@@ -112,22 +113,24 @@ class ClassicMember:
         self.member_id = ""
         self.generation = -1
         self.fenced_count = 0
-        """How often the member was removed from the group."""
-        self.owned: set[TopicPartition] = set()
+        """Number of times the member was removed from the group."""
+        self.owned_partitions: set[TopicPartition] = set()
         self._protocol: Assignor | None = None
         self._group_topics: set[str] = set()
         self._assigned_counts: dict[str, int] | None = None
-        """Leader only: partition counts of all members' topics at the last assignment."""
+        """Partition counts of all members' topics at the last assignment; None if this member is not the leader."""
         self._channel = f"member {next(_CHANNEL_NUMBERS)}"
-        """Own connection: the broker holds a join, which must not delay other members' heartbeats."""
+        """Name of the member's own channel. The broker holds a JoinGroup request, which on a shared connection would
+        delay the heartbeats of other members."""
 
     @property
     def identity(self) -> tuple[int, str]:
-        """(generation, member id) for commits."""
+        """(generation, member id) to send in commits."""
         return self.generation, self.member_id
 
     async def run(self) -> None:
-        """Run the member. Raises errors that are not retriable (`FencedInstanceId`, `InvalidGroupId`, ...)."""
+        """Join the group and take part in it until cancelled. Raises errors that are not retriable (`FencedInstanceId`,
+        `InvalidGroupId`, ...)."""
         failures = 0
         while True:
             try:
@@ -150,7 +153,7 @@ class ClassicMember:
                 await asyncio.sleep(self._cluster.backoff.delay_seconds(failures))
 
     async def leave(self) -> None:
-        """Leave the group. A static member stays in it until its session times out (KIP-345)."""
+        """Leave the group. A static member stays in the group until its session times out (KIP-345)."""
         await self._cluster.close_channel(self._channel)  # a join may be in flight on it
         if not self.member_id or self._options.instance_id is not None:
             return
@@ -172,14 +175,14 @@ class ClassicMember:
     # -- joining --------
 
     async def _join(self) -> bool:
-        """Join and apply the assignment. False if the member has to rejoin immediately."""
-        if self._protocol is not None and not self._protocol.cooperative:
-            await self._revoke(self.owned)
+        """Join the group and apply the assignment. Returns False if the member must rejoin immediately."""
+        if self._protocol is not None and not self._protocol.is_cooperative:
+            await self._revoke(self.owned_partitions)
         joined = await self._send_join()
         self.member_id, self.generation = joined.member_id, joined.generation_id
-        protocol = BY_NAME[joined.protocol_name]
-        if not protocol.cooperative:
-            await self._revoke(self.owned)
+        protocol = ASSIGNORS[joined.protocol_name]
+        if not protocol.is_cooperative:
+            await self._revoke(self.owned_partitions)
         self._protocol = protocol
         assignments: dict[str, bytes] = {}
         self._assigned_counts = None
@@ -187,15 +190,15 @@ class ClassicMember:
             assignments = await self._compute_assignments(protocol, joined)
         synced = await self._send_sync(assignments)
         assigned = set(decode_assignment(synced.assignment).partitions)
-        removed = self.owned - assigned
+        removed = self.owned_partitions - assigned
         await self._revoke(removed)
-        added = assigned - self.owned
-        self.owned |= added
+        added = assigned - self.owned_partitions
+        self.owned_partitions |= added
         await self._listener.on_partitions_assigned(added)
         return not removed
 
     async def _send_join(self) -> Any:
-        owned = tuple(sorted(self.owned))
+        owned = tuple(sorted(self.owned_partitions))
         metadata = encode_subscription(Subscription(self._topics, owned, self.generation if owned else -1))
         fields = {
             "group_id": self.group,
@@ -221,7 +224,7 @@ class ClassicMember:
 
     async def _send_sync(self, assignments: dict[str, bytes]) -> Any:
         fields = {
-            **self._identity(),
+            **self._identity_fields(),
             "protocol_type": PROTOCOL_TYPE,
             "protocol_name": self._protocol.name if self._protocol else None,
             "assignments": [
@@ -263,7 +266,7 @@ class ClassicMember:
     # -- heartbeats --------
 
     async def _heartbeat_loop(self) -> None:
-        """Send heartbeats until the group changes (`RebalanceInProgress`) or this member has to rejoin."""
+        """Send heartbeats until the group rebalances (`RebalanceInProgress`) or this member must rejoin."""
         loop = asyncio.get_running_loop()
         next_check = loop.time() + self._options.metadata_interval_ms / 1000
         while True:
@@ -271,7 +274,7 @@ class ClassicMember:
             if self._listener.seconds_since_poll() * 1000 > self._options.poll_interval_ms_max:
                 await self._leave_until_polled()
                 return
-            await self._request(ApiKey.HEARTBEAT, self._identity(), check_top_level_error, None)
+            await self._request(ApiKey.HEARTBEAT, self._identity_fields(), check_top_level_error, None)
             if self._assigned_counts is not None and loop.time() >= next_check:
                 next_check = loop.time() + self._options.metadata_interval_ms / 1000
                 if await self._partition_counts(self._group_topics) != self._assigned_counts:
@@ -287,8 +290,8 @@ class ClassicMember:
     async def _request(
         self, api_key: int, fields: dict[str, Any], check: Any, timeout_ms: float | None
     ) -> Any:
-        """Send a request to the coordinator. Retriable errors except RebalanceInProgress are retried for the session
-        timeout."""
+        """Send a request to the coordinator. Retriable errors except `RebalanceInProgress` are retried for the session
+        timeout plus `timeout_ms`."""
         retry_ms = self._options.session_timeout_ms + (timeout_ms or 0)
         return await self._cluster.request_coordinator(
             self.group,
@@ -301,7 +304,7 @@ class ClassicMember:
             not_retried=(RebalanceInProgress,),
         )
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity_fields(self) -> dict[str, Any]:
         return {
             "group_id": self.group,
             "generation_id": self.generation,
@@ -319,12 +322,13 @@ class ClassicMember:
         if partitions:
             removed = set(partitions)
             await self._listener.on_partitions_revoked(removed)
-            self.owned -= removed
+            self.owned_partitions -= removed
 
     async def _lose(self) -> None:
-        """Drop all partitions after the member was removed: other members may already own them."""
+        """Stop reading all partitions after the member was removed from the group; other members may already own
+        them."""
         self.generation = -1
         self.fenced_count += 1
-        if self.owned:
-            removed, self.owned = self.owned, set()
+        if self.owned_partitions:
+            removed, self.owned_partitions = self.owned_partitions, set()
             await self._listener.on_partitions_lost(removed)

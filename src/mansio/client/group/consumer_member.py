@@ -1,16 +1,17 @@
-"""Member of a consumer group whose partitions the broker assigns (KIP-848).
+"""Member of a consumer group, whose partitions the broker assigns (KIP-848).
 
-Sends heartbeats, reconciles the partitions it owns with the target assignment, and leaves the group. A
-`RebalanceListener` starts and stops the partitions, as for members of a classic group.
+A member sends heartbeats, reconciles the partitions that it owns with the target assignment, and leaves the group. Its
+`RebalanceListener` starts and stops reading the partitions, as for members of classic groups.
 
-A background task revokes and assigns partitions, so that heartbeats continue meanwhile and partitions that stay are not
-interrupted. A partition is identified by topic id, because a topic that was deleted and created again is another one.
+A background task revokes and assigns partitions, so that heartbeats continue and partitions that the member keeps are
+read without interruption. Partitions are identified by topic id, because a topic that was deleted and created again is
+a different topic.
 
 Invariants:
-* The reported partitions are all that are being read or may be read next, so that the coordinator assigns none of them
-  to another member before this member has reported that it stopped; it reports that at once.
-* After a heartbeat without a response, the next one is a full heartbeat.
-* A member that was fenced *loses* its partitions and joins again with the same member id.
+* The member reports all partitions that it reads or may start to read, so that the coordinator assigns none of them to
+  another member. It sends a heartbeat immediately after it has revoked partitions.
+* After a heartbeat without a response, the next heartbeat is a full heartbeat.
+* A member that was fenced loses its partitions and joins again with the same member id.
 """
 
 from __future__ import annotations
@@ -46,21 +47,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Member epochs of a heartbeat with which a member joins or leaves (KIP-848).
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
-"""Leave temporarily: the partitions stay reserved for the same instance id until the session times out (KIP-848)."""
-PATTERN_VERSION: Final = 1
-"""The first version of ConsumerGroupHeartbeat with regular expressions."""
-RESPONSE_MS_MAX: Final = 10_000
-LEAVE_MS_MAX: Final = 2_000
-INSTANCE_RELEASE_MS_MAX: Final = 65_000
-"""Slightly more than the longest session timeout of a group, after which a dead member has released its instance id."""
+"""Member epoch with which a static member leaves: its partitions stay reserved for the instance id until the session
+times out."""
+TOPIC_REGEX_VERSION_MIN: Final = 1
+"""First version of ConsumerGroupHeartbeat that supports regular expressions of topics."""
+HEARTBEAT_TIMEOUT_MS_MAX: Final = 10_000
+LEAVE_TIMEOUT_MS_MAX: Final = 2_000
+INSTANCE_RELEASE_WAIT_MS_MAX: Final = 65_000
+"""How long a member waits until an earlier member with the same instance id is removed from the group: slightly longer
+than the longest session timeout."""
 _CHANNEL_NUMBERS = itertools.count()
 
 
 class ConsumerMember:
-    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
+    """One member of a consumer group. Run `run()` as a task until it is cancelled or raises, then call `leave()`."""
 
     def __init__(
         self,
@@ -69,24 +73,24 @@ class ConsumerMember:
         topics: Sequence[str],
         listener: RebalanceListener,
         options: GroupOptions,
-        pattern: str | None = None,
+        topic_regex: str | None = None,
     ) -> None:
-        """`pattern`: a regular expression (RE2) of topics to subscribe to as well."""
+        """`topic_regex` is a regular expression (RE2); the member also subscribes to all topics that match it."""
         self._cluster = cluster
         self._topics = tuple(topics)
-        self._pattern = pattern
+        self._topic_regex = topic_regex
         self._listener = listener
         self._options = options
         self.group = group
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
         self.fenced_count = 0
-        """How often the member was removed from the group."""
+        """Number of times the member was removed from the group."""
         self._loop = asyncio.get_running_loop()
         self._target: frozenset[PartitionId] = frozenset()
         """Target assignment of the last heartbeat response."""
         self._owned: dict[PartitionId, TopicPartition] = {}
-        """Partitions this member owns, with the topic names used by the listener."""
+        """Partitions that this member owns, with the topic names that the listener uses."""
         self._pending_assign: set[PartitionId] = set()
         """Owned partitions that the listener has not started to read yet."""
         self._reported: frozenset[PartitionId] = frozenset()
@@ -102,15 +106,16 @@ class ConsumerMember:
         """Set when a heartbeat must be sent immediately."""
         self._reconciliation: asyncio.Task[None] | None = None
         self._channel = f"member {next(_CHANNEL_NUMBERS)}"
-        """Own connection: a commit that waits for the disk must not delay a heartbeat."""
+        """Name of the member's own channel, so that a commit that waits for the disk does not delay a heartbeat."""
 
     @property
     def identity(self) -> tuple[int, str]:
-        """(member epoch, member id) for commits; (-1, "") before the member has joined."""
+        """(member epoch, member id) to send in commits; (-1, "") before the member has joined."""
         return (self.epoch, self.member_id) if self._has_joined else (-1, "")
 
     async def run(self) -> None:
-        """Run the member. Raises errors that are not retriable (`FencedInstanceId`, `UnsupportedVersion`, ...)."""
+        """Join the group and take part in it until cancelled. Raises errors that are not retriable (`FencedInstanceId`,
+        `UnsupportedVersion`, ...)."""
         self._log_unused_options()
         try:
             while True:
@@ -118,7 +123,7 @@ class ConsumerMember:
                     await self._leave_until_polled()
                 pause_s = await self._heartbeat_once()
                 self._start_reconciliation()
-                await self._wait(min(pause_s, self._seconds_until_poll_timeout()))
+                await self._wait_until_heartbeat_due(min(pause_s, self._seconds_until_poll_timeout()))
         except Exception:
             await self._lose()
             raise
@@ -126,8 +131,8 @@ class ConsumerMember:
             await self._stop_reconciliation()
 
     async def refresh_epoch(self, epoch: int) -> None:
-        """Make sure that the member epoch is newer than `epoch`, with a heartbeat if necessary. Raises the
-        coordinator's error."""
+        """Send a heartbeat if the member epoch is still `epoch`, to get the current one. Raises the coordinator's
+        error, or `UnknownMember` if the member was removed from the group."""
         async with self._heartbeat_lock:
             if self.epoch == JOIN_EPOCH:
                 raise UnknownMember(f"the member was removed from group {self.group}")
@@ -140,7 +145,7 @@ class ConsumerMember:
         self._heartbeat_due.set()
 
     async def leave(self) -> None:
-        """Leave the group. A static member keeps its partitions until its session times out."""
+        """Leave the group. The partitions of a static member stay reserved until its session times out."""
         await self._cluster.close_channel(self._channel)
         if not self._has_sent:
             return
@@ -150,9 +155,9 @@ class ConsumerMember:
             await self._cluster.request_coordinator(
                 self.group,
                 ApiKey.CONSUMER_GROUP_HEARTBEAT,
-                {**self._identity(epoch), "topic_partitions": None},
+                {**self._identity_fields(epoch), "topic_partitions": None},
                 check=check_top_level_error,
-                retry_timeout_ms=LEAVE_MS_MAX,
+                retry_timeout_ms=LEAVE_TIMEOUT_MS_MAX,
             )
         except MansioError as error:
             logger.info("cannot leave group %s: %s", self.group, error)
@@ -160,7 +165,7 @@ class ConsumerMember:
     # -- heartbeats --------
 
     async def _heartbeat_once(self) -> float:
-        """Send one heartbeat and handle its errors. Returns the seconds until the next."""
+        """Send one heartbeat and handle its errors. Returns the time until the next heartbeat in seconds."""
         try:
             async with self._heartbeat_lock:
                 await self._heartbeat()
@@ -181,13 +186,15 @@ class ConsumerMember:
 
     async def _heartbeat(self) -> None:
         reported = self._target | self._owned.keys()
-        fields = self._identity(self.epoch)
-        fields["topic_partitions"] = _grouped(reported) if self._has_changed(reported) else None
+        fields = self._identity_fields(self.epoch)
+        fields["topic_partitions"] = (
+            _topic_partition_fields(reported) if self._must_report_partitions(reported) else None
+        )
         if self._sends_full:
-            await self._check_pattern()
-            fields |= self._subscription()
+            await self._check_topic_regex_support()
+            fields |= self._subscription_fields()
         self._sends_full = self._has_sent = True
-        timeout_ms = min(RESPONSE_MS_MAX, self._cluster.options.request_timeout_ms)
+        timeout_ms = min(HEARTBEAT_TIMEOUT_MS_MAX, self._cluster.options.request_timeout_ms)
         response = await self._cluster.request_coordinator(
             self.group,
             ApiKey.CONSUMER_GROUP_HEARTBEAT,
@@ -203,10 +210,10 @@ class ConsumerMember:
         if response.assignment is not None:
             self._target = frozenset(_partition_ids(response.assignment.topic_partitions))
 
-    def _has_changed(self, reported: frozenset[PartitionId]) -> bool:
+    def _must_report_partitions(self, reported: frozenset[PartitionId]) -> bool:
         return self._sends_full or reported != self._reported
 
-    def _identity(self, epoch: int) -> dict[str, Any]:
+    def _identity_fields(self, epoch: int) -> dict[str, Any]:
         return {
             "group_id": self.group,
             "member_id": self.member_id,
@@ -214,32 +221,35 @@ class ConsumerMember:
             "instance_id": self._options.instance_id,
         }
 
-    def _subscription(self) -> dict[str, Any]:
+    def _subscription_fields(self) -> dict[str, Any]:
         return {
             "rebalance_timeout_ms": self._options.rebalance_timeout_ms,
             "subscribed_topic_names": list(self._topics),
-            "subscribed_topic_regex": self._pattern,
+            "subscribed_topic_regex": self._topic_regex,
         }
 
-    async def _check_pattern(self) -> None:
-        """Refuse an older broker, which would ignore the pattern and assign nothing."""
-        if self._pattern is None:
+    async def _check_topic_regex_support(self) -> None:
+        """Raise `UnsupportedVersion` if there is a regular expression and the broker is too old to support it; such a
+        broker would ignore the expression."""
+        if self._topic_regex is None:
             return
         connection = await self._cluster.coordinator(self.group, self._channel)
-        if connection.version_for(ApiKey.CONSUMER_GROUP_HEARTBEAT) < PATTERN_VERSION:
+        if connection.version_for(ApiKey.CONSUMER_GROUP_HEARTBEAT) < TOPIC_REGEX_VERSION_MIN:
             raise UnsupportedVersion("the broker does not support regular expressions of topics")
 
     def _check_instance_release(self, error: UnreleasedInstanceId) -> None:
-        """The previous member with this instance id may have died: wait until its session has timed out. Two live
-        members with one instance id are an error."""
+        """Raise `error` if another member has kept the instance id for longer than a session can last.
+
+        Until then the other member may have failed, and the group removes it when its session times out.
+        """
         now = self._loop.time()
         if self._unreleased_since is None:
             self._unreleased_since = now
             logger.warning("group %s: %s; waiting for its session to time out", self.group, error)
-        if (now - self._unreleased_since) * 1000 > INSTANCE_RELEASE_MS_MAX:
+        if (now - self._unreleased_since) * 1000 > INSTANCE_RELEASE_WAIT_MS_MAX:
             raise error
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait_until_heartbeat_due(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._heartbeat_due.wait()
@@ -248,7 +258,7 @@ class ConsumerMember:
         self._heartbeat_due.clear()
 
     def _seconds_until_poll_timeout(self) -> float:
-        """Seconds until poll_interval_ms_max has passed since the application's last poll."""
+        """Seconds until `poll_interval_ms_max` has passed since the last poll of the application."""
         return self._options.poll_interval_ms_max / 1000 - self._listener.seconds_since_poll()
 
     async def _leave_until_polled(self) -> None:
@@ -261,7 +271,7 @@ class ConsumerMember:
     # -- reconciliation --------
 
     def _start_reconciliation(self) -> None:
-        """Start the reconciliation if it is needed and not running. Raises the error that ended the previous one."""
+        """Start the reconciliation if it is needed and not running. Raises the error of the previous reconciliation."""
         if self._reconciliation is not None and self._reconciliation.done():
             ended, self._reconciliation = self._reconciliation, None
             ended.result()
@@ -311,7 +321,7 @@ class ConsumerMember:
         self._heartbeat_due.set()  # another member may wait for them
 
     async def _assign(self) -> None:
-        names = await self._names({topic_id for topic_id, _ in self._target - self._owned.keys()})
+        names = await self._topic_names({topic_id for topic_id, _ in self._target - self._owned.keys()})
         unnamed: list[bytes] = []
         for topic_id, index in self._target - self._owned.keys():
             if topic_id not in names:
@@ -332,22 +342,22 @@ class ConsumerMember:
             raise UnknownTopicOrPartition(f"topic id {uuid.UUID(bytes=unnamed[0])} is not known yet")
 
     async def _has_pending_target(self) -> bool:
-        """Whether a member without partitions has a target assignment that other members still own; then a member
-        that reads to the end has not reached it."""
+        """Whether this member's target assignment has partitions that other members still own. A consumer that reads to
+        the end must wait for them."""
         described = await describe_group(self._cluster, self.group)
         return any(each.target_partitions for each in described.members if each.member_id == self.member_id)
 
-    async def _names(self, ids: set[bytes]) -> dict[bytes, str]:
-        """Names of the topics with these ids, as far as known."""
-        known = self._cached_names()
+    async def _topic_names(self, ids: set[bytes]) -> dict[bytes, str]:
+        """Topic names by topic id; ids of unknown topics are absent."""
+        known = self._cached_topic_names()
         if ids <= known.keys():
             return known
-        if self._pattern is not None:
+        if self._topic_regex is not None:
             return {view.topic_id: name for name, view in (await self._cluster.topics()).items()}
         await self._cluster.refresh_metadata(self._topics)
-        return self._cached_names()
+        return self._cached_topic_names()
 
-    def _cached_names(self) -> dict[bytes, str]:
+    def _cached_topic_names(self) -> dict[bytes, str]:
         names = {*self._topics, *(partition.topic for partition in self._owned.values())}
         views = ((name, self._cluster.cached_topic(name)) for name in names)
         return {view.topic_id: name for name, view in views if view is not None}
@@ -359,7 +369,8 @@ class ConsumerMember:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _lose(self) -> None:
-        """Drop all partitions after the member was removed: other members may already own them."""
+        """Stop reading all partitions after the member was removed from the group; other members may already own
+        them."""
         await self._stop_reconciliation()
         self.fenced_count += 1
         self.epoch = JOIN_EPOCH
@@ -387,7 +398,7 @@ def _partition_ids(topics: Iterable[Any]) -> Iterable[PartitionId]:
     return ((topic.topic_id, index) for topic in topics for index in topic.partitions)
 
 
-def _grouped(partition_ids: Iterable[PartitionId]) -> list[dict[str, Any]]:
+def _topic_partition_fields(partition_ids: Iterable[PartitionId]) -> list[dict[str, Any]]:
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(partition_ids):
         grouped.setdefault(topic_id, []).append(index)

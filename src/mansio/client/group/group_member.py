@@ -1,11 +1,11 @@
-"""Group membership of a consumer, with the protocol that the broker supports; ordered commits.
+"""Group membership of a consumer, with the protocol that the broker supports.
 
-Uses `consumer_member` (KIP-848) if the broker supports it and the caller did not choose the classic protocol, else
-`classic_member`.
+The member joins a consumer group (`consumer_member`, KIP-848) if the broker supports consumer groups and the caller did
+not choose the classic protocol; otherwise it joins a classic group (`classic_member`).
 
 Invariants:
-* Commits of one member reach the coordinator in the order of the calls.
-* A commit that failed because the member was removed from the group is not repeated after it has rejoined.
+* Commits of one member are sent in the order of the calls, one at a time.
+* A commit that failed because the member was removed from the group is not repeated after the member has rejoined.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMembership:
-    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
+    """Group membership of one consumer. Run `run()` as a task until it is cancelled or raises, then call `leave()`."""
 
     def __init__(
         self,
@@ -39,28 +39,28 @@ class GroupMembership:
         topics: Sequence[str],
         listener: RebalanceListener,
         options: GroupOptions,
-        pattern: str | None = None,
+        topic_regex: str | None = None,
     ) -> None:
-        """`pattern`: a regular expression (RE2) of further topics; only if the broker assigns the partitions."""
+        """`topic_regex` is a regular expression (RE2) of further topics, which only consumer groups support."""
         self._cluster = cluster
         self._group = group
         self._topics = tuple(topics)
         self._listener = listener
         self._options = options
-        self._pattern = pattern
+        self._topic_regex = topic_regex
         self._committing = asyncio.Lock()
         self.membership: ConsumerMember | ClassicMember = (
             self._classic()
             if options.protocol == "classic"
-            else ConsumerMember(cluster, group, topics, listener, options, pattern)
+            else ConsumerMember(cluster, group, topics, listener, options, topic_regex)
         )
 
     async def run(self) -> None:
-        """Run the member. Raises errors that are not retriable."""
+        """Join the group and take part in it until cancelled. Raises errors that are not retriable."""
         try:
             await self.membership.run()
         except UnsupportedVersion as error:
-            if self._pattern is not None or isinstance(self.membership, ClassicMember):
+            if self._topic_regex is not None or isinstance(self.membership, ClassicMember):
                 raise
             logger.info("group %s: %s; joining as a classic member", self._group, error)
             await self.membership.leave()
@@ -72,8 +72,11 @@ class GroupMembership:
         await self.membership.leave()
 
     async def commit(self, offsets: Mapping[TopicPartition, int], *, retry_timeout_ms: float) -> None:
-        """Commit offsets as this member. Raises `UnknownMember`, `StaleMemberEpoch` and similar errors if it was
-        removed from the group. Waiting for earlier commits may take up to `retry_timeout_ms` more."""
+        """Commit offsets as this member.
+
+        Raises `UnknownMember`, `StaleMemberEpoch` or a similar error if the member was removed from the group, and
+        `RequestTimedOut` after twice `retry_timeout_ms`, which includes the wait for earlier commits.
+        """
         try:
             async with asyncio.timeout(2 * retry_timeout_ms / 1000), self._committing:
                 await self._commit(offsets, retry_timeout_ms)
@@ -107,6 +110,6 @@ class GroupMembership:
                 return
 
     def _classic(self) -> ClassicMember:
-        if self._pattern is not None:
+        if self._topic_regex is not None:
             raise UnsupportedVersion("a topic pattern needs a group whose partitions the broker assigns")
         return ClassicMember(self._cluster, self._group, self._topics, self._listener, self._options)
