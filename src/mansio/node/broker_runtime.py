@@ -440,7 +440,7 @@ class BrokerRuntime:
                 partitions,
                 remove=self._close_partitions_of,
                 on_role=self._role_changed,
-                on_made=self.orphaned_directories.record_revision,
+                on_topics_created=self.orphaned_directories.record_revision,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
             self.cluster_member.replication.on_leader_elected = self.service.fetch.complete_follower_fetches

@@ -147,7 +147,7 @@ class ClusterMember:
 
     def throttle_replication(self, bytes_per_second: int) -> None:
         """Change the maximum rate at which followers that are far behind fetch; 0: unlimited."""
-        self.replication.fetcher_manager.throttle(bytes_per_second)
+        self.replication.fetcher_manager.set_catch_up_rate(bytes_per_second)
 
     # Session
 
@@ -247,7 +247,7 @@ class ClusterMember:
         *,
         remove: Callable[[Topic], Awaitable[None]],
         on_role: Callable[[Partition], None],
-        on_made: Callable[[int], Awaitable[None]],
+        on_topics_created: Callable[[int], Awaitable[None]],
     ) -> None:
         """Set the partitions whose roles and logs are managed; see `ReplicaManager` for the callbacks."""
         self._partitions = partitions
@@ -259,8 +259,8 @@ class ClusterMember:
             scheduler=self._host_ports.scheduler,
             remove=remove,
             give_up=self._resign,
-            on_role=on_role,
-            on_made=on_made,
+            on_role_applied=on_role,
+            on_topics_created=on_topics_created,
         )
         host_ports = self._host_ports
         self._log_repairer = LogRepairer(
@@ -314,7 +314,7 @@ class ClusterMember:
             lost_logs=replica_manager.lost_logs,
         )
         self._lifecycle.on_session(lambda _: replica_manager.apply_all())
-        self._state.on_broker_change(self.replication.broker_changed)
+        self._state.on_broker_change(self.replication.handle_broker_change)
         self._state.on_failure(self._on_image_failure)
         self._lease_keep_alive = self._keep_alive(self._lifecycle)
         self._lease_keep_alive.start()

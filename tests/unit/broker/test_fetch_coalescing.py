@@ -7,9 +7,9 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.replication.fetch_coalescing import (
-    ENOUGH_BYTES,
     FRUITLESS_WAITS_MAX,
-    WAIT_MS,
+    FULL_RESPONSE_BYTES,
+    WAIT_MS_MAX,
     FetchCoalescer,
 )
 from mansio.wire.batch.record_batch import build_batch
@@ -95,7 +95,7 @@ def test_who_sends_when_it_likes_waits_little_longer(monkeypatch: pytest.MonkeyP
     tried = waited_ms()
     monkeypatch.setattr(FetchCoalescer, "should_wait", lambda *_: False)
     usual = waited_ms()
-    assert max(tried) <= max(usual) + 2 * WAIT_MS + 0.1, "its own round's wait, and that of the round before"
+    assert max(tried) <= max(usual) + 2 * WAIT_MS_MAX + 0.1, "its own round's wait, and that of the round before"
     assert sum(tried) <= 1.25 * sum(usual)
 
 
@@ -115,22 +115,22 @@ def test_waits_in_vain_become_rare_and_a_full_round_brings_them_back() -> None:
     def in_vain() -> int:
         """How many answers leave at once before the next one waits, in vain."""
         at_once = next(count for count in range(100) if fetch_coalescer.should_wait(1))
-        fetch_coalescer.waited()
+        fetch_coalescer.record_wait()
         return at_once
 
     del pending[0], pending[1]
-    fetch_coalescer.follower_reported(4)
-    assert not fetch_coalescer.should_wait(ENOUGH_BYTES)
+    fetch_coalescer.record_follower_fetch(4)
+    assert not fetch_coalescer.should_wait(FULL_RESPONSE_BYTES)
     assert [in_vain() for _ in range(FRUITLESS_WAITS_MAX + 2)] == [0, 1, 3, 7, 15, 31, 31]
     pending |= {0: None, 1: None}
-    assert fetch_coalescer.full
+    assert fetch_coalescer.is_full
     assert not fetch_coalescer.should_wait(1)
     for _ in range(FRUITLESS_WAITS_MAX):
-        fetch_coalescer.waited()
+        fetch_coalescer.record_wait()
     pending.clear()
     assert any(fetch_coalescer.should_wait(1) for _ in range(100))
     assert fetch_coalescer.should_wait(1)
-    fetch_coalescer.follower_reported(0)
+    fetch_coalescer.record_follower_fetch(0)
     assert not fetch_coalescer.should_wait(1), "there is no producer any more"
 
 

@@ -45,8 +45,8 @@ class World:
             scheduler=self.simulation.scheduler("broker"),
             remove=self.remove,
             give_up=self.note_given_up,
-            on_role=lambda _: None,
-            on_made=self.made,
+            on_role_applied=lambda _: None,
+            on_topics_created=self.made,
         )
         self.replica_manager.start()
 

@@ -177,7 +177,7 @@ def test_a_replica_that_may_have_joined_is_waited_for() -> None:
     cluster.run_until(lambda: ack.settled, 3 * LAG_MS_MAX)
     assert ack.acknowledged, "it left again"
     assert cluster.state().isr == (1, 2)
-    assert (cluster[1].isr_manager.expansions, cluster[1].isr_manager.shrinks) == (1, 2)
+    assert (cluster[1].isr_manager.expansion_count, cluster[1].isr_manager.shrink_count) == (1, 2)
 
 
 def test_a_restarted_follower_is_not_added_for_what_it_had_before() -> None:
@@ -701,13 +701,13 @@ def test_the_throttle_of_replicas_changes_while_they_catch_up(rate: int, low_ms:
     began = cluster.simulation.now_ms
     cluster.run_for(2000)
     assert 3 not in cluster.state().isr
-    cluster[3].fetcher_manager.throttle(rate)
+    cluster[3].fetcher_manager.set_catch_up_rate(rate)
     cluster.run_until(lambda: 3 in cluster.state().isr, 60_000)
     assert low_ms <= cluster.simulation.now_ms - began < high_ms
 
 
 def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mansio.broker.replication.replica_fetcher.QUIET_ROUND_S", 0.01)
+    monkeypatch.setattr("mansio.broker.replication.replica_fetcher.IDLE_INTERVAL_PER_PARTITION_S", 0.01)
     cluster = running(partitions=8, follower_settings=ReplicaFetcherSettings(all_partitions_max=4))
     asked: list[int] = []
 

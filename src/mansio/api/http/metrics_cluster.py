@@ -52,9 +52,9 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
         meaning = "Leader elections by this broker as controller, by cause."
         yield _counter("leader_elections", meaning, times, cause=cause)
     isr_manager = cluster.isr_manager
-    yield _counter("isr_shrinks", "Shrinks of in-sync sets of partitions led here.", isr_manager.shrinks)
+    yield _counter("isr_shrinks", "Shrinks of in-sync sets of partitions led here.", isr_manager.shrink_count)
     meaning = "Expansions of in-sync sets of partitions led here."
-    yield _counter("isr_expansions", meaning, isr_manager.expansions)
+    yield _counter("isr_expansions", meaning, isr_manager.expansion_count)
     yield _gauge(
         "quarantined_replicas",
         "Replicas on this broker whose last fetch failed.",
@@ -74,7 +74,7 @@ def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     repairs = cluster.repair_counts()
     yield _counter("repaired_ranges", "Damaged ranges replaced by those of another replica.", repairs.ranges)
     yield _counter(
-        "repaired_bytes", "Bytes that were read from other replicas for repairs.", repairs.batches_bytes
+        "repaired_bytes", "Bytes that were read from other replicas for repairs.", repairs.replaced_bytes
     )
     yield _counter(
         "repair_failures", "Repairs of a partition that failed; they are retried.", repairs.failures

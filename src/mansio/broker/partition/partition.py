@@ -649,7 +649,7 @@ class Partition:
         """Neither lead nor follow until the next epoch."""
         self.become_follower(NO_LEADER, self.replica.leader_epoch)
 
-    def isr_committed(self, in_sync: frozenset[int]) -> None:
+    def apply_committed_isr(self, in_sync: frozenset[int]) -> None:
         """The metadata store has this in-sync set, and no earlier proposal can be committed any more."""
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):

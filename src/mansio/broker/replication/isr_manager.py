@@ -1,16 +1,17 @@
 """ISR manager: a leader's changes of the in-sync sets (ISR) of its partitions.
 
-Each change is one transaction of the metadata store, guarded by: the partition is unchanged, this broker's session is
-alive, and for each broker that is added, the session in which it fetched what it needs is alive. Until the outcome is
-known, the proposed set counts in addition to the committed one (`ReplicationProgress.propose`).
+Each change is one transaction of the metadata store. It is applied only if the partition's state in the store is
+unchanged, this broker's session is alive, and, for each broker that is added, the session in which that broker reached
+the required offset is alive. Until the outcome is known, commits wait for the replicas of both the committed and the
+proposed set (`ReplicationProgress.propose`).
 
 Invariants:
 * Only the leader changes the set, and it never removes itself.
-* A replica joins when it has everything up to the high watermark and up to the start of this epoch. It leaves when its
-  broker's session ends, or when it lags for more than `lag_ms_max`.
-* A lost response is not guessed: the same transaction is retried until it is known to be committed, or the partition is
-  known to have changed, after which it cannot be.
-* At most one change per partition is in flight, and `CHANGES_MAX` in total.
+* A replica is added when it has all records below the high watermark and below the start offset of this leader epoch.
+  It is removed when its broker's session ends, or when it lags for more than `lag_ms_max`.
+* After a lost response the same transaction is retried until it is known to be committed, or the partition's state is
+  known to have changed; in that case the transaction cannot be committed any more.
+* At most one change per partition is in flight, and `CHANGES_IN_FLIGHT_MAX` in total.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHANGES_MAX: Final = 32
+CHANGES_IN_FLIGHT_MAX: Final = 32
+"""Maximum number of changes of different partitions in flight."""
+
 CHECK_INTERVAL_MS: Final = 500
 RETRY_MS: Final = 200
 RETRY_MS_MAX: Final = 2000
@@ -50,19 +53,19 @@ RETRY_MS_MAX: Final = 2000
 class _LeaderPartition:
     """A partition led by this broker, and its state in the metadata store."""
 
-    __slots__ = ("changing", "ended_sessions", "partition", "replica", "state")
+    __slots__ = ("ended_sessions", "is_changing", "partition", "replica", "state")
 
     def __init__(self, partition: Partition, replica: ReplicationProgress, state: PartitionState) -> None:
         self.partition = partition
         self.replica = replica
         self.state = state
-        self.changing = False
+        self.is_changing = False
         self.ended_sessions: set[int] = set()
-        """Members whose sessions ended since they were found to be in sync."""
+        """In-sync brokers whose sessions have ended."""
 
     @property
-    def current(self) -> bool:
-        """This broker still leads the partition, in the same epoch."""
+    def is_current(self) -> bool:
+        """Whether this broker still leads the partition in the same leader epoch."""
         return self.partition.replica is self.replica and not self.partition.closed
 
 
@@ -96,18 +99,18 @@ class IsrManager:
         self._lag_ms_max = lag_ms_max
         self._leader_partitions: dict[Partition, _LeaderPartition] = {}
         self._waiting: dict[_LeaderPartition, None] = {}
-        self._under_way = 0
+        self._in_flight_count = 0
         self._timer: Timer | None = None
         self._stopped = False
-        self.expansions = 0
-        self.shrinks = 0
+        self.expansion_count = 0
+        self.shrink_count = 0
 
     def start(self) -> None:
-        """Also check the partitions periodically: a replica that lags sends no event."""
+        """Start the periodic check, which finds replicas that lag; other changes are found when they happen."""
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
 
     def stop(self) -> None:
-        """Make no further changes."""
+        """Start no more changes of in-sync sets."""
         self._stopped = True
         self._leader_partitions.clear()
         self._waiting.clear()
@@ -116,34 +119,36 @@ class IsrManager:
             self._timer = None
 
     def become_leader(self, partition: Partition, state: PartitionState) -> None:
-        """This broker leads the partition in `state` (`Partition.become_leader` has been called)."""
+        """Manage the in-sync set of a partition that this broker leads in `state`.
+
+        `Partition.become_leader` must have been called."""
         replica = partition.leader_progress
         assert replica is not None, "Partition.become_leader comes first"
         known = self._leader_partitions.get(partition)
         if known is not None and known.replica is replica:
-            self.metadata_changed(partition, state)
+            self.apply_metadata(partition, state)
             return
         entry = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
         partition.on_isr_candidate = self._isr_candidate
         self._decide(entry)
 
-    def leave(self, partition: Partition) -> None:
-        """This broker no longer leads the partition."""
+    def remove(self, partition: Partition) -> None:
+        """Stop managing the in-sync set of a partition that this broker does not lead any more."""
         entry = self._leader_partitions.pop(partition, None)
         partition.on_isr_candidate = None
         if entry is not None:
             self._waiting.pop(entry, None)
 
-    def metadata_changed(self, partition: Partition, state: PartitionState) -> None:
-        """Apply the partition's state in the metadata; a known or older one changes nothing."""
+    def apply_metadata(self, partition: Partition, state: PartitionState) -> None:
+        """Apply a partition state of the metadata image; the current state or an older one has no effect."""
         entry = self._leader_partitions.get(partition)
         if entry is None or state.leader_epoch != entry.state.leader_epoch or state.leader != self._node_id:
             return
         if state.mod_revision > entry.state.mod_revision:
-            self._adopt(entry, state)
+            self._apply_state(entry, state)
 
-    def session_ended(self, node_id: int) -> None:
-        """A broker's session ended, whether or not it has a new one: commits no longer wait for it."""
+    def handle_session_end(self, node_id: int) -> None:
+        """Remove a broker whose session ended from all in-sync sets, also if it has a new session."""
         for entry in list(self._leader_partitions.values()):
             if node_id in entry.state.isr and node_id != self._node_id:
                 entry.ended_sessions.add(node_id)
@@ -158,8 +163,8 @@ class IsrManager:
     def _check(self) -> None:
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
         for entry in list(self._leader_partitions.values()):
-            if not entry.current:
-                self.leave(entry.partition)
+            if not entry.is_current:
+                self.remove(entry.partition)
                 continue
             entry.partition.check_session()
             self._decide(entry)
@@ -168,15 +173,15 @@ class IsrManager:
 
     def _decide(self, entry: _LeaderPartition) -> None:
         """Start a change if one is due and none is in flight."""
-        if entry.changing or self._stopped or not entry.current or not self._is_session_valid():
+        if entry.is_changing or self._stopped or not entry.is_current or not self._is_session_valid():
             return
-        if self._target(entry) == entry.replica.in_sync:
+        if self._target_isr(entry) == entry.replica.in_sync:
             return
         self._waiting[entry] = None
-        self._begin()
+        self._start_changes()
 
-    def _target(self, entry: _LeaderPartition) -> frozenset[int]:
-        """The in-sync set that should be, as far as this broker knows."""
+    def _target_isr(self, entry: _LeaderPartition) -> frozenset[int]:
+        """Return the in-sync set that the partition should have, as far as this broker knows."""
         replica, partition = entry.replica, entry.partition
         lagging = replica.lagging_replicas(partition.now_ms(), self._lag_ms_max, partition.end_offset)
         removed = {
@@ -195,18 +200,22 @@ class IsrManager:
         }
         return (replica.in_sync - removed) | joining
 
-    def _begin(self) -> None:
-        while self._waiting and self._under_way < CHANGES_MAX:
+    def _start_changes(self) -> None:
+        while self._waiting and self._in_flight_count < CHANGES_IN_FLIGHT_MAX:
             entry = next(iter(self._waiting))
             del self._waiting[entry]
-            target = self._target(entry) if entry.current and not entry.changing else entry.replica.in_sync
+            target = (
+                self._target_isr(entry)
+                if entry.is_current and not entry.is_changing
+                else entry.replica.in_sync
+            )
             if target == entry.replica.in_sync:
                 continue
-            entry.changing = True
+            entry.is_changing = True
             followers = entry.replica.followers()
             sessions = {node: followers[node].broker_epoch for node in sorted(target - {*entry.state.isr})}
             entry.replica.propose_isr(target)
-            self._under_way += 1
+            self._in_flight_count += 1
             name = f"in-sync set of {entry.partition.name}"
             self._scheduler.spawn(self._change(entry, entry.state, target, sessions), name=name)
 
@@ -215,8 +224,9 @@ class IsrManager:
     async def _change(
         self, entry: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
     ) -> None:
-        """Change `state` to `target`, or find that it is no longer possible. `sessions` are the broker epochs in
-        which the added brokers met the conditions, as of the time when `target` was proposed."""
+        """Change the in-sync set in `state` to `target`, unless the state has changed meanwhile.
+
+        `sessions`: for each added broker, the broker epoch in which it reached the required offset."""
         try:
             isr = (*(node for node in state.isr if node in target), *sessions)
             wanted = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
@@ -228,21 +238,21 @@ class IsrManager:
                 compares.append(Compare(self._keys.session(node), create_revision=epoch))
             await self._commit(entry, state, wanted, compares)
         finally:
-            entry.changing = False
-            self._under_way -= 1
-        if entry.current:
+            entry.is_changing = False
+            self._in_flight_count -= 1
+        if entry.is_current:
             self._decide(entry)
-        self._begin()
+        self._start_changes()
 
     async def _commit(
         self, entry: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
     ) -> None:
-        """Retry until the transaction is known to be committed, or known to be impossible."""
+        """Retry the transaction until it is known that it is committed, or that it cannot be committed any more."""
         writer = new_writer_id(self._random)
         put = Put(self._key(entry), encode(partition_document(wanted), writer))
         wait_ms = RETRY_MS
         while True:
-            if not entry.current or entry.state.mod_revision != before.mod_revision or self._stopped:
+            if not entry.is_current or entry.state.mod_revision != before.mod_revision or self._stopped:
                 return
             try:
                 done = await transact_resolving_ambiguity(self._store, compares, [put], writer)
@@ -259,7 +269,7 @@ class IsrManager:
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
                 continue
             if done.succeeded:
-                self._committed(entry, before, wanted._replace(mod_revision=done.revision))
+                self._on_change_committed(entry, before, wanted._replace(mod_revision=done.revision))
                 return
             break
         await self._read_with_retries(entry)
@@ -267,7 +277,7 @@ class IsrManager:
 
     async def _read_with_retries(self, entry: _LeaderPartition) -> None:
         wait_ms = RETRY_MS
-        while entry.current and not self._stopped:
+        while entry.is_current and not self._stopped:
             try:
                 await self._read_again(entry)
             except MansioError:
@@ -277,14 +287,14 @@ class IsrManager:
                 return
 
     async def _read_again(self, entry: _LeaderPartition) -> None:
-        """A change was not committed and will not be: read the current state."""
+        """Read the current state after a change that cannot be committed any more, and apply it."""
         stored = await self._store.get(self._key(entry))
-        if stored is None or not entry.current or stored.mod_revision < entry.state.mod_revision:
+        if stored is None or not entry.is_current or stored.mod_revision < entry.state.mod_revision:
             return
         document = decode(stored.key, stored.value)
         state = entry.state
         if (document["leader"], document["leader_epoch"]) != (state.leader, state.leader_epoch):
-            return  # nothing is committed here any more; the metadata will name the leader
+            return  # this broker does not lead any more; the metadata image will contain the leader
         found = state._replace(
             replicas=tuple(document["replicas"]),
             isr=tuple(document["isr"]),
@@ -293,13 +303,15 @@ class IsrManager:
             removing=tuple(document["removing"]),
             mod_revision=stored.mod_revision,
         )
-        self._adopt(entry, found)
+        self._apply_state(entry, found)
 
-    def _committed(self, entry: _LeaderPartition, old: PartitionState, state: PartitionState) -> None:
-        """A change was committed. Reported here, because the image may have had it before the response arrived."""
+    def _on_change_committed(
+        self, entry: _LeaderPartition, old: PartitionState, state: PartitionState
+    ) -> None:
+        """Count and log a committed change; apply it unless the metadata image already contained it."""
         before, after = frozenset(old.isr), frozenset(state.isr)
-        self.expansions += bool(after - before)
-        self.shrinks += bool(before - after)
+        self.expansion_count += bool(after - before)
+        self.shrink_count += bool(before - after)
         logger.info(
             "isr_changed",
             extra=fields(
@@ -309,17 +321,17 @@ class IsrManager:
                 after=state.isr,
             ),
         )
-        if entry.current and state.mod_revision > entry.state.mod_revision:
-            self._adopt(entry, state)
+        if entry.is_current and state.mod_revision > entry.state.mod_revision:
+            self._apply_state(entry, state)
 
-    def _adopt(self, entry: _LeaderPartition, state: PartitionState) -> None:
-        """The metadata store has this state."""
-        if not entry.current:
+    def _apply_state(self, entry: _LeaderPartition, state: PartitionState) -> None:
+        """Apply a state that the metadata store contains."""
+        if not entry.is_current:
             return
         entry.state = state
         entry.ended_sessions &= {*state.isr}
         entry.replica.set_replicas(state.replicas, entry.partition.now_ms())
-        entry.partition.isr_committed(frozenset(state.isr))
+        entry.partition.apply_committed_isr(frozenset(state.isr))
         self._decide(entry)
 
     def _key(self, entry: _LeaderPartition) -> str:

@@ -1,7 +1,7 @@
-"""Leadership applier: turns the partition states of the metadata into roles of the partitions.
+"""Leadership applier: applies the leaders in the metadata to the partitions of this broker.
 
-Calls `Partition.become_leader` and `become_follower` and keeps the `ReplicaFetcherManager` and the `IsrManager`
-informed.
+Calls `Partition.become_leader` and `become_follower`, and reports the roles to the `ReplicaFetcherManager` and the
+`IsrManager`.
 
 Invariants:
 * A state of a leader epoch that has ended changes nothing.
@@ -52,16 +52,16 @@ class LeadershipApplier:
         """Called when this broker becomes leader of a partition in a new epoch."""
 
     def start(self) -> None:
-        """Start the management of in-sync sets."""
+        """Start the ISR manager."""
         self.isr_manager.start()
 
     def stop(self) -> None:
-        """Stop replication and changes of in-sync sets."""
+        """Stop all replica fetchers and the ISR manager."""
         self.fetcher_manager.stop()
         self.isr_manager.stop()
 
     def apply(self, partition: Partition, state: PartitionState) -> None:
-        """Apply the metadata's state of a partition that is open here."""
+        """Apply a partition state of the metadata to an open partition of this broker."""
         if state.leader_epoch < partition.leader_epoch or partition.closed:
             return
         is_leader = state.is_led_by(self._node_id, self._broker_epoch())
@@ -76,30 +76,30 @@ class LeadershipApplier:
                 )
                 if partition.replica is not before:
                     self.on_leader_elected()
-                self.fetcher_manager.leave(partition)
+                self.fetcher_manager.remove(partition)
                 self.isr_manager.become_leader(partition, state)
                 return
             is_follower = self._node_id in state.replicas and state.leader != self._node_id
-            self.isr_manager.leave(partition)
+            self.isr_manager.remove(partition)
             partition.become_follower(state.leader if is_follower else NO_LEADER, state.leader_epoch)
         except MansioError as error:
             known = fields(topic=partition.topic, partition=partition.index, reason=error.message)
             logger.error("partition_role_rejected", extra=known)
-            self.isr_manager.leave(partition)
+            self.isr_manager.remove(partition)
             if is_leader:
                 partition.become_follower(NO_LEADER, state.leader_epoch)
         self.fetcher_manager.become_follower(partition)
 
-    def leave(self, partition: Partition) -> None:
-        """The partition is about to be closed."""
-        self.fetcher_manager.leave(partition)
-        self.isr_manager.leave(partition)
+    def remove(self, partition: Partition) -> None:
+        """Stop replicating a partition and managing its in-sync set, because it will be closed."""
+        self.fetcher_manager.remove(partition)
+        self.isr_manager.remove(partition)
 
-    def broker_changed(self, change: BrokerChange) -> None:
-        """A broker's session began or ended, or was replaced."""
+    def handle_broker_change(self, change: BrokerChange) -> None:
+        """Apply the end of a broker's session to the in-sync sets; `change` may be any change of a broker."""
         if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
-            self.isr_manager.session_ended(change.node_id)
+            self.isr_manager.handle_session_end(change.node_id)
 
 
 def _ignore() -> None:
-    """Default of `on_leader_elected`."""
+    """Do nothing; the default of `on_leader_elected`."""

@@ -1,23 +1,23 @@
-"""Log repairer: replaces damaged batches of this broker's replicas by those of another replica.
+"""Log repairer: replaces damaged batches of this broker's replicas by the same batches of another replica.
 
-Damage that a reader, a follower or the scrubber finds is reported by `StorageHealth`. The partitions are
-repaired one after the other, segment by segment, on leaders and followers alike: the batches are read from an in-sync
-replica, the leader first, with a Fetch that is marked as a read for repair. What is damaged in the active segment is
-repaired after a segment roll. A replica neither leaves the in-sync set nor is it truncated meanwhile: it still has
-everything else that it acknowledged.
+`StorageHealth` reports damage that a reader, a follower or the scrubber finds. The log repairer repairs one partition
+after the other, on leaders and followers, and writes a copy of each damaged segment: intact batches come from the
+segment, the others from an in-sync replica, the leader first, with a Fetch request that is marked as a read for repair.
+If the active segment is damaged, a new segment is started first. The replica stays in the in-sync set and is not
+truncated, because it still has all other records that it acknowledged.
 
-While the first attempt is pending, readers of the damaged range wait as they do for a verification. If it fails they
-get CORRUPT_MESSAGE, and the repair of the segment is retried for as long as the damage is known: when the in-sync set
-changes, and otherwise after a pause that grows, up to a minute if nothing was written, up to an hour if the attempt
-wrote a copy. A copy is written only if another replica has the first range that is missing, and if there is space.
+While the first attempt is pending, readers of the damaged range wait as for a verification. If the attempt fails, they
+get CORRUPT_MESSAGE, and the repair is retried until it succeeds: when the in-sync set changes, and otherwise after a
+pause that grows up to a minute, or up to an hour if the attempt wrote a copy. A copy is written only if another replica
+has the first damaged range, and if there is space.
 
 Invariants:
-* A batch is copied only if its CRC matches, its offsets continue those before it, and its leader epoch is the one
-  that this log has for its offset: a batch is determined by its offset and epoch.
+* A batch of another replica is used only if its CRC matches, its offsets continue those of the batch before it, and its
+  leader epoch is the one that this log has for its offset, because offset and leader epoch determine a batch.
 * Segments in which compaction may have left gaps are not repaired: see `mansio.storage.repair`.
-* Damaged records below the start of the log are left out of the copy: no replica has them any more.
+* Damaged records below the log start offset are omitted from the copy, because no replica has them any more.
 * A failure is logged and counted once for each reason, until the partition is repaired.
-* Memory is bounded: one response, and `PARTITIONS_MAX` partitions with `OFFSETS_MAX` offsets each. What is beyond is
+* Memory is bounded: one response, and `PARTITIONS_MAX` partitions with `OFFSETS_MAX` offsets each. Further damage is
   found again by the next reader or scrub.
 
 Uses ports only: the simulator runs this code.
@@ -55,39 +55,51 @@ T = TypeVar("T")
 CLIENT_ID: Final = "mansio-repair"
 FETCH_BYTES_MAX: Final = 1 << 20
 PARTITIONS_MAX: Final = 10_000
+"""Maximum number of partitions whose damage is known."""
+
 OFFSETS_MAX: Final = 64
-WAIT_MS: Final = 50
-"""Interval at which a repair looks whether it may swap its segment in, or whether its source has verified a batch."""
+"""Maximum number of known offsets of damaged batches of one partition."""
+
+POLL_INTERVAL_MS: Final = 50
+"""Interval of the check whether the repaired segment can be swapped in, or the source has verified the batches."""
 
 SWAP_WAIT_MS_MAX: Final = 30_000
+"""Maximum time for which a repair waits until its segment can be swapped in."""
+
 SOURCE_WAIT_MS_MAX: Final = 2_000
-"""How long a source may verify what is asked of it. Two replicas may wait for each other."""
+"""Maximum time for which a repair waits until the source has verified the batches. Bounded, because two replicas may
+wait for each other."""
 
 RETRY_BACKOFF: Final = Backoff(1_000, 60_000, jitter=0)
-"""Of an attempt that wrote nothing: it cost one small read from another replica."""
+"""Backoff after an attempt that wrote nothing and therefore took one small read from another replica only."""
 
 RETRY_BACKOFF_AFTER_COPY: Final = Backoff(30_000, 3_600_000, jitter=0)
-LOOK_AGAIN_MS: Final = 60_000
-"""How often it is looked whether the in-sync set has changed while repairs have failed."""
+"""Backoff after an attempt that wrote a part of the copy."""
 
-REASONS_MAX: Final = 8
+ISR_CHECK_INTERVAL_MS: Final = 60_000
+"""Interval of the check whether the in-sync set has changed since a repair failed."""
+
+LOGGED_REASONS_MAX: Final = 8
+"""Maximum number of different reasons that are logged for one partition."""
+
 FREE_BYTES_MIN: Final = 64 << 20
-"""Space that a repair leaves for appends."""
+"""Disk space that must remain free for appends while a copy is written."""
 
 
 class RepairCounts(NamedTuple):
-    """Counts since the broker started."""
+    """Counts since the broker started: replaced offset ranges, size of the replaced batches, and failed repairs."""
 
     ranges: int = 0
-    batches_bytes: int = 0
+    replaced_bytes: int = 0
     failures: int = 0
 
 
 class _Failure(NamedTuple):
-    """The last attempt to repair one segment failed.
+    """The last, failed attempt to repair one segment.
 
-    `end_offset` of the segment; `offset` that could not be replaced; the attempts so far, when the next one is due, in
-    monotonic seconds, and the in-sync replicas at that time: with others the next one is due at once."""
+    `end_offset`: end offset of the segment. `offset`: the offset that could not be replaced. `attempts`: number of
+    attempts. `due_s`: monotonic time in seconds of the next attempt. `sources`: the in-sync replicas at the attempt; if
+    they change, the next attempt is due at once."""
 
     end_offset: int
     offset: int
@@ -97,30 +109,30 @@ class _Failure(NamedTuple):
 
 
 class _Damage:
-    """What is known to be damaged in one partition."""
+    """The known damage of one partition. `offsets`: offsets of damaged batches."""
 
     __slots__ = ("failures", "offsets", "reasons", "retry")
 
     def __init__(self) -> None:
         self.offsets: dict[int, None] = {}
         self.failures: dict[int, _Failure] = {}
-        """Of the segments that are not repaired, by base offset."""
+        """The last attempts on segments that are not repaired, by base offset of the segment."""
         self.reasons: set[str] = set()
-        """Why repairs failed, as far as that was logged."""
+        """The logged reasons of failed repairs."""
         self.retry: Timer | None = None
 
     def has_failed_at(self, offset: int) -> bool:
-        """Whether the segment that contains an offset could not be repaired."""
+        """Return whether the last attempt to repair the segment that contains an offset failed."""
         return any(base <= offset < failure.end_offset for base, failure in self.failures.items())
 
     def is_due(self, base_offset: int, now_s: float, sources: tuple[int, ...]) -> bool:
-        """Whether a segment is to be repaired now."""
+        """Return whether the next attempt to repair a segment is due. `sources`: the current in-sync replicas."""
         failure = self.failures.get(base_offset)
         return failure is None or now_s >= failure.due_s or failure.sources != sources
 
 
 class LogRepairer:
-    """All methods run on the broker's event loop."""
+    """Log repairer of one broker. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -136,8 +148,8 @@ class LogRepairer:
         broker_epoch: Callable[[], int],
         request_timeout_ms: int = 5_000,
     ) -> None:
-        """`sources(partition)` returns the other brokers that are in sync, in the order in which they are asked;
-        `broker_epoch` the epoch of this broker's current session."""
+        """`sources(partition)` returns the other in-sync brokers in the order in which the repairer reads from them;
+        `broker_epoch` returns the epoch of this broker's current session."""
         self._node_id = node_id
         self._partitions = partitions
         self._sources = sources
@@ -155,8 +167,8 @@ class LogRepairer:
         self.counts = RepairCounts()
 
     def start(self) -> None:
-        """Repair what is found from now on."""
-        self._partitions.storage_health.on_damage(self.damaged)
+        """Repair all damage that is reported from now on."""
+        self._partitions.storage_health.on_damage(self.add_damage)
 
     async def stop(self) -> None:
         """End the repair in progress after its current step."""
@@ -167,8 +179,8 @@ class LogRepairer:
         while self._busy is not None:
             await self._busy
 
-    def damaged(self, topic: str, index: int, offset: int) -> None:
-        """A damaged batch was found; offset -1: it is not known which."""
+    def add_damage(self, topic: str, index: int, offset: int) -> None:
+        """Repair a damaged batch that was found. `offset`: an offset of the batch, -1 if it is unknown."""
         key = (topic, index)
         damage = self._damaged.get(key)
         partition = self._partitions.get(topic, index)
@@ -201,7 +213,7 @@ class LogRepairer:
                 key = next(iter(self._due))
                 try:
                     await self._repair(key)
-                except Exception:  # a defect costs one partition, not the repair of the others
+                except Exception:  # a defect ends the repair of one partition, not that of the others
                     logger.exception("repair_defect", extra=fields(topic=key[0], partition=key[1]))
                     self._forget(key)
         finally:
@@ -210,7 +222,7 @@ class LogRepairer:
             busy.set_result(None)
 
     def _forget(self, key: tuple[str, int]) -> None:
-        """Forget what is known of a partition: the next reader finds its damage again."""
+        """Drop the known damage of a partition; the next reader finds the damage again."""
         self._due.pop(key, None)
         self._damaged.pop(key, None)
         partition = self._partitions.get(*key)
@@ -232,20 +244,20 @@ class LogRepairer:
             if not damage.has_failed_at(offset):
                 damage.offsets.pop(offset, None)
         if found or (not failed and log.damaged_segments()):
-            # Found meanwhile: its readers wait for the next attempt.
+            # More damage was found meanwhile; its readers wait for the next attempt.
             log.repair_pending = bool(self._sources(partition))
             self._begin(key)
         else:
             log.repair_pending = False
             if failed:
-                self._look_again(key, damage)
+                self._schedule_retry(key, damage)
             else:
                 del self._damaged[key]
                 partition.storage_health.repaired(*key)
         self._scheduler.call_soon(partition.on_verified)
 
     async def _attempt(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
-        """Repair the damaged segments whose repair is due; the failures of all are in `damage` afterwards."""
+        """Repair the damaged segments whose next attempt is due; update the failures in `damage`."""
         log = partition.log
         before, failures = damage.failures, {}
         for segment in log.damaged_segments(offsets):
@@ -269,20 +281,20 @@ class LogRepairer:
                     error = Unavailable(f"{partition.name}: no other replica is in sync")
                 else:
                     await repair.run()
-            except Exception as failure:  # noqa: BLE001  # a defect costs this repair, not those of others
+            except Exception as failure:  # noqa: BLE001  # a defect ends this repair, not those of others
                 backoff = RETRY_BACKOFF_AFTER_COPY if repair.has_written else RETRY_BACKOFF
                 error, pause_ms = failure, backoff.delay_ms(attempts)
             if error is not None:
                 due_s = self._clock.monotonic() + pause_ms / 1000
                 failures[base] = _Failure(segment.end_offset, repair.next_offset, attempts, due_s, sources)
                 if not self._stopped:
-                    self._failed(partition, damage, error)
+                    self._log_failure(partition, damage, error)
         damage.failures = failures
 
-    def _failed(self, partition: Partition, damage: _Damage, error: Exception) -> None:
-        """Log and count a failure, unless that was done."""
+    def _log_failure(self, partition: Partition, damage: _Damage, error: Exception) -> None:
+        """Log and count a failure, unless it was logged for the same reason."""
         reason = error.message if isinstance(error, MansioError) else repr(error)
-        if reason in damage.reasons or len(damage.reasons) >= REASONS_MAX:
+        if reason in damage.reasons or len(damage.reasons) >= LOGGED_REASONS_MAX:
             return
         damage.reasons.add(reason)
         self.counts = self.counts._replace(failures=self.counts.failures + 1)
@@ -292,9 +304,9 @@ class LogRepairer:
             exc_info=None if isinstance(error, MansioError) else error,
         )
 
-    def _look_again(self, key: tuple[str, int], damage: _Damage) -> None:
+    def _schedule_retry(self, key: tuple[str, int], damage: _Damage) -> None:
         due_s = min(failure.due_s for failure in damage.failures.values())
-        pause_ms = min(max((due_s - self._clock.monotonic()) * 1000, 0), LOOK_AGAIN_MS)
+        pause_ms = min(max((due_s - self._clock.monotonic()) * 1000, 0), ISR_CHECK_INTERVAL_MS)
         damage.retry = self._scheduler.call_later(pause_ms, self._retry, key)
 
     def _retry(self, key: tuple[str, int]) -> None:
@@ -308,46 +320,46 @@ class LogRepairer:
         if bases != damage.failures.keys() or any(damage.is_due(base, now_s, sources) for base in bases):
             self._begin(key)
         else:
-            self._look_again(key, damage)
+            self._schedule_retry(key, damage)
 
-    # What the repair of a segment needs
+    # Used by the repair of a segment
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work, and pause for as long as it took, so that others get half of the disk and the
-        processor."""
+    async def run_and_pause(self, work: Callable[[], T]) -> T:
+        """Run blocking work, and then pause for as long as it took, so that it uses half of disk and processor time."""
         began = self._clock.monotonic()
-        result = await self.finish_in_thread(work)
+        result = await self.run_blocking(work)
         await self._scheduler.sleep((self._clock.monotonic() - began) * 1000)
         if self._stopped:
             raise Unavailable("the broker is stopping")
         return result
 
-    async def finish_in_thread(self, work: Callable[[], T]) -> T:
+    async def run_blocking(self, work: Callable[[], T]) -> T:
         """Run blocking work, also while the broker is stopping."""
         return await run_in_thread(self._scheduler, self._background, work)
 
-    async def wait(self) -> None:
-        """Wait for `WAIT_MS`."""
-        await self._scheduler.sleep(WAIT_MS)
+    async def wait_poll_interval(self) -> None:
+        """Wait for `POLL_INTERVAL_MS`."""
+        await self._scheduler.sleep(POLL_INTERVAL_MS)
         if self._stopped:
             raise Unavailable("the broker is stopping")
 
-    def copy_of(self, partition: Partition, segment: Segment) -> SegmentCopy:
-        """An empty copy of a segment."""
+    def new_copy(self, partition: Partition, segment: Segment) -> SegmentCopy:
+        """Return an empty copy of a segment."""
         interval = partition.log.settings.index_interval_bytes
         return SegmentCopy(self._disk, segment, index_interval_bytes=interval)
 
     async def check_space(self, segment: Segment) -> None:
         """Raise `StorageError` if there is no space for a copy of a segment."""
-        free_bytes = await self.in_thread(partial(self._disk.free_bytes, segment.directory))
+        free_bytes = await self.run_and_pause(partial(self._disk.free_bytes, segment.directory))
         if free_bytes < segment.size + FREE_BYTES_MIN:
             raise StorageError(f"no space for a copy of {segment.path}: {segment.size} bytes")
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int = FETCH_BYTES_MAX
     ) -> tuple[int, bytes]:
-        """(broker, its intact batches from `offset` on), at least one, from the first in-sync replica that has them.
-        Raises the last error."""
+        """Read intact batches from `offset` on, at least one, from the first in-sync replica that has them.
+
+        Returns the broker id and the batches. Raises the error of the last replica."""
         failed: MansioError = Unavailable(f"{partition.name}: no other replica is in sync")
         for node_id in self._sources(partition):
             try:
@@ -370,25 +382,27 @@ class LogRepairer:
             replica_epoch=self._broker_epoch(),
             is_repair_read=True,
         )
-        for _ in range(SOURCE_WAIT_MS_MAX // WAIT_MS):
+        for _ in range(SOURCE_WAIT_MS_MAX // POLL_INTERVAL_MS):
             frame = await self._peers.send(node_id, request, timeout_ms=self._request_timeout_ms)
             response = decode_response(fetch.REPLICA_FETCH_VERSION, frame)
             if response.error_code:
                 raise error_for_code(response.error_code, "the read for repair was rejected")
             answer = response.topics[0][2][0] if response.topics and response.topics[0][2] else None
             if answer is None:
-                raise Unavailable(f"{partition.name} is not in the answer")
+                raise Unavailable(f"{partition.name} is not in the response")
             if answer.error_code:
                 raise error_for_code(answer.error_code, f"{partition.name} cannot be read at {offset}")
             if answer.records_bytes:
                 return bytes(answer.records)
-            await self.wait()  # it verifies them first
+            await self.wait_poll_interval()  # the source verifies the batches first
         raise Unavailable(f"{partition.name} is not verified at {offset}")
 
-    def replaced(self, partition: Partition, ranges: Sequence[tuple[int, int, int]], size_bytes: int) -> None:
-        """Count and log what was replaced: (first offset, end offset, source) of each range."""
+    def report_replaced(
+        self, partition: Partition, ranges: Sequence[tuple[int, int, int]], size_bytes: int
+    ) -> None:
+        """Count and log replaced ranges, each with first offset, end offset and source broker."""
         self.counts = self.counts._replace(
-            ranges=self.counts.ranges + len(ranges), batches_bytes=self.counts.batches_bytes + size_bytes
+            ranges=self.counts.ranges + len(ranges), replaced_bytes=self.counts.replaced_bytes + size_bytes
         )
         for first, end, source in ranges:
             logger.warning(
@@ -404,7 +418,10 @@ class LogRepairer:
 
 
 class _SegmentRepair:
-    """The repair of one segment. `next_offset` is the one to be replaced next, at first `damaged_offset`."""
+    """The repair of one segment.
+
+    `next_offset`: the offset to be replaced next. `damaged_offset`: the first damaged offset of the segment.
+    """
 
     def __init__(
         self, repairer: LogRepairer, partition: Partition, segment: Segment, damaged_offset: int
@@ -414,17 +431,17 @@ class _SegmentRepair:
         self._partition = partition
         self._segment = segment
         self._generation = partition.log.generation
-        self._copy = repairer.copy_of(partition, segment)
+        self._copy = repairer.new_copy(partition, segment)
         self._ranges: list[tuple[int, int, int]] = []
         self._size_bytes = 0
 
     @property
     def has_written(self) -> bool:
-        """Whether something of the copy was written."""
+        """Whether a part of the copy was written."""
         return self._copy.size > 0
 
     async def run(self) -> None:
-        """Raises `MansioError` if the segment is not repaired, and changes nothing then."""
+        """Repair the segment. Raises `MansioError` if it is not repaired; then the log is unchanged."""
         repairer, partition, segment, log = (
             self._repairer,
             self._partition,
@@ -450,14 +467,14 @@ class _SegmentRepair:
             await self._abandon()
             raise
         if self._ranges:
-            repairer.replaced(partition, self._ranges, self._size_bytes)
+            repairer.report_replaced(partition, self._ranges, self._size_bytes)
             return
         await self._abandon()
-        if segment.checked is not None:  # it is intact now: what was found is verified again
+        if segment.checked is not None:  # the segment is intact: let readers verify it again
             log.forget_checks(segment)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        result = await self._repairer.in_thread(work)
+        result = await self._repairer.run_and_pause(work)
         self._check_current()
         return result
 
@@ -467,7 +484,7 @@ class _SegmentRepair:
             raise Unavailable(f"{self._segment.path} is not in the log any more")
 
     async def _write(self) -> None:
-        """Write the intact batches of the segment, and those of another replica in place of damaged ones."""
+        """Write the copy: the intact batches of the segment, and batches of another replica for the damaged ones."""
         log, segment = self._partition.log, self._segment
         position, offset, delimit = 0, segment.base_offset, False
         while offset < segment.end_offset:
@@ -489,18 +506,19 @@ class _SegmentRepair:
             delimit = bool(result.problem) and not delimit
 
     async def _replace_range(self, found: CheckedRange) -> bool:
-        """Replace one damaged range; False if everything up to the end of the segment was."""
+        """Replace one damaged range. Returns False if the whole rest of the segment was replaced."""
         try:
             await self._replace(found.offset, found.end_offset)
         except CorruptMessage:
-            # The batch that seemed to be the next intact one does not follow those of the other replica.
+            # The batch that was taken for the next intact one does not follow those of the other replica.
             await self._replace(self.next_offset, self._segment.end_offset)
             return False
         return True
 
     async def _replace(self, offset: int, end_offset: int) -> None:
-        """Write the batches of another replica from `offset` to `end_offset`, without those below the start of the log.
-        Raises `CorruptMessage` if they do not end there."""
+        """Write the batches of another replica from `offset` to `end_offset`, without those below the log start offset.
+
+        Raises `CorruptMessage` if no batch of the other replica ends at `end_offset`."""
         partition, log = self._partition, self._partition.log
         lowest = offset
         if offset < (start_offset := log.start_offset):
@@ -543,23 +561,24 @@ class _SegmentRepair:
         while not log.begin_repair(segment):
             if waited_ms >= SWAP_WAIT_MS_MAX:
                 raise Unavailable(f"{segment.path} is in use")
-            waited_ms += WAIT_MS
-            await repairer.wait()
+            waited_ms += POLL_INTERVAL_MS
+            await repairer.wait_poll_interval()
             self._check_current()
         done = False
         try:
-            await repairer.finish_in_thread(copy.swap)
+            await repairer.run_blocking(copy.swap)
             done = True
         finally:
             log.finish_repair(segment, copy.size, copy.index if done else None)
 
     async def _abandon(self) -> None:
-        """Remove what was not swapped in; if that fails, the next start does. A log that was closed meanwhile is
-        removed as a whole."""
+        """Remove the files of the copy; if that fails, the next start removes them.
+
+        The files of a log that was closed meanwhile are removed with the log or at the next start."""
         if self._partition.log.closed:
             return
         try:
-            await self._repairer.finish_in_thread(self._copy.abandon)
+            await self._repairer.run_blocking(self._copy.abandon)
         except MansioError as error:
             logger.info(
                 "repair_file_not_removed", extra=fields(path=self._segment.path, reason=error.message)

@@ -1,20 +1,20 @@
 """Replica fetcher: replicates the partitions led by other brokers, with one fetcher per leader (Kafka
 `ReplicaFetcherThread`).
 
-    fetch -> append as it is -> flush -> fetch ...
+    fetch -> append unchanged -> flush -> fetch ...
 
-All partitions of one leader are in one request, and one request per fetcher is in flight. A partition is fetched from
-this broker's flushed end offset, so the request at the same time confirms to the leader what is flushed here. A fetcher
-therefore waits for its flushes before it fetches again; the leader flushes meanwhile.
+One request contains all partitions of a leader, and one request per fetcher is in flight. The fetch offset of a
+partition is this broker's flushed end offset, so the request also reports to the leader how much of the log this broker
+has flushed. A fetcher therefore waits for its flushes before it fetches again; the leader flushes at the same time.
 
 Invariants:
-* A response changes a partition only if its role is the one it had when the request was sent.
-* A log is truncated by epoch only: when the leader reports where the logs diverge, or when the leader's log starts
-  after this one ends.
-* A partition that fails is delayed and reported; the others of its leader continue. A partition whose log has failed is
-  not retried.
-* Memory is bounded: one response of `response_bytes_max` per leader. Replicas that are not in sync, below their
-  leader's high watermark, are replicated at `catch_up_bytes_per_second` in total, if that is set.
+* A response changes a partition only if the partition still has the role that it had when the request was sent.
+* A log is truncated only at the offset at which the leader reports that the logs diverge (by leader epoch), and reset
+  only if the leader's log starts after this one ends.
+* A partition that fails is retried after a delay and reported; the other partitions of its leader continue. A partition
+  whose log has failed is not retried.
+* Memory is bounded: one response of `response_bytes_max` per leader. Replicas whose log ends below the leader's high
+  watermark are replicated at `catch_up_bytes_per_second` in total, if that is set.
 
 Uses ports only: the simulator runs this code.
 """
@@ -49,30 +49,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = fetch.REPLICA_FETCH_VERSION
-"""Version of Fetch between brokers."""
+FETCH_VERSION: Final = fetch.REPLICA_FETCH_VERSION
+"""Version of Fetch requests between brokers."""
 
 CLIENT_ID: Final = "mansio-follower"
 CLIENT_ID_BYTES: Final = CLIENT_ID.encode()
-BUSY_WAIT_MS: Final = 20
-"""Delay before a truncation is retried while a flush holds the log."""
+FLUSH_WAIT_MS: Final = 20
+"""Delay before a partition is tried again whose log is being flushed, which a truncation or a fetch has to wait for."""
 
-ACTIVE_S: Final = 0.5
-"""How long after its last records a partition counts as active."""
+ACTIVE_TIME_S: Final = 0.5
+"""Time for which a partition counts as active after records were received for it."""
 
-QUIET_ROUND_S: Final = 0.0001
-"""Multiplied by the number of partitions: interval at which idle partitions are fetched while others are active."""
+IDLE_INTERVAL_PER_PARTITION_S: Final = 0.0001
+"""The interval at which idle partitions are fetched while others are active, divided by the number of partitions."""
 
 CATCH_UP_BURST_MS: Final = 1000
+"""Time whose amount of bytes may be fetched at once at `catch_up_bytes_per_second`."""
+
 JITTER: Final = 0.2
 
-LOG_FROM_ATTEMPT: Final = 5
-"""A leader that has not applied its role yet rejects fetches after each creation and each move; not logged unless it
-lasts (about a second)."""
+LOGGED_ATTEMPTS_MIN: Final = 5
+"""Number of failed attempts from which errors are logged, reached after about a second. Fewer failures are normal: a
+new leader rejects fetches until it has applied its role."""
 
 
 class ReplicaFetcherSettings(NamedTuple):
-    """Settings of replication. `catch_up_bytes_per_second` 0 means unlimited."""
+    """Settings of replication. `catch_up_bytes_per_second`: 0 means unlimited."""
 
     fetch_wait_ms: int = 500
     partition_bytes_max: int = 1 << 20
@@ -82,11 +84,11 @@ class ReplicaFetcherSettings(NamedTuple):
     backoff_ms_max: int = 2000
     catch_up_bytes_per_second: int = 0
     all_partitions_max: int = 200
-    """With more partitions than this, idle ones are fetched less often."""
+    """Number of partitions above which idle partitions are fetched less often than active ones."""
 
 
 class _FetchedReplica:
-    """One replicated partition. It is not fetched before `retry_at_s`."""
+    """One replicated partition. It is not fetched before `retry_at_s`, in monotonic seconds."""
 
     __slots__ = (
         "active_until_s",
@@ -114,46 +116,46 @@ class _FetchedReplica:
         self.logged_error = ""
 
     @property
-    def current(self) -> bool:
-        """The partition still has the role for which this object was created."""
+    def is_current(self) -> bool:
+        """Whether the partition still has the role for which this object was created."""
         return self.partition.replica is self.replica and not self.partition.closed
 
 
 class ReplicationThrottle:
-    """Bytes per second for replicas that are far behind, over all leaders."""
+    """Limit in bytes per second for the replication of replicas that are behind, in total over all leaders."""
 
-    __slots__ = ("_bucket", "_bytes_per_second", "_clock", "_free_at_s")
+    __slots__ = ("_bucket", "_bytes_per_second", "_clock", "_fetch_allowed_at_s")
 
     def __init__(self, bytes_per_second: int, clock: Clock) -> None:
         self._clock = clock
         self._bytes_per_second = 0
         self._bucket: TokenBucket | None = None
-        self._free_at_s = clock.monotonic()
-        self.change(bytes_per_second)
+        self._fetch_allowed_at_s = clock.monotonic()
+        self.set_rate(bytes_per_second)
 
-    def change(self, bytes_per_second: int) -> None:
-        """Use another rate from now on; 0: unlimited."""
+    def set_rate(self, bytes_per_second: int) -> None:
+        """Change the limit; 0 means unlimited."""
         if bytes_per_second == self._bytes_per_second:
             return
         now = self._clock.monotonic()
         self._bytes_per_second = bytes_per_second
         self._bucket = TokenBucket(bytes_per_second, CATCH_UP_BURST_MS, now) if bytes_per_second else None
-        self._free_at_s = min(self._free_at_s, now)
+        self._fetch_allowed_at_s = min(self._fetch_allowed_at_s, now)
 
     def record(self, size_bytes: int) -> None:
-        """Record replicated bytes."""
+        """Count the size of replicated batches against the limit."""
         if self._bucket is not None and size_bytes:
             now = self._clock.monotonic()
-            self._free_at_s = now + self._bucket.take(size_bytes, now) / 1000
+            self._fetch_allowed_at_s = now + self._bucket.take(size_bytes, now) / 1000
 
     @property
-    def free_at_s(self) -> float:
-        """Time from which more may be fetched, monotonic seconds."""
-        return self._free_at_s
+    def fetch_allowed_at_s(self) -> float:
+        """The monotonic time in seconds from which replicas that are behind may be fetched."""
+        return self._fetch_allowed_at_s
 
 
 class FetcherContext(NamedTuple):
-    """What the fetchers of a broker share. `broker_epoch` returns the epoch of this broker's current session."""
+    """Dependencies shared by all fetchers of a broker. `broker_epoch` returns the epoch of its current session."""
 
     node_id: int
     peers: Peers
@@ -166,7 +168,7 @@ class FetcherContext(NamedTuple):
 
 
 class ReplicaFetcher:
-    """Replicates the partitions of one leader."""
+    """Replica fetcher for the partitions of one leader."""
 
     def __init__(self, context: FetcherContext, leader: int) -> None:
         self._context = context
@@ -179,19 +181,19 @@ class ReplicaFetcher:
         self._all_due_s = 0.0
 
     def add(self, partition: Partition, replica: FollowerReplica) -> None:
-        """Include the partition from the next request on."""
+        """Fetch the partition from the next request on."""
         known = self.partitions.get(partition)
         if known is not None and known.replica is replica:
-            self._attempts = 0  # a repeated call means news of a session or of the leader
-            self._poke()
+            self._attempts = 0  # a repeated call means that a session or the leader has changed
+            self._wake()
             return
         self.partitions[partition] = _FetchedReplica(partition, replica)
-        self._poke()
+        self._wake()
         if self._work is None:
             name = f"follow broker {self._leader}"
             self._work = self._context.scheduler.spawn(self._run(), name=name)
 
-    def leave(self, partition: Partition) -> None:
+    def remove(self, partition: Partition) -> None:
         """Stop replicating the partition; a response in flight no longer changes it."""
         self.partitions.pop(partition, None)
 
@@ -207,33 +209,33 @@ class ReplicaFetcher:
         context = self._context
         settings = context.settings
         while True:
-            asked, wait_ms = self._select(self._due())
-            if not asked:
+            requested, wait_ms = self._select(self._due())
+            if not requested:
                 await self._sleep(self._wait_ms())
                 continue
             try:
                 frame = await context.peers.send(
                     self._leader,
-                    self._request(asked, wait_ms),
+                    self._request(requested, wait_ms),
                     timeout_ms=settings.request_timeout_ms,
                 )
-                response = fetch.decode_replica_response(frame) or decode_response(VERSION, frame)
+                response = fetch.decode_replica_response(frame) or decode_response(FETCH_VERSION, frame)
                 if response.error_code:
                     raise error_for_code(response.error_code, "the leader rejected the request")
             except MansioError as error:
                 self._attempts += 1
-                if self._attempts >= LOG_FROM_ATTEMPT:
+                if self._attempts >= LOGGED_ATTEMPTS_MIN:
                     self._log_error(error)
                 await self._sleep(self._backoff_ms(self._attempts))
                 continue
             self._attempts = 0
             self._logged_error = None
-            await self._synced(self._apply_response(asked, response))
+            await self._wait_flushed(self._apply_response(requested, response))
 
     def _due(self) -> list[_FetchedReplica]:
-        """The partitions to fetch now, those first that got nothing for the longest time."""
+        """Return the partitions to fetch now, in order of the time since records were last received for them."""
         now = self._context.clock.monotonic()
-        throttled = now < self._context.throttle.free_at_s
+        throttled = now < self._context.throttle.fetch_allowed_at_s
         due = []
         for one in tuple(self.partitions.values()):
             partition = one.partition
@@ -248,42 +250,42 @@ class ReplicaFetcher:
             elif (
                 log.end_offset > log.durable_end_offset
             ):  # it was the leader before; its fetch position must be flushed
-                one.retry_at_s = now + BUSY_WAIT_MS / 1000
+                one.retry_at_s = now + FLUSH_WAIT_MS / 1000
             else:
                 due.append(one)
         return due
 
     def _select(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
-        """Select the partitions of the next request, and how long the leader may wait for records.
+        """Return the partitions of the next request, and the milliseconds that the leader may wait for records.
 
-        A request costs both brokers time for each partition. Of many partitions most are idle while some are active:
-        the active ones are fetched alone for a while.
+        A request takes both brokers time for each partition. Of many partitions usually few are active; most requests
+        therefore contain active ones only.
         """
         settings = self._context.settings
         if len(due) <= settings.all_partitions_max:
             return due, settings.fetch_wait_ms
         now = self._context.clock.monotonic()
-        lively = [one for one in due if one.active_until_s > now]
+        active = [one for one in due if one.active_until_s > now]
         left_ms = (self._all_due_s - now) * 1000
-        if lively and left_ms >= 1:
-            return lively, min(int(left_ms), settings.fetch_wait_ms)
-        self._all_due_s = now + len(due) * QUIET_ROUND_S
+        if active and left_ms >= 1:
+            return active, min(int(left_ms), settings.fetch_wait_ms)
+        self._all_due_s = now + len(due) * IDLE_INTERVAL_PER_PARTITION_S
         return due, settings.fetch_wait_ms
 
     def _wait_ms(self) -> float:
-        """Time until a delayed or throttled partition is due, in ms."""
+        """Return the time in milliseconds until a delayed or throttled partition is due."""
         now = self._context.clock.monotonic()
         due = [
-            max(one.retry_at_s, self._context.throttle.free_at_s if one.is_behind else 0.0)
+            max(one.retry_at_s, self._context.throttle.fetch_allowed_at_s if one.is_behind else 0.0)
             for one in self.partitions.values()
         ]
         at = min(due, default=now + self._context.settings.backoff_ms_max / 1000)
         return max(1.0, (at - now) * 1000)
 
-    def _request(self, asked: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
+    def _request(self, requested: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
         settings = self._context.settings
         topics: dict[bytes, list[FetchPartition]] = {}
-        for fetched in asked:
+        for fetched in requested:
             partition = fetched.partition
             log = partition.log
             offset = log.durable_end_offset
@@ -297,7 +299,7 @@ class ReplicaFetcher:
                     settings.partition_bytes_max,
                 )
             )
-        if len(asked) <= fetch.ONE_BYTE_COUNT_MAX:
+        if len(requested) <= fetch.ONE_BYTE_COUNT_MAX:
             return fetch.encode_replica_request(
                 CLIENT_ID_BYTES,
                 topics,
@@ -307,7 +309,7 @@ class ReplicaFetcher:
                 replica_epoch=self._context.broker_epoch(),
             )
         return encode_request(
-            VERSION,
+            FETCH_VERSION,
             0,
             CLIENT_ID,
             [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
@@ -321,42 +323,44 @@ class ReplicaFetcher:
     # Responses
 
     def _apply_response(
-        self, asked: Sequence[_FetchedReplica], response: FetchResponse
+        self, requested: Sequence[_FetchedReplica], response: FetchResponse
     ) -> list[_FetchedReplica]:
-        """Apply a response; returns the partitions that have something to flush now."""
-        by_key = {one.key: one for one in asked}
+        """Apply a response; return the partitions with batches that are not flushed yet."""
+        by_key = {one.key: one for one in requested}
         grown = []
         for _, topic_id, answers in response.topics:
             for answer in answers:
                 fetched = by_key.pop((topic_id or b"", answer.index), None)
-                if fetched is None or not fetched.current:
+                if fetched is None or not fetched.is_current:
                     continue
                 try:
                     if self._apply(fetched, answer):
                         grown.append(fetched)
                 except MansioError as error:
                     self._delay_retry(fetched, error)
-                except Exception as error:  # noqa: BLE001 - a defect costs its own partition, not all of this leader's
+                except Exception as error:  # noqa: BLE001 - a defect delays its partition, not the leader's others
                     self._on_defect(fetched, error)
                 else:
                     fetched.attempts, fetched.error, fetched.logged_error = 0, None, ""
         for fetched in by_key.values():
-            if fetched.current:
-                self._delay_retry(fetched, UnknownTopicId("the leader left the partition out of its answer"))
+            if fetched.is_current:
+                self._delay_retry(
+                    fetched, UnknownTopicId("the leader's response does not contain the partition")
+                )
         unsynced = [
             log
-            for one in asked
-            if (log := one.partition.log).end_offset > log.durable_end_offset and one.current
+            for one in requested
+            if (log := one.partition.log).end_offset > log.durable_end_offset and one.is_current
         ]
         if unsynced:
-            asked[0].partition.group_commit.request_flush_of_all(unsynced)  # one group commit per broker
+            requested[0].partition.group_commit.request_flush_of_all(unsynced)  # one group commit per broker
         for fetched in grown:  # the others come first in the next request
             if self.partitions.pop(fetched.partition, None) is fetched:
                 self.partitions[fetched.partition] = fetched
         return grown
 
     def _apply(self, fetched: _FetchedReplica, answer: FetchedPartition) -> bool:
-        """Apply one partition's result. Returns True if the log has something to flush."""
+        """Apply one partition's result. Returns True if the log has batches that are not flushed yet."""
         partition = fetched.partition
         log = partition.log
         if answer.error_code:
@@ -374,7 +378,7 @@ class ReplicaFetcher:
         appended = 0
         if answer.records_bytes:
             appended = partition.append_from_leader(answer.records, answer.high_watermark)
-            fetched.active_until_s = self._context.clock.monotonic() + ACTIVE_S
+            fetched.active_until_s = self._context.clock.monotonic() + ACTIVE_TIME_S
         fetched.is_behind = log.end_offset < answer.high_watermark
         if fetched.is_behind:
             self._context.throttle.record(appended)
@@ -382,14 +386,14 @@ class ReplicaFetcher:
         return log.end_offset > log.durable_end_offset
 
     def _delay_retry(self, fetched: _FetchedReplica, error: MansioError) -> None:
-        """Retry a failed partition after a delay; never, if its log has failed."""
+        """Retry a failed partition after a delay, or never if its log has failed."""
         partition = fetched.partition
         now = self._context.clock.monotonic()
         if isinstance(error, ConcurrentChange):  # its log is being flushed
-            fetched.retry_at_s = now + BUSY_WAIT_MS / 1000
+            fetched.retry_at_s = now + FLUSH_WAIT_MS / 1000
             return
         fetched.attempts += 1
-        lasts = fetched.attempts >= LOG_FROM_ATTEMPT or isinstance(error, StorageError)
+        lasts = fetched.attempts >= LOGGED_ATTEMPTS_MIN or isinstance(error, StorageError)
         if lasts and fetched.logged_error != str(error):
             fetched.logged_error = str(error)
             known = fields(
@@ -405,16 +409,15 @@ class ReplicaFetcher:
             fetched.retry_at_s = now + self._backoff_ms(fetched.attempts) / 1000
 
     def _on_defect(self, fetched: _FetchedReplica, error: Exception) -> None:
-        """An unexpected exception: logged once per series, with its traceback, and retried."""
+        """Log the first of several consecutive unexpected exceptions with its traceback, and retry after a delay."""
         name = fetched.partition.name
         if not fetched.attempts:
-            known = fields(work=f"copy {name}", reason=repr(error))
+            known = fields(work=f"replicate {name}", reason=repr(error))
             logger.error("background_task_failed", exc_info=error, extra=known)
-        self._delay_retry(fetched, MansioError(f"{name} cannot be copied: {error!r}"))
+        self._delay_retry(fetched, MansioError(f"{name} cannot be replicated: {error!r}"))
 
-    async def _synced(self, grown: Iterable[_FetchedReplica]) -> None:
-        """Wait until what was appended is flushed; a partition that fails or changes its role meanwhile is not
-        waited for."""
+    async def _wait_flushed(self, grown: Iterable[_FetchedReplica]) -> None:
+        """Wait for the flush of the appended batches, except in partitions that fail or change their role meanwhile."""
         left = 0
         promise: Promise[None] = self._context.scheduler.promise()
 
@@ -425,14 +428,14 @@ class ReplicaFetcher:
                 promise.set_result(None)
 
         for fetched in grown:
-            if fetched.current and not fetched.partition.when_flushed(
+            if fetched.is_current and not fetched.partition.when_flushed(
                 fetched.partition.end_offset, one_flushed
             ):
                 left += 1
         if left:
             await promise
         for fetched in grown:
-            if fetched.current and (failure := fetched.partition.failure) is not None:
+            if fetched.is_current and (failure := fetched.partition.failure) is not None:
                 self._delay_retry(fetched, failure)
 
     # Waiting
@@ -443,21 +446,21 @@ class ReplicaFetcher:
         return backoff.delay_ms(attempts)
 
     async def _sleep(self, wait_ms: float) -> None:
-        """Wait until the time is over, or a partition is added."""
+        """Wait for the time in milliseconds, or until a partition is added."""
         self._pause = self._context.scheduler.promise()
-        timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self._poke)
+        timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self._wake)
         try:
             await self._pause
         finally:
             timer.cancel()
             self._pause = None
 
-    def _poke(self) -> None:
+    def _wake(self) -> None:
         if self._pause is not None and not self._pause.done():
             self._pause.set_result(None)
 
     def _log_error(self, error: MansioError) -> None:
-        """Log once per series of the same error."""
+        """Log the first of several consecutive errors of the same class."""
         logged_error = type(error).__name__
         if logged_error != self._logged_error:
             logger.warning("leader_unreachable", extra=fields(leader=self._leader, reason=error.message))
@@ -468,14 +471,14 @@ __all__ = ["FailedReplica", "ReplicaFetcherManager", "ReplicaFetcherSettings"]
 
 
 class FailedReplica(NamedTuple):
-    """Why a partition is not replicated now."""
+    """A partition that is not replicated now, and the error that is the reason."""
 
     partition: Partition
     error: MansioError
 
 
 class ReplicaFetcherManager:
-    """The fetchers of this broker, one per leader. All methods run on the broker's event loop."""
+    """The replica fetchers of this broker, one per leader. All methods run on the broker's event loop."""
 
     def __init__(
         self,
@@ -496,19 +499,19 @@ class ReplicaFetcherManager:
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._stopped = False
 
-    def throttle(self, bytes_per_second: int) -> None:
-        """Change the rate of replicas that are far behind, over all leaders; 0: unlimited."""
-        self._context.throttle.change(bytes_per_second)
+    def set_catch_up_rate(self, bytes_per_second: int) -> None:
+        """Change the limit for the replication of replicas that are behind, over all leaders; 0 means unlimited."""
+        self._context.throttle.set_rate(bytes_per_second)
 
     def become_follower(self, partition: Partition) -> None:
-        """The partition's role changed: replicate it from its current leader, or not at all."""
+        """Replicate a partition from its current leader; stop replicating it if it does not follow a leader."""
         replica = partition.replica
         leader = (
             replica.leader if isinstance(replica, FollowerReplica) and not partition.closed else NO_LEADER
         )
         for node_id, fetcher in list(self._fetchers.items()):
             if node_id != leader:
-                fetcher.leave(partition)
+                fetcher.remove(partition)
                 if not fetcher.partitions:
                     fetcher.stop()
                     del self._fetchers[node_id]
@@ -520,16 +523,16 @@ class ReplicaFetcherManager:
             found = self._fetchers[leader] = ReplicaFetcher(self._context, leader)
         found.add(partition, replica)
 
-    def leave(self, partition: Partition) -> None:
-        """The partition is closed, or is about to be."""
+    def remove(self, partition: Partition) -> None:
+        """Stop replicating a partition, because it is closed or is not a follower any more."""
         for node_id, fetcher in list(self._fetchers.items()):
-            fetcher.leave(partition)
+            fetcher.remove(partition)
             if not fetcher.partitions:
                 fetcher.stop()
                 del self._fetchers[node_id]
 
     def failed_replicas(self) -> Iterator[FailedReplica]:
-        """Every partition that is delayed by an error now, with the error."""
+        """Yield the partitions that are not replicated now because of an error."""
         for fetcher in self._fetchers.values():
             for fetched in fetcher.partitions.values():
                 if fetched.error is not None:

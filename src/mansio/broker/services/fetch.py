@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from mansio.broker.replication.fetch_coalescing import WAIT_MS, FetchCoalescer
+from mansio.broker.replication.fetch_coalescing import WAIT_MS_MAX, FetchCoalescer
 from mansio.errors import MansioError, OffsetOutOfRange, StaleBrokerEpoch, VerificationPending
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class FetchService:
             return self._read_for_replica(request, follower, first=False), True
         pending_before = len(self._produce.pending)
         result = self._read_for_replica(request, follower, first=True)
-        self._coalescer.follower_reported(pending_before)
+        self._coalescer.record_follower_fetch(pending_before)
         if result.is_urgent or request.max_wait_ms <= 0 or not request.topics:
             return result, True
         found = result.size_bytes >= request.min_bytes
@@ -471,7 +471,7 @@ class ParkedFetch:
             return
         coalescer = self._service._coalescer
         if self._coalesces:
-            if coalescer.full:
+            if coalescer.is_full:
                 self._coalesced()
             return
         result = self._service.read(self._request, self._client_id, self._follower)
@@ -486,14 +486,14 @@ class ParkedFetch:
             self._complete(result)
 
     def _coalesce(self) -> None:
-        """Wait for more batches for the follower: until the coalescer is full, `WAIT_MS` at most."""
+        """Wait for more batches for the follower: until the coalescer is full, `WAIT_MS_MAX` at most."""
         assert self._timer is not None
         self._coalesces = True
         self._timer.cancel()
-        self._timer = self._service._scheduler.call_later(WAIT_MS, self._coalesced)
+        self._timer = self._service._scheduler.call_later(WAIT_MS_MAX, self._coalesced)
 
     def _coalesced(self) -> None:
-        self._service._coalescer.waited()
+        self._service._coalescer.record_wait()
         self.complete_now()
 
     def _complete(self, result: FetchResult) -> None:
