@@ -170,7 +170,7 @@ def clustered_service(
     session.epoch = 1
     cluster = SimpleNamespace(
         controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
-        isr_manager=SimpleNamespace(shrinks=3, expansions=4),
+        isr_manager=SimpleNamespace(shrink_count=3, expansion_count=4),
         fetcher_manager=SimpleNamespace(failed_replicas=lambda: iter(())),
         session=lambda: session,
         is_session_valid=lambda: session.is_valid(1000),

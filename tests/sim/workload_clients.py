@@ -28,7 +28,7 @@ def partitions_of(broker: SimulatedBroker) -> Iterator[Partition]:
         yield from broker.closed
     elif hasattr(broker, "core"):  # it has come that far
         for topic in broker.core.state.topics.values():
-            for kept in broker.core.partitions.opened_partitions(topic):
+            for kept in broker.core.partitions.partitions_or_errors(topic):
                 if isinstance(kept, Partition):
                     yield kept
 
@@ -45,7 +45,7 @@ def copies(
             state = broker.core.state
             topic = state.topics_by_id.get(topic_id)
             if topic is not None and state.topics.get(topic.name) is topic and index < len(topic.partitions):
-                kept = broker.core.partitions.opened_partitions(topic)[index]
+                kept = broker.core.partitions.partitions_or_errors(topic)[index]
                 found += [kept] if isinstance(kept, Partition) else ()
     return found
 

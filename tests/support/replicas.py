@@ -444,7 +444,9 @@ class Cluster:
         before = BrokerState(node_id, "", 0, None, epoch)
         for node in self.network.nodes.values():
             if node.node_id != node_id and not node.scheduler.stopped:
-                node.scheduler.call_soon(node.replication.handle_broker_change, BrokerChange(node_id, before, None))
+                node.scheduler.call_soon(
+                    node.replication.handle_broker_change, BrokerChange(node_id, before, None)
+                )
 
     def state(self, index: int = 0) -> PartitionState:
         entry = self.store.get(KEYS.partition(TOPIC, index))

@@ -208,7 +208,7 @@ class BrokerRuntime:
         """Apply changed dynamic settings of the broker to all parts."""
         self.settings = settings
         self.topics.use_settings(layers, settings)
-        self.partitions.use_settings(settings)
+        self.partitions.apply_broker_settings(settings)
         self.log_cleaner.interval_ms = settings.log_cleaner_backoff_ms
         self.log_cleaner.bytes_per_second = settings.log_cleaner_io_max_bytes_per_second
         self.log_scrubber.set_bytes_per_second(settings.log_scrub_io_max_bytes_per_second)
@@ -419,7 +419,7 @@ class BrokerRuntime:
         known = tuple(self.state.topics.values())
         if self.cluster_member is None:
             await partitions.open_known(known)
-            self.state.on_change(partitions.follow)
+            self.state.on_change(partitions.apply_topic_change)
             partitions.report_unknown_directories()
         else:
             await partitions.open_known(known, await self.cluster_member.new_partition_check())
@@ -431,9 +431,9 @@ class BrokerRuntime:
         stack.push_async_callback(self.log_scrubber.stop)
         if self.cluster_member is None:
             await self._lead_all_partitions()
-            await self.groups.start(partitions.of(OFFSETS_TOPIC))
+            await self.groups.start(partitions.partitions_of(OFFSETS_TOPIC))
             await self.share_state.start(
-                partitions.of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
+                partitions.partitions_of(SHARE_STATE_TOPIC), self._truncated_share_state_partitions
             )
         else:
             self.cluster_member.attach_partitions(
@@ -506,7 +506,7 @@ class BrokerRuntime:
         with contextlib.suppress(TopicAlreadyExists):
             new = NewTopic(topic, partitions, self.settings.replication_factor)
             await self.topics.create(new, internal=True)
-        return self.partitions.of(topic) if self.cluster_member is None else ()
+        return self.partitions.partitions_of(topic) if self.cluster_member is None else ()
 
     def _forget_offsets(self, change: TopicChange) -> None:
         """Delete the committed offsets of a deleted topic, which would be invalid for a new topic with its name."""

@@ -326,7 +326,7 @@ class ClusterMember:
         await self._lifecycle.register(
             max(OTHER_SESSION_S_MIN, OTHER_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
         )
-        await partitions.create_hosted_list()
+        await partitions.create_hosted_partitions_file()
         self._write_identity()
 
     async def transfer_leaderships(self, within_ms: float) -> None:

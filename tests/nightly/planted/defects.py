@@ -563,14 +563,14 @@ MORE = (
     Defect(
         "a batch that waits counts as sent, not as decompressed",
         "broker/partition/recompression.py",
-        "self._reserve(partition, entry, ENTRY_BYTES + max(len(records), entry.job_bytes_max))",
-        "self._reserve(partition, entry, ENTRY_BYTES + len(records))",
+        "self._reserve(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))",
+        "self._reserve(partition, entry, OVERHEAD_BYTES + len(records))",
         RECOMPRESSION,
     ),
     Defect(
         "a batch that is longer than it states takes no more of the bound",
         "broker/partition/recompression.py",
-        "self._reserve(partition, entry, ENTRY_BYTES + entry.output_bytes_max)",
+        "self._reserve(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)",
         "self._reserve(partition, entry, entry.queued_bytes)",
         RECOMPRESSION,
     ),

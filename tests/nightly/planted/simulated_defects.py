@@ -154,8 +154,8 @@ DEFECTS = (
         200_002,
         "a partition of a group is given while another member has yet to give it up",
         "state/consumer_group/stored_state.py",
-        "return self.is_current.assigned | self.is_current.pending",
-        "return self.is_current.assigned",
+        "return self.current.assigned | self.current.pending",
+        "return self.current.assigned",
     ),
     rule(
         400008,

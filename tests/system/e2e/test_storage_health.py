@@ -128,7 +128,7 @@ def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_d
                 refused = peer.produce("bad", batch_of(b"x"))
                 assert refused.error_code == STORAGE_ERROR
                 assert refused.error_message is not None
-                assert refused.error_message.startswith("bad-0: its log failed and takes no more writes")
+                assert refused.error_message.startswith("bad-0: its log failed and accepts no writes")
                 assert "Input/output error" in refused.error_message
                 assert str(tmp_path) not in refused.error_message
             with pytest.raises(mansio.MansioError, match="its log failed"):

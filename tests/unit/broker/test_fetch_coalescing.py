@@ -95,7 +95,9 @@ def test_who_sends_when_it_likes_waits_little_longer(monkeypatch: pytest.MonkeyP
     tried = waited_ms()
     monkeypatch.setattr(FetchCoalescer, "should_wait", lambda *_: False)
     usual = waited_ms()
-    assert max(tried) <= max(usual) + 2 * WAIT_MS_MAX + 0.1, "its own round's wait, and that of the round before"
+    assert max(tried) <= max(usual) + 2 * WAIT_MS_MAX + 0.1, (
+        "its own round's wait, and that of the round before"
+    )
     assert sum(tried) <= 1.25 * sum(usual)
 
 

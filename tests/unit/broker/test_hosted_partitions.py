@@ -10,7 +10,11 @@ from uuid import UUID
 import pytest
 
 from mansio.broker.partition.partition import Partition
-from mansio.broker.partition.partition_files import FILE, HostedPartitions, topic_directory
+from mansio.broker.partition.partition_files import (
+    HOSTED_PARTITIONS_FILE_NAME,
+    HostedPartitions,
+    topic_directory,
+)
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.config.settings import Settings
 from mansio.errors import CorruptLog, StorageError
@@ -74,10 +78,10 @@ class Broker:
     def start(self, *topics: Topic) -> list[Any]:
         """What came of each topic's partition."""
         self.do(self.partitions.open_known(topics, self.is_new))
-        return [self.partitions.opened_partitions(one)[0] for one in topics]
+        return [self.partitions.partitions_or_errors(one)[0] for one in topics]
 
     def registered(self) -> Broker:
-        self.do(self.partitions.create_hosted_list())
+        self.do(self.partitions.create_hosted_partitions_file())
         return self
 
     def after_power_loss(self, *lost: Topic, emptied: bool = False) -> Broker:
@@ -142,10 +146,12 @@ def test_directory_that_cannot_be_noted_is_not_open_and_is_noted_the_next_time()
     broker = Broker()
     broker.start()
     broker.registered()
-    broker.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(FILE) else None
+    broker.disk.fail_when = lambda operation, path: (
+        errno.EIO if path.endswith(HOSTED_PARTITIONS_FILE_NAME) else None
+    )
     with pytest.raises(StorageError):
         broker.do(broker.partitions.open_partitions(topic(1)))
-    assert broker.partitions.opened_partitions(topic(1)) == [None]
+    assert broker.partitions.partitions_or_errors(topic(1)) == [None]
     broker.disk.clear_failures()
     broker.do(broker.partitions.open_partitions(topic(1)))
     assert isinstance(broker.after_power_loss(topic(1)).start(topic(1))[0], CorruptLog)
@@ -156,30 +162,30 @@ def test_torn_entry_hides_none_of_the_others_and_is_written_over() -> None:
     disk.make_directory("data")
     places = [(UUID(int=number), number) for number in range(5)]
     made = HostedPartitions(disk, "data")
-    made.begin()
+    made.create()
     made.add(places[:3])
-    path = f"data/{FILE}"
+    path = f"data/{HOSTED_PARTITIONS_FILE_NAME}"
     disk.truncate_file(path, len(disk.read_file(path)) - 7)
     again = HostedPartitions(disk, "data")
     again.load([topic_id for topic_id, _ in places])
-    assert [again.has(*place) for place in places] == [True, True, False, False, False]
+    assert [again.contains(*place) for place in places] == [True, True, False, False, False]
     again.add(places[3:])
     last = HostedPartitions(disk, "data")
     last.load([topic_id for topic_id, _ in places])
-    assert [last.has(*place) for place in places] == [True, True, False, True, True]
+    assert [last.contains(*place) for place in places] == [True, True, False, True, True]
 
 
 def test_deleted_topics_go_from_the_list_in_time() -> None:
     disk = SimulatedDisk()
     disk.make_directory("data")
     made = HostedPartitions(disk, "data")
-    made.begin()
+    made.create()
     made.add((UUID(int=number), 0) for number in range(10))
-    before = len(disk.read_file(f"data/{FILE}"))
+    before = len(disk.read_file(f"data/{HOSTED_PARTITIONS_FILE_NAME}"))
     again = HostedPartitions(disk, "data")
     again.load([UUID(int=3)])
-    assert len(disk.read_file(f"data/{FILE}")) * 10 == before
-    assert again.has(UUID(int=3), 0)
+    assert len(disk.read_file(f"data/{HOSTED_PARTITIONS_FILE_NAME}")) * 10 == before
+    assert again.contains(UUID(int=3), 0)
 
 
 def test_deletion_of_a_topic_waits_for_a_repair_that_writes_into_its_directory() -> None:

@@ -368,7 +368,7 @@ def test_writers_that_keep_trying_a_failed_log_are_told_why_and_leave_nothing_be
     bench.partition.append(batch(b"a"))
     bench.sync()
     for _ in range(10):
-        with pytest.raises(LogFailed, match="t-0: its log failed and takes no more writes") as refused:
+        with pytest.raises(LogFailed, match="t-0: its log failed and accepts no writes") as refused:
             bench.partition.append(batch(b"b"))
         assert "data/" not in str(refused.value)
     failure = bench.log.failure

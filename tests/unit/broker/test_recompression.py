@@ -15,8 +15,8 @@ from mansio.broker.partition.append_validation import DECODED_BYTES_MAX, AppendR
 from mansio.broker.partition.partition_hook import AppendResult
 from mansio.broker.partition.recompression import (
     CLIENT_BYTES_MAX,
-    ENTRY_BYTES,
     INLINE_BYTES_MAX,
+    OVERHEAD_BYTES,
     QUEUED_BYTES_MAX,
     Recompressor,
 )
@@ -268,7 +268,7 @@ class Model:
                     recompressed += 1
                 else:
                     assert stored == sent.batch
-        assert self.recompressor.recompressed_batches == recompressed
+        assert self.recompressor.recompressed_batch_count == recompressed
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_batches_are_appended_in_their_order_of_arrival_each_answered_once(seeds
         for _ in range(60):
             model.step()
             waiting = [sent.batch for sent in model.sent if not sent.outcomes]
-            assert model.recompressor.queued_bytes >= sum(len(batch) + ENTRY_BYTES for batch in waiting)
+            assert model.recompressor.queued_bytes >= sum(len(batch) + OVERHEAD_BYTES for batch in waiting)
             queued = max(queued, model.recompressor.queued_bytes)
         model.check()
         appended += sum(len(partition.batches) for partition in model.partitions)
@@ -556,4 +556,4 @@ def test_a_follower_copies_what_its_leader_stored_whatever_its_own_setting() -> 
     assert copies[0] == copies[1] == copies[2]
     assert [header.codec for header in copies[0]] == [Codec.GZIP] * 5
     assert [header.base_sequence for header in copies[0]] == [0, 1, 2, 3, 4]
-    assert [cluster[node_id].recompressor.recompressed_batches for node_id in (1, 2, 3)] == [5, 0, 0]
+    assert [cluster[node_id].recompressor.recompressed_batch_count for node_id in (1, 2, 3)] == [5, 0, 0]

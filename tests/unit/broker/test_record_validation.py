@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 
 from mansio.broker.partition import append_validation
-from mansio.broker.partition.append_validation import DECODED_RECORDS_MAX, NO_KEY, REPORTED_RECORDS_MAX
+from mansio.broker.partition.append_validation import (
+    DECODED_RECORDS_MAX,
+    MISSING_KEY_MESSAGE,
+    REPORTED_RECORDS_MAX,
+)
 from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import TimestampType, build_batch, read_header
 from support.logs import ManualClock
 from unit.broker.test_partition import RULES, Bench
 
-COMPACTED = RULES._replace(keys_needed=True, message_bytes_max=1 << 20)
+COMPACTED = RULES._replace(requires_keys=True, message_bytes_max=1 << 20)
 
 
 def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0, **producer: int) -> bytes:
@@ -24,7 +28,7 @@ def test_a_record_without_a_key_is_named_and_its_batch_refused_whole(codec: Code
     bench = Bench(rules=COMPACTED)
     with pytest.raises(InvalidRecord, match=r"t-0: .* 2 of 4 in the batch have none") as caught:
         bench.partition.append(keyed(b"a", None, b"", None, codec=codec))
-    assert caught.value.record_errors == ((1, NO_KEY), (3, NO_KEY))
+    assert caught.value.record_errors == ((1, MISSING_KEY_MESSAGE), (3, MISSING_KEY_MESSAGE))
     assert bench.partition.end_offset == 0
     assert bench.partition.append(keyed(b"a", b"", codec=codec)).end_offset == 2
 

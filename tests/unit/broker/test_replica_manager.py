@@ -53,18 +53,18 @@ class World:
     def on_change(self, tell: Any) -> None:
         self.tell = tell
 
-    def opened_partitions(self, _: Topic) -> list[None]:
+    def partitions_or_errors(self, _: Topic) -> list[None]:
         return [None]
 
-    def served(self) -> list[Topic]:
+    def served_topics(self) -> list[Topic]:
         return list(self.found)
 
-    def drop(self, gone: Topic) -> None:
+    def stop_serving(self, gone: Topic) -> None:
         self.found.remove(gone)
 
     def serve(self, _: Topic) -> None: ...
 
-    def follow(self, _: TopicChange) -> None: ...
+    def apply_topic_change(self, _: TopicChange) -> None: ...
 
     def __iter__(self) -> Any:
         return iter(())
@@ -79,7 +79,7 @@ class World:
         self._refuse(found)
         if found.name not in self.opened:
             self.opened.append(found.name)
-        self.opened_partitions = lambda wanted: [
+        self.partitions_or_errors = lambda wanted: [
             None if wanted.name not in self.opened else SimpleNamespace()
         ]  # type: ignore[assignment,method-assign,return-value]
 
@@ -165,7 +165,7 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     state = PartitionState((NODE, 2), NODE, 0, isr)
     made = dataclasses.replace(topic("t"), partitions=(state,))
     opened: list[Any] = [error]
-    world.opened_partitions = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
+    world.partitions_or_errors = lambda _: opened  # type: ignore[method-assign,assignment,return-value]
     tries: list[str] = []
 
     async def reopen(found: Topic, index: int) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mansio.broker.partition.retention_holds import (
-    BYTES,
-    DISK,
-    TIME,
+    RELEASED_BY_BYTES,
+    RELEASED_BY_DISK,
+    RELEASED_BY_TIME,
     HoldDiskLimit,
     RetentionHoldHook,
     RetentionHolds,
@@ -124,14 +124,14 @@ def test_nothing_is_deleted_before_the_retention_holds_are_loaded(caplog: pytest
     world.fill(4)
     with caplog.at_level(logging.ERROR):
         assert world.start_after_check() == world.start_after_check() == 0
-    assert world.holds.has_unknown
+    assert world.holds.has_blocked_retention
     assert [one.message for one in caplog.records] == ["retention_blocked_offsets_not_loaded"]
     with pytest.raises(PolicyViolation, match="not known yet"):
         world.hook.check_deletion(2)
     world.commit(3)
     world.loaded = True
     assert world.start_after_check() == 3
-    assert not world.holds.has_unknown
+    assert not world.holds.has_blocked_retention
 
 
 def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
@@ -148,15 +148,15 @@ def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
         assert world.start_after_check() == 4
     (line,) = lines(caplog, "hold_released")
     assert (line["pipeline"], line["topic"], line["partition"]) == (PIPELINE, "t", 0)
-    assert (line["offset"], line["start"], line["reason"]) == (1, 3, BYTES)
-    assert world.holds.released_counts == {BYTES: 1, TIME: 0, DISK: 0}
-    (broken,) = world.holds.released()
+    assert (line["offset"], line["start"], line["reason"]) == (1, 3, RELEASED_BY_BYTES)
+    assert world.holds.released_counts == {RELEASED_BY_BYTES: 1, RELEASED_BY_TIME: 0, RELEASED_BY_DISK: 0}
+    (broken,) = world.holds.released_holds()
     assert (broken.offset, broken.start) == (1, 4)
     with caplog.at_level(logging.INFO):
         world.commit(3)
-        assert list(world.holds.released()), "still behind the start of the log"
+        assert list(world.holds.released_holds()), "still behind the start of the log"
         world.commit(4)
-        assert not list(world.holds.released())
+        assert not list(world.holds.released_holds())
     assert len(lines(caplog, "hold_restored")) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_pipeline_that_is_silent_for_too_long_holds_only_what_is_young(
     with caplog.at_level(logging.ERROR):
         assert world.start_after_check() == 3, "two are younger than an hour"
     (line,) = lines(caplog, "hold_released")
-    assert line["reason"] == TIME
+    assert line["reason"] == RELEASED_BY_TIME
 
 
 def test_a_slow_pipeline_that_commits_keeps_old_records() -> None:
@@ -300,7 +300,7 @@ class HoldModel(RuleBasedStateMachine):
 
     @rule(low=st.booleans(), loaded=st.booleans())
     def change(self, low: bool, loaded: bool) -> None:
-        self.low = self.world.holds.disk_low = low
+        self.low = self.world.holds.is_disk_low = low
         self.world.loaded = loaded
         self.checked = False
 
@@ -336,7 +336,7 @@ class HoldModel(RuleBasedStateMachine):
     @invariant()
     def broken_means_behind_the_start(self) -> None:
         start = self.world.partition.start_offset
-        for one in self.world.holds.released():
+        for one in self.world.holds.released_holds():
             assert self.commits[one.pipeline][0] < one.start <= start
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from mansio.broker.partition.storage_health import (
     DISK_FULL_EXPIRY_S,
-    LINE_INTERVAL_S,
-    OTHERS,
+    LOG_INTERVAL_S,
+    OTHER_PARTITIONS,
     PARTITIONS_MAX,
     StorageHealth,
 )
@@ -26,13 +26,13 @@ def test_damage_of_a_partition_is_one_line_a_minute_however_often_it_is_met(
     storage_health = StorageHealth(clock)
     for _ in range(100):
         for partition in (0, 1):
-            storage_health.corrupt("t", partition, 5, CorruptLog("damaged"))
+            storage_health.record_damage("t", partition, 5, CorruptLog("damaged"))
     assert [record.getMessage() for record in caplog.records] == ["corrupt_batch"] * 2
-    clock.seconds += LINE_INTERVAL_S
-    storage_health.corrupt("t", 0, 5, CorruptLog("damaged"))
+    clock.seconds += LOG_INTERVAL_S
+    storage_health.record_damage("t", 0, 5, CorruptLog("damaged"))
     assert len(caplog.records) == 3
     assert storage_health.corrupt_batches == 201
-    assert storage_health.damaged["t", 0].times == 101
+    assert storage_health.damaged["t", 0].found_count == 101
 
 
 def test_number_of_recorded_damaged_ranges_and_of_their_log_lines_is_bounded(
@@ -40,9 +40,9 @@ def test_number_of_recorded_damaged_ranges_and_of_their_log_lines_is_bounded(
 ) -> None:
     storage_health = StorageHealth(ManualClock())
     for partition in range(PARTITIONS_MAX + 500):
-        storage_health.corrupt("t", partition, 0, CorruptLog("damaged"))
+        storage_health.record_damage("t", partition, 0, CorruptLog("damaged"))
     assert len(storage_health.damaged) == PARTITIONS_MAX + 1
-    assert storage_health.damaged[OTHERS].times == 500
+    assert storage_health.damaged[OTHER_PARTITIONS].found_count == 500
     assert len(caplog.records) == PARTITIONS_MAX + 1
 
 
@@ -55,17 +55,17 @@ def test_full_disk_is_told_when_it_begins_and_when_it_ends_and_forgotten_when_no
     told: list[int] = []
     storage_health.on_disk_full_change(lambda: told.append(len(storage_health.disk_full_partitions())))
     for _ in range(10):
-        storage_health.disk_full("t", 0, DiskFull())
-        storage_health.disk_full("t", 1, DiskFull())
-    storage_health.disk_space_available("t", 0)
+        storage_health.record_disk_full("t", 0, DiskFull())
+        storage_health.record_disk_full("t", 1, DiskFull())
+    storage_health.record_disk_space_available("t", 0)
     assert storage_health.disk_full_partitions() == (("t", 1),)
-    storage_health.disk_space_available("t", 1)
-    storage_health.disk_space_available("t", 1)
+    storage_health.record_disk_space_available("t", 1)
+    storage_health.record_disk_space_available("t", 1)
     assert told == [1, 0]
     assert [record.getMessage() for record in caplog.records] == ["disk_full", "disk_space_available"]
-    storage_health.disk_full("t", 2, DiskFull())
+    storage_health.record_disk_full("t", 2, DiskFull())
     clock.seconds += DISK_FULL_EXPIRY_S + 1
     assert storage_health.disk_full_partitions() == ()
     for partition in range(2 * PARTITIONS_MAX):
-        storage_health.disk_full("t", partition, DiskFull())
+        storage_health.record_disk_full("t", partition, DiskFull())
     assert len(storage_health.disk_full_partitions()) == PARTITIONS_MAX

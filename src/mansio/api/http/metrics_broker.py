@@ -37,7 +37,7 @@ def _records(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "recompressed_batches",
         "Record batches stored with another codec than they were sent with (compression.type).",
-        recompressor.recompressed_batches,
+        recompressor.recompressed_batch_count,
     )
     yield _gauge(
         "recompression_queue_bytes",
@@ -116,7 +116,7 @@ def _holds(broker: RunningBroker) -> Iterator[Measurement]:
     yield _gauge(
         "holds_behind_log_start",
         "Retention holds whose pipeline is behind the log start.",
-        sum(1 for _ in holds.released()),
+        sum(1 for _ in holds.released_holds()),
     )
     for reason, times in holds.released_counts.items():
         yield _counter(

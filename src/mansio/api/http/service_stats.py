@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mansio.api.http import metrics_broker, metrics_cluster
 from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, Problem
-from mansio.broker.partition.retention_holds import REASONS
+from mansio.broker.partition.retention_holds import RELEASE_REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
 
 if TYPE_CHECKING:
@@ -88,9 +88,11 @@ class ServiceStats:
             )
         for (topic, index), damage in tuple(storage_health.damaged.items()):
             if topic:
-                detail = f"{topic}-{index}: found {damage.times} times by readers, last: {damage.reason}"
+                detail = (
+                    f"{topic}-{index}: found {damage.found_count} times by readers, last: {damage.reason}"
+                )
             else:
-                detail = f"other partitions: found {damage.times} times by readers"
+                detail = f"other partitions: found {damage.found_count} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
@@ -150,16 +152,16 @@ class ServiceStats:
 def _held_back(service: BrokerServices) -> Iterator[Problem]:
     """Return warnings about retention holds."""
     holds = service.partitions.holds
-    if holds.has_unknown:
+    if holds.has_blocked_retention:
         yield Problem(
             "holds_not_loaded",
             "nothing is deleted: offsets of groups, which may hold records, are not loaded",
         )
-    for one in holds.released():
+    for one in holds.released_holds():
         yield Problem(
             "hold_released",
             f"pipeline {one.pipeline!r} is at offset {one.offset} of {one.topic}-{one.partition}, and records below "
-            f"{one.start} were deleted: {REASONS[one.reason]}",
+            f"{one.start} were deleted: {RELEASE_REASONS[one.reason]}",
             one.topic,
             one.partition,
         )

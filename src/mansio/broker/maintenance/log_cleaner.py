@@ -354,7 +354,7 @@ class LogCleaner:
             self._mark_uncleanable(partition, run.error or MansioError("unknown"))
             return
         if run.swaps and (hold := partition.find_hook(RetentionHoldHook)) is not None:
-            hold.passed(partition.log.compaction.state.cleaned_end_offset)
+            hold.report_deleted(partition.log.compaction.state.cleaned_end_offset)
         level = logging.WARNING if run.outcome is CompactionOutcome.DISK_FULL else logging.INFO
         logger.log(
             level,

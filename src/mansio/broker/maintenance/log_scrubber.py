@@ -183,7 +183,7 @@ class LogScrubber:
         except FileNotFoundError:
             if is_current():
                 missing = CorruptLog(f"{segment.path} is missing")
-                partition.storage_health.corrupt(
+                partition.storage_health.record_damage(
                     partition.topic, partition.index, segment.base_offset, missing
                 )
         except (OSError, StorageError) as error:

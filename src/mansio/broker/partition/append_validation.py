@@ -1,12 +1,12 @@
 """Append validation (Kafka `LogValidator`): the topic's limits, and the errors for batches that violate them.
 
-Pure. The partition tests the limits on its hot path and calls these functions only to build the error. A batch is
-decoded only for a compacted topic, which needs a key in every record, or when it is rejected anyway; the error then
-names the records to remove (KIP-467).
+Does no I/O. `Partition.append` compares each batch with the limits and calls these functions only to raise the error. A
+batch is decoded only if the topic is compacted, which requires a key in every record, or if the batch is rejected; the
+error then contains the indexes of the invalid records (`recordErrors`, KIP-467).
 
 Invariants:
 * An error names the partition and no path on the broker's disk.
-* What is decoded is bounded in bytes and in records, so that one batch cannot block the event loop for long.
+* The number of decoded bytes and records is bounded, so that one batch cannot block the event loop for long.
 * A batch is accepted or rejected as a whole.
 """
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     RecordErrors = tuple[tuple[int, str | None], ...]
 
 
-CONTROL_OR_TRANSACTIONAL: Final = 0x30
-"""The two bits of a batch's attributes."""
+CONTROL_OR_TRANSACTIONAL_BITS: Final = 0x30
+"""The bits of a batch's attributes that mark control batches and transactional batches."""
 
 
 class AppendRules(NamedTuple):
@@ -46,28 +46,27 @@ class AppendRules(NamedTuple):
     timestamp_type: TimestampType
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
-    keys_needed: bool = False
-    """The topic is compacted: a record without a key could be neither retained nor deleted."""
+    requires_keys: bool = False
+    """Whether every record must have a key, because the topic is compacted."""
     compression: Compression | None = None
-    """Clients' batches are stored with this codec; None: as sent (see `Recompressor`)."""
+    """The codec with which batches of clients are stored; None to store them as sent. See `Recompressor`."""
 
 
 def reject_batch(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
-    """Raise the error for a client's batch that is too large, or of a kind that clients may not write."""
+    """Raise the error for a client's batch that is too large, a control batch or a transactional batch."""
     if header.size > rules.message_bytes_max:
         raise MessageTooLarge(
-            f"{name}: a batch of {header.size} bytes is over max.message.bytes={rules.message_bytes_max}"
+            f"{name}: a batch of {header.size} bytes exceeds max.message.bytes={rules.message_bytes_max}"
         )
     if header.is_control:
         raise InvalidRecord(f"{name}: clients may not write control batches")
-    raise InvalidRecord(f"{name}: transactional batches are not offered by this broker")
+    raise InvalidRecord(f"{name}: this broker does not support transactional batches")
 
 
 def reject_timestamps(
     name: str, rules: AppendRules, batch: Buffer, header: BatchHeader, now_ms: int
 ) -> NoReturn:
-    """Raise the error for timestamps out of range (KIP-937). The batch header has the first and the highest timestamp;
-    those two are compared with the limits."""
+    """Raise the error for a batch whose header has a first or highest timestamp out of range (KIP-937)."""
     latest_ms, earliest_ms = now_ms + rules.timestamp_after_max_ms, now_ms - rules.timestamp_before_max_ms
     if header.max_timestamp_ms > latest_ms:
         error = InvalidTimestamp(
@@ -79,19 +78,19 @@ def reject_timestamps(
             f"{name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
             f"{rules.timestamp_before_max_ms} behind the broker's clock"
         )
-    error.record_errors = timestamp_errors(batch, header, earliest_ms, latest_ms)
+    error.record_errors = find_timestamp_errors(batch, header, earliest_ms, latest_ms)
     raise error
 
 
-def log_failed_error(name: str, failed: StorageError) -> LogFailed:
-    """The error of every write to a log that has failed."""
+def new_log_failed_error(name: str, failed: StorageError) -> LogFailed:
+    """Return the error with which every write to a failed log is rejected. `failed`: the cause of the failure."""
     return LogFailed(
-        f"{name}: its log failed and takes no more writes until the broker is restarted ({_reason(failed)})"
+        f"{name}: its log failed and accepts no writes until the broker is restarted ({_reason(failed)})"
     )
 
 
-def append_error(name: str, error: StorageError) -> StorageError:
-    """The error of an append that failed and may succeed later: `DiskFull` if that is the cause."""
+def new_append_error(name: str, error: StorageError) -> StorageError:
+    """Return the error for the client of a failed append that may succeed later; `DiskFull` if that is the cause."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
         return DiskFull(
@@ -102,45 +101,57 @@ def append_error(name: str, error: StorageError) -> StorageError:
 
 
 def _reason(error: StorageError) -> str:
-    """The part of a failure that clients may see: the system's message without file paths."""
+    """Return the part of an error message that clients may see: the operating system's message without file paths."""
     cause = error.__cause__
     return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message
 
 
 DECODED_BYTES_MAX = 32 << 20
-"""Limit of a decompressed batch of a compacted topic."""
+"""Maximum decompressed size of a batch of a compacted topic."""
 
 DECODED_RECORDS_MAX = 100_000
+"""Maximum number of records in a batch of a compacted topic."""
+
 REPORTED_RECORDS_MAX = 1000
+"""Maximum number of record errors in one response."""
+
 REJECTED_DECODED_BYTES_MAX = 4 << 20
-"""Limit up to which a batch that was rejected by its header is decoded to name the records."""
+"""Decompressed size up to which a batch with invalid timestamps is decoded to find the invalid records."""
 
 REJECTED_DECODED_RECORDS_MAX = 10_000
+"""Number of records up to which a batch with invalid timestamps is decoded to find the invalid records."""
 
-NO_KEY = "a record of a compacted topic needs a key"
-BAD_TIMESTAMP = "the timestamp is out of the accepted range"
+MISSING_KEY_MESSAGE = "a record of a compacted topic needs a key"
+INVALID_TIMESTAMP_MESSAGE = "the timestamp is out of the accepted range"
 
 
 def check_keys(partition: str, batch: Buffer, header: BatchHeader) -> None:
-    """Check that every record has a key. Raises `InvalidRecord` with the records that have none (1,000 at most),
-    `MessageTooLarge` for more records than are checked: the client then sends smaller batches."""
+    """Check that every record has a key.
+
+    Raises `InvalidRecord` with at most `REPORTED_RECORDS_MAX` of the records without key, and `MessageTooLarge` for
+    more than `DECODED_RECORDS_MAX` records, after which clients send smaller batches."""
     if header.record_count > DECODED_RECORDS_MAX:
         raise MessageTooLarge(
-            f"{partition}: a batch of {header.record_count} records; {DECODED_RECORDS_MAX} at most are taken by a"
-            " compacted topic"
+            f"{partition}: a batch of {header.record_count} records; a compacted topic accepts at most"
+            f" {DECODED_RECORDS_MAX}"
         )
     records = read_records(batch, output_bytes_max=DECODED_BYTES_MAX)
     keyless = [index for index, record in enumerate(records) if record.key is None]
     if not keyless:
         return
-    error = InvalidRecord(f"{partition}: {NO_KEY}; {len(keyless)} of {len(records)} in the batch have none")
-    error.record_errors = tuple((index, NO_KEY) for index in keyless[:REPORTED_RECORDS_MAX])
+    error = InvalidRecord(
+        f"{partition}: {MISSING_KEY_MESSAGE}; {len(keyless)} of {len(records)} in the batch have none"
+    )
+    error.record_errors = tuple((index, MISSING_KEY_MESSAGE) for index in keyless[:REPORTED_RECORDS_MAX])
     raise error
 
 
-def timestamp_errors(batch: Buffer, header: BatchHeader, earliest_ms: int, latest_ms: int) -> RecordErrors:
-    """The records of a rejected batch that lie outside [earliest_ms, latest_ms]; none if decoding would take too
-    long."""
+def find_timestamp_errors(
+    batch: Buffer, header: BatchHeader, earliest_ms: int, latest_ms: int
+) -> RecordErrors:
+    """Return index and message for each record of a rejected batch with a timestamp outside [earliest_ms, latest_ms].
+
+    Returns no errors if decoding the batch would take too long."""
     if (
         header.record_count > REJECTED_DECODED_RECORDS_MAX
         or header.timestamp_type is not TimestampType.CREATE
@@ -155,4 +166,4 @@ def timestamp_errors(batch: Buffer, header: BatchHeader, earliest_ms: int, lates
         for index, record in enumerate(records)
         if record.timestamp_ms > latest_ms or 0 <= record.timestamp_ms < earliest_ms
     ]
-    return tuple((index, BAD_TIMESTAMP) for index in late[:REPORTED_RECORDS_MAX])
+    return tuple((index, INVALID_TIMESTAMP_MESSAGE) for index in late[:REPORTED_RECORDS_MAX])

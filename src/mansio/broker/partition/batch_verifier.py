@@ -1,8 +1,8 @@
 """Verification of stored batches on another thread, for readers that would otherwise delay the event loop.
 
-`Log.read` verifies small amounts itself; larger batches, damaged ranges and what a sequential reader will read next are
-checked here, one slice after the other: at most `SLICE_BYTES` and `SLICE_BATCHES` each, so that neither thread holds
-the interpreter for long. Segments that are waited for take turns.
+`Log.read` verifies small batches itself. The batch verifier verifies larger batches, damaged ranges and the batches
+that a sequential reader reads next, in slices of at most `SLICE_BYTES` and `SLICE_BATCHES`, so that neither thread
+holds the interpreter lock for long. The segments for which readers wait are checked in turn, one slice each.
 
 Invariants:
 * At most one check is running, and each segment has at most one request.
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 SLICE_BYTES: Final = 1 << 20
 SLICE_BATCHES: Final = 512
 READ_AHEAD_BYTES: Final = 4 << 20
-"""How far beyond a reader's position batches are verified."""
+"""Number of bytes after a reader's position that are verified in advance."""
 
 
 class _Request:
-    """Check a segment from `offset` on. `delimits`: the next batch is damaged, and the next intact one is searched."""
+    """Request to verify a segment from `offset` on.
 
-    __slots__ = ("bytes_left", "delimits", "generation", "log", "offset", "on_checked")
+    `is_searching`: the batch at `offset` is damaged, and the next slice searches the next intact batch.
+    """
+
+    __slots__ = ("bytes_left", "generation", "is_searching", "log", "offset", "on_checked")
 
     def __init__(self, log: Log, offset: int, on_checked: Callable[[], object]) -> None:
         self.log = log
@@ -42,7 +45,7 @@ class _Request:
         self.on_checked = on_checked
         self.generation = log.generation
         self.bytes_left = READ_AHEAD_BYTES
-        self.delimits = False
+        self.is_searching = False
 
 
 class BatchVerifier:
@@ -53,10 +56,10 @@ class BatchVerifier:
         self._requests: dict[Segment, _Request] = {}
         self._running = False
         self.checked_bytes = 0
-        """Bytes read for checks on the other thread."""
+        """Number of bytes verified on the other thread."""
 
     def attach(self, log: Log, on_checked: Callable[[], object]) -> None:
-        """Check what the log's readers wait for; `on_checked` is called when they may continue."""
+        """Verify the batches for which readers of a log wait; `on_checked` is called after each slice."""
         log.on_check_due = lambda segment, offset: self._request(log, segment, offset, on_checked)
 
     def _request(self, log: Log, segment: Segment, offset: int, on_checked: Callable[[], object]) -> None:
@@ -77,7 +80,7 @@ class BatchVerifier:
             if not self._is_current(segment, request) or not self._advance(segment, request):
                 continue
             try:
-                file, task = request.log.check_task(segment, request.offset, with_index=request.delimits)
+                file, task = request.log.check_task(segment, request.offset, with_index=request.is_searching)
             except StorageError as error:
                 self._failed(segment, request, error)
                 continue
@@ -87,7 +90,7 @@ class BatchVerifier:
                 task,
                 bytes_max=SLICE_BYTES,
                 batches_max=SLICE_BATCHES,
-                delimit=request.delimits,
+                delimit=request.is_searching,
             )
             self._requests[segment] = request
             self._running = True
@@ -103,7 +106,7 @@ class BatchVerifier:
         )
 
     def _advance(self, segment: Segment, request: _Request) -> bool:
-        """Move the request to the first offset that is not checked; False if there is nothing left to do."""
+        """Move the request to the first offset that is not verified. Returns False if the request is complete."""
         checked = segment.checked
         assert checked is not None
         while (found := checked.find(request.offset)) is not None:
@@ -133,9 +136,12 @@ class BatchVerifier:
         self.checked_bytes += result.read_bytes
         request.bytes_left -= max(result.read_bytes, 1)
         request.log.record_check(segment, result)
-        searched, request.delimits = request.delimits, bool(result.problem) and not request.delimits
-        if request.delimits:
+        was_searching, request.is_searching = (
+            request.is_searching,
+            bool(result.problem) and not request.is_searching,
+        )
+        if request.is_searching:
             request.bytes_left = max(request.bytes_left, 1)
-        if not (searched and not result.ranges):  # otherwise there is no batch from there on
+        if not (was_searching and not result.ranges):  # otherwise there is no batch from there on
             self._requests[segment] = request
         request.on_checked()

@@ -1,23 +1,25 @@
 """Partition replica on this broker: log, role (leader or follower), waits and hooks (Kafka `Partition`).
 
-Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in files of
-their own; the partition calls them and does not know them. On a single node the partition is the leader from the start,
-and nothing of the section "Replication" is called except by `become_leader`.
+Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in other
+modules, which the partition does not import. On a single node the partition is the leader from the start, and the
+methods for replication are not called.
 
-A follower is sent everything up to the end of the leader's log, flushed on the leader or not, so that all replicas
-flush at the same time. This does not weaken durability: the high watermark counts what each replica has flushed, the
-leader included, and what a leader lost in a crash is truncated on the followers by epoch, because it leads again only
-in a new epoch.
+A follower receives all batches up to the end of the leader's log, flushed on the leader or not, so that all replicas
+flush at the same time. This does not weaken durability: the high watermark is the smallest flushed end offset of all
+in-sync replicas, including the leader. If a leader loses unflushed records in a crash, it leads again only in a new
+leader epoch, and followers truncate these records.
 
 Invariants:
-* A record is readable by clients only below the high watermark, which is never above what fdatasync has covered.
-* A wait for a commit is completed exactly once: committed, or with the error that ended it.
+* A record is readable by clients only below the high watermark, which is never above the flushed end offset.
+* A wait for a commit is completed exactly once: with the commit, or with the error because of which it ended.
 * Only a leader accepts records from clients. No wait outlives the leader epoch in which it began.
 * After the log has failed, no append succeeds and no later commit is reported.
-* A leader epoch that has ended never returns. No broker leads in an epoch that its log contained before the broker
-  started: what was not flushed then is lost, and its offsets would be assigned again under the same epoch, undetected.
-* A leader's epoch begins at the end of its log; becoming leader truncates nothing.
-* A follower's fetch position counts only if the request has this leader's epoch and the logs agree up to it.
+* A leader epoch that has ended is never used again. No broker leads in an epoch that its log contained before the
+  broker started: unflushed records may be lost, and their offsets would be assigned again in the same epoch, which
+  followers could not detect.
+* The epoch of a new leader begins at the end of its log; a new leader does not truncate its log.
+* A follower's fetch offset counts as flushed only if the request has this leader's epoch and the logs do not diverge
+  below the offset.
 * A follower's log is truncated only where its epochs and its leader's diverge (KIP-101, KIP-279), never at a high
   watermark.
 * Only the leader moves the log start offset, never above the high watermark; a follower's log starts where its leader's
@@ -37,11 +39,11 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 from mansio.broker.partition.append_validation import (
-    CONTROL_OR_TRANSACTIONAL,
+    CONTROL_OR_TRANSACTIONAL_BITS,
     AppendRules,
-    append_error,
     check_keys,
-    log_failed_error,
+    new_append_error,
+    new_log_failed_error,
     reject_batch,
     reject_timestamps,
 )
@@ -99,13 +101,14 @@ READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
 HIGH_WATERMARK: Final = -1
-"""As an offset in DeleteRecords."""
+"""The offset in a DeleteRecords request that stands for the high watermark."""
 
 OFFSET_DELTA_MAX: Final = (1 << 31) - 1
+"""Maximum difference between the last offset and the base offset of a batch."""
 
 
 class FollowerFetch(Protocol):
-    """A follower's request for one partition. Epochs and the follower's log start offset are -1 where unknown."""
+    """A follower's request for one partition. Epochs and the follower's log start offset are -1 if unknown."""
 
     @property
     def current_leader_epoch(self) -> int: ...
@@ -120,9 +123,9 @@ class FollowerFetch(Protocol):
 class FollowerReadResult(NamedTuple):
     """Response to one partition of a follower's fetch.
 
-    `records` is a range of the log, or one batch without records; None when there is nothing to copy. `diverging` is
-    (epoch, end offset) where the follower's log diverges from this one, in place of records. With `urgent` the response
-    must be sent now, even if there is nothing to copy.
+    `records`: a part of the log, or one batch without records; None if there are no new batches. `diverging`: set
+    instead of `records` if the follower's log diverges from this one: the leader epoch and its end offset in this log.
+    `urgent`: the response must be sent now, even without batches.
     """
 
     records: LogSlice | bytes | None = None
@@ -200,7 +203,7 @@ class Partition:
         self.closed = False
         self.is_leader = False
         self.is_recompressing = False
-        """Batches wait in the `Recompressor`; later ones must not pass them."""
+        """Whether batches wait in the `Recompressor`; later batches must be appended after them."""
         self.on_isr_candidate: Callable[[Partition, int], None] | None = None
         """Called with a follower that is not in the ISR and meets all conditions to join it."""
         self._settings = settings or topic_config.resolve_topic_settings({}, {}, 1)
@@ -245,19 +248,19 @@ class Partition:
 
     @property
     def leader_progress(self) -> ReplicationProgress | None:
-        """What this broker knows of the replicas as leader; None while it is not the leader."""
+        """The leader's state of all replicas; None if this broker is not the leader."""
         replica = self.replica
         return replica if isinstance(replica, ReplicationProgress) else None
 
     @property
     def is_leadership_uncertain(self) -> bool:
-        """Another broker may lead already: this one is the leader, and its session may have expired."""
+        """Whether this broker is the leader but its session may have expired, so that another broker may lead."""
         replica = self.replica
         return isinstance(replica, ReplicationProgress) and replica.is_session_uncertain
 
     @property
     def failure(self) -> LogFailed | None:
-        """Why no write is accepted any more; None while the log works."""
+        """The error with which all writes are rejected because the log has failed; None otherwise."""
         return None if self.log.failure is None else self._log_failed(self.log.failure)
 
     @property
@@ -273,11 +276,11 @@ class Partition:
             self._membership_changed(replica, replica.set_min_insync_replicas(required))
 
     def now_ms(self) -> float:
-        """Monotonic milliseconds: the clock by which replicas are measured."""
+        """Return the monotonic time in milliseconds by which the lag of replicas is measured."""
         return self.clock.monotonic() * 1000
 
     def add_hook(self, hook: PartitionHook, *, on_data_path: bool = True) -> None:
-        """Attach a feature. With `on_data_path` False it is not called by appends and reads."""
+        """Attach a hook. With `on_data_path` False, appends and reads do not call it."""
         self._hooks.append(hook)
         if on_data_path:
             self._before_append.append(hook.before_append)
@@ -285,13 +288,13 @@ class Partition:
             self._readable_ends.append(hook.readable_end)
 
     def find_hook(self, kind: type[H]) -> H | None:
-        """The hook of this class; None if there is none."""
+        """Return the hook of this class; None if there is none."""
         return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
 
     @property
     def uncommitted_end(self) -> int:
-        """End of the records that were acknowledged before they were committed (acks=0 and 1) and are not readable
-        yet; 0 if there are none, or if nothing can be committed now."""
+        """The end offset of the records that were acknowledged (acks=0 and 1) and are not committed yet; 0 if there are
+        none, or if no record can be committed now."""
         end = self._acknowledged_end
         if end <= self.replica.high_watermark or self._rejects or self.log.failure is not None:
             return 0
@@ -303,14 +306,15 @@ class Partition:
             raise self._not_leader_error()
 
     def ensure_high_watermark_known(self) -> None:
-        """Raise `OffsetNotAvailable` while a new leader may not know all that was committed before it (KIP-207)."""
+        """Raise `OffsetNotAvailable` while a new leader may not know the high watermark of the former one (KIP-207)."""
         replica = self.replica
         if isinstance(replica, ReplicationProgress) and not replica.is_high_watermark_known:
             raise OffsetNotAvailable(f"{self.name}: the new leader does not know the high watermark yet")
 
     def check_leader_epoch(self, epoch: int) -> None:
-        """Check the leader epoch of a client's request (KIP-320): a client with another epoch must refresh its
-        metadata. -1: the client knows none. Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `NotLeaderOrFollower`."""
+        """Check the leader epoch of a client's request, -1 if the client knows none (KIP-320).
+
+        Raises `FencedLeaderEpoch` for a lower epoch, `UnknownLeaderEpoch` for a higher one, `NotLeaderOrFollower`."""
         current = self.replica.leader_epoch
         if epoch not in (-1, current):
             if epoch < current:
@@ -322,10 +326,11 @@ class Partition:
     # Append
 
     def append(self, batch: Buffer, *, internal: bool = False, urgent: bool = True) -> AppendResult:
-        """Append one closed batch. With `urgent` a caller waits for the commit (acks=all), so the flush starts now.
+        """Append one encoded batch.
 
-        `internal` is for batches of the broker itself: no size limit of the topic, control batches allowed. Raises the
-        `MansioError` for which the batch was rejected.
+        `urgent`: a caller waits for the commit (acks=all), so the flush starts now. `internal`: the batch is written by
+        the broker itself, may be larger than the topic's limit and may be a control batch. Raises the `MansioError` for
+        which the batch was rejected.
         """
         header = check_batch(batch)
         rules = self.rules
@@ -333,7 +338,7 @@ class Partition:
         if self._rejects:
             self._check_append(internal=internal, urgent=urgent)
         if not internal:
-            if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL:
+            if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL_BITS:
                 reject_batch(self.name, rules, header)
             if by_client:
                 now_ms = self.clock.wall_ms()
@@ -347,7 +352,7 @@ class Partition:
         for before in self._before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
-        if rules.keys_needed and not internal:
+        if rules.requires_keys and not internal:
             check_keys(self.name, batch, header)
         append_time_ms = -1
         front = None
@@ -372,13 +377,14 @@ class Partition:
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def request_flush(self) -> None:
-        """Flush now what was appended without urgency."""
+        """Start the flush of all batches that were appended without `urgent`."""
         self.group_commit.request_flush(self.log, urgent=True)
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
-        """Return True if everything below `end_offset` is committed now. Otherwise `callback` is called once, with None
-        on commit or with the error that ended the wait: later, but at once where there is no leader or too few replicas
-        are in sync."""
+        """Return True if all records below `end_offset` are committed; otherwise return False and call `callback` once.
+
+        `callback` is called with None on commit, or with the error because of which the wait ended; before this method
+        returns if this broker is not the leader or too few replicas are in sync."""
         if end_offset <= self.replica.high_watermark:
             return True
         if self._rejects:
@@ -393,7 +399,7 @@ class Partition:
         return False
 
     def committed(self, end_offset: int) -> Promise[None]:
-        """A promise that completes when everything below `end_offset` is flushed on every in-sync replica."""
+        """Return a promise that completes when all records below `end_offset` are committed."""
         promise: Promise[None] = self.scheduler.promise()
 
         def complete(error: MansioError | None) -> None:
@@ -411,7 +417,7 @@ class Partition:
         return promise
 
     def _check_append(self, *, internal: bool, urgent: bool) -> None:
-        """Raise the reason why an append is rejected, if it is. `urgent`: acks=all."""
+        """Raise the error of an append that must be rejected. `urgent`: acks=all."""
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):
             raise self._not_leader_error()
@@ -424,27 +430,27 @@ class Partition:
             )
 
     def _log_failed(self, failed: StorageError) -> LogFailed:
-        """A new error for each caller: raising one object repeatedly would keep the frames of all its tracebacks."""
-        return log_failed_error(self.name, failed)
+        """Return a new error; one object that is raised repeatedly would keep the frames of all its tracebacks."""
+        return new_log_failed_error(self.name, failed)
 
     def _append_error(self, error: StorageError) -> StorageError:
-        """The error returned to the client for an append that the log rejected: log failed, disk full, or other."""
+        """Return the error for the client of an append that the log rejected, and report a full disk."""
         if (failure := self.failure) is not None:
             return failure
-        rejection = append_error(self.name, error)
+        rejection = new_append_error(self.name, error)
         if isinstance(rejection, DiskFull):
-            self.storage_health.disk_full(self.topic, self.index, rejection)
+            self.storage_health.record_disk_full(self.topic, self.index, rejection)
             self._add_after_append(self._disk_space_recovered)
         return rejection
 
     def _disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
-        """The first append that succeeds after a disk-full error."""
+        """Report the first append that succeeds after a disk-full error."""
         del header, base_offset
         self._remove_after_append(self._disk_space_recovered)
-        self.storage_health.disk_space_available(self.topic, self.index)
+        self.storage_health.record_disk_space_available(self.topic, self.index)
 
     def _add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
-        """Call it after each append until removed; appends do not pay for it at other times."""
+        """Call a function after each append until it is removed with `_remove_after_append`."""
         if call not in self._after_append:
             self._after_append = [*self._after_append, call]
 
@@ -476,7 +482,7 @@ class Partition:
         self._wake_all()
 
     def _fail_waits(self, error: MansioError) -> None:
-        """End all waits for commits: as far as this broker knows, none of them will be committed."""
+        """End all waits for commits with an error."""
         waits, self._commit_waits = self._commit_waits, deque()
         for _, callback in waits:
             callback(error)
@@ -485,7 +491,7 @@ class Partition:
     # Read
 
     def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
-        """The offset below which a reader of this isolation level may read."""
+        """Return the offset below which a reader of this isolation level may read."""
         end = self.replica.high_watermark
         for readable_end in self._readable_ends:
             bound = readable_end(isolation_level)
@@ -494,7 +500,7 @@ class Partition:
         return end
 
     def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
-        """Whole batches from the one that contains `offset`, below the readable end; None when there are none yet.
+        """Return whole batches below the readable end, the first of which contains `offset`; None if there are none.
 
         An offset between the readable end and the end of the log is valid and returns None. Raises `OffsetOutOfRange`,
         `NotLeaderOrFollower`, `CorruptLog`, `StorageError`.
@@ -511,8 +517,10 @@ class Partition:
             raise
 
     def _raise_out_of_range(self, offset: int) -> NoReturn:
-        """After OFFSET_OUT_OF_RANGE a client resets its position, and so repeats or skips records. Therefore only a
-        leader whose session is certain returns it: another broker may have written what this one does not know."""
+        """Raise `OffsetOutOfRange`, or another error if another broker may lead the partition.
+
+        After OFFSET_OUT_OF_RANGE a client resets its position, and so repeats or skips records; the other broker may
+        have records that this one lacks."""
         if self.is_leadership_uncertain:
             raise NotLeaderOrFollower(
                 f"{self.name}: offset {offset} is not in this log, and another broker may lead the partition"
@@ -522,7 +530,9 @@ class Partition:
         )
 
     def offset_at_timestamp(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp in ms, leader epoch) of the first record at or after a timestamp, below `limit_offset`."""
+        """Return offset, timestamp in ms and leader epoch of the first record at or after a timestamp, or None.
+
+        Only records below `limit_offset` count."""
         try:
             return self.log.offset_for_time(timestamp_ms, limit_offset)
         except StorageError as error:
@@ -538,9 +548,9 @@ class Partition:
             raise
 
     def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever more may be readable, until `unpark`.
+        """Call `wake` whenever more records may be readable, until `unpark(wake)`.
 
-        Starts the flush of what is in the log and not flushed yet: a reader waits for it.
+        If the log has uncommitted records, starts their flush, because a reader waits for them.
         """
         self._parked[wake] = None
         if self.log.end_offset > self.replica.high_watermark:
@@ -550,27 +560,27 @@ class Partition:
         self._parked.pop(wake, None)
 
     def on_verified(self) -> None:
-        """More stored batches are verified: wake the readers that wait for it."""
+        """Wake the readers that wait for the verification of stored batches."""
         self._wake_readers()
         self._wake_followers()
 
     def report_damage(self, offset: int, error: MansioError) -> None:
-        """Report what a read of the log at this offset raised, if its batch, or the next one, is damaged on disk or
-        cannot be read by the disk; then the segment is verified again, which finds out how much of it is unreadable.
-        Offset -1: not known."""
+        """Report the error of a read at an offset (-1 if unknown), if a batch is damaged or the disk cannot read it.
+
+        If the disk cannot read it, the segment is verified again to find all unreadable ranges."""
         if isinstance(error, StorageError) and not isinstance(error, CorruptLog):
             if not is_unreadable(error):
                 return
             if offset >= 0:
                 self.log.forget_checks_at(offset)
-        self.storage_health.corrupt(self.topic, self.index, offset, error)
+        self.storage_health.record_damage(self.topic, self.index, offset, error)
 
     def _on_damage(self, segment: Segment, found: CheckedRange) -> None:
         error = damaged_range_error(segment.path, found)
-        self.storage_health.corrupt(self.topic, self.index, found.offset, error)
+        self.storage_health.record_damage(self.topic, self.index, found.offset, error)
 
     def _wake_readers(self) -> None:
-        """Wake the parked fetches of clients. Followers read to the end of the log and wait for no commit."""
+        """Wake the parked fetches of clients, not those of followers, which read uncommitted records, too."""
         for wake in tuple(self._parked):
             wake()
 
@@ -588,10 +598,10 @@ class Partition:
         replicas: Iterable[int],
         is_session_valid: Callable[[], bool] | None = None,
     ) -> None:
-        """Lead the partition. While `is_session_valid` returns False, nothing is committed and no batch accepted.
+        """Lead the partition. While `is_session_valid` returns False, no batch is accepted or committed.
 
-        Raises `FencedLeaderEpoch` for an epoch that has ended, or in which this log was written before this broker
-        started: offsets lost then would be assigned again under the same epoch. Raises `LogFailed`.
+        Raises `FencedLeaderEpoch` for an epoch that has ended, or that the log contained before this broker started,
+        because offsets of lost records would be assigned again in the same epoch. Raises `LogFailed`.
         """
         before, log = self.replica, self.log
         if self.is_leader and before.leader_epoch == leader_epoch:
@@ -626,7 +636,7 @@ class Partition:
             self._high_watermark_advanced()
 
     def become_follower(self, leader: int, leader_epoch: int) -> None:
-        """Follow this broker; -1: there is no leader. Raises `FencedLeaderEpoch` for an epoch that has ended."""
+        """Follow the broker `leader`, -1 for no leader. Raises `FencedLeaderEpoch` for an epoch that has ended."""
         before, log = self.replica, self.log
         if (leader, leader_epoch) == (before.leader, before.leader_epoch) and not self.is_leader:
             return
@@ -646,11 +656,11 @@ class Partition:
             self.group_commit.request_flush(log, urgent=True)  # a follower reports its flushed end
 
     def resign(self) -> None:
-        """Neither lead nor follow until the next epoch."""
+        """Have no role until the next leader epoch."""
         self.become_follower(NO_LEADER, self.replica.leader_epoch)
 
     def apply_committed_isr(self, in_sync: frozenset[int]) -> None:
-        """The metadata store has this in-sync set, and no earlier proposal can be committed any more."""
+        """Apply an in-sync set that the metadata store contains; no earlier proposal can be committed any more."""
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):
             return
@@ -663,8 +673,9 @@ class Partition:
             self._fail_waits(self._not_enough_replicas_error(replica))
 
     def check_session(self) -> None:
-        """Fail the waits if the broker's session may have expired; otherwise advance the high watermark. To be called
-        periodically."""
+        """Fail all waits for commits if the broker's session may have expired; otherwise advance the high watermark.
+
+        To be called periodically."""
         replica = self.replica
         if not isinstance(replica, ReplicationProgress):
             return
@@ -686,7 +697,7 @@ class Partition:
             raise FencedLeaderEpoch(f"{self.name}: leader epoch {leader_epoch} is older than {current}")
 
     def _set_role(self, replica: ReplicationProgress | FollowerReplica) -> None:
-        """Set everything that appends and commits read of the role."""
+        """Set the attributes that depend on the role."""
         self.replica = replica
         self.is_leader = isinstance(replica, ReplicationProgress)
         self._rejects = (
@@ -723,7 +734,7 @@ class Partition:
         return NotLeaderOrFollower(f"not the leader of {self.name}; {known}")
 
     def _commit_error(self) -> MansioError:
-        """Why nothing can be committed now."""
+        """Return the error because of which no record can be committed now."""
         replica = self.replica
         if isinstance(replica, ReplicationProgress) and replica.is_under_min_isr and not self.closed:
             return self._not_enough_replicas_error(replica)
@@ -740,7 +751,7 @@ class Partition:
     def read_for_follower(
         self, node_id: int, broker_epoch: int, wanted: FollowerFetch, max_bytes: int, *, first: bool
     ) -> FollowerReadResult:
-        """Read for a follower's fetch. With `first` the request has just arrived, and its positions are recorded.
+        """Read for a follower's fetch request. `first`: the request has just arrived, so its offsets are recorded.
 
         Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `NotLeaderOrFollower`, `OffsetOutOfRange`, `StorageError`.
         """
@@ -787,10 +798,10 @@ class Partition:
         return FollowerReadResult(records, urgent=is_start_new)
 
     def read_for_repair(self, leader_epoch: int, offset: int, max_bytes: int) -> LogSlice | None:
-        """Batches from `offset` on for another replica in whose log they are damaged, whatever the role here. That
-        replica compares their leader epochs with its own.
+        """Return batches from `offset` on for a replica in whose log they are damaged; this broker may have any role.
 
-        Only what is flushed and intact here is returned. Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`,
+        The other replica compares their leader epochs with its own. Only batches that are flushed and intact in this
+        log are returned. Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`,
         `NotLeaderOrFollower`, `OffsetOutOfRange`, `VerificationPending`, `CorruptLog`, `StorageError`.
         """
         self._check_epoch_of_replica(leader_epoch)
@@ -820,15 +831,15 @@ class Partition:
         return replica
 
     def _empty_batch(self, offset: int) -> bytes:
-        """A batch without records, sent where compaction removed everything from `offset` to the end of the log."""
+        """Return a batch without records, for a log from which compaction removed all records from `offset` on."""
         log = self.log
         delta = min(log.end_offset - 1 - offset, OFFSET_DELTA_MAX)
         epoch = log.leader_epochs.epoch_for_offset(offset + delta)
         return encode_batch(BatchHeader(offset, 0, epoch, 2, 0, 0, delta, -1, -1, -1, -1, -1, 0), b"")
 
     def park_follower(self, wake: Callable[[], None]) -> None:
-        """Call `wake` after each append, when the log start moves and when this broker stops leading, until
-        `unpark_follower`."""
+        """Call `wake` after each append, when the log start offset changes and when this broker stops leading, until
+        `unpark_follower(wake)`."""
         if not self._parked_followers:
             self._add_after_append(self._wake_followers_after_append)
         self._parked_followers[wake] = None
@@ -849,13 +860,13 @@ class Partition:
     # Replication, as follower
 
     def append_from_leader(self, records: memoryview, sparse_end_offset: int) -> int:
-        """Append the whole batches of a leader's response as they are; returns their size in bytes. The caller has them
-        flushed.
+        """Append the whole batches of a leader's response unchanged; return their size in bytes. The caller must
+        request the flush.
 
         All batches are validated before the first is appended. Below `sparse_end_offset`, the leader's high watermark,
-        compaction may have left gaps. Raises `CorruptMessage` and subclasses for bytes that are not the leader's next
-        batches, `ConcurrentChange` when the log must be reset and is being flushed, `StorageError` as `append` does.
-        What was appended before the error stays.
+        compaction may have left gaps. Raises `CorruptMessage` for bytes that are not the leader's next batches,
+        `ConcurrentChange` if the log must be reset while it is being flushed, and `StorageError`. Batches that were
+        appended before the error stay in the log.
         """
         self._follower_replica()
         log = self.log
@@ -895,8 +906,10 @@ class Partition:
             self.group_commit.persist_start_offset(log, _report_in_next_fetch)
 
     def truncate_diverging(self, diverging: tuple[int, int]) -> None:
-        """Truncate to where this log and the leader's diverge: (epoch, end offset) of the leader's last epoch that this
-        log may have. The next fetch shows whether the logs agree then. Blocks.
+        """Truncate the log to the offset at which it diverges from the leader's log. Blocks.
+
+        `diverging`: the highest leader epoch in the leader's log that this log may contain, and its end offset there.
+        The logs may still diverge afterwards; then the next fetch response causes another truncation.
 
         Raises `ConcurrentChange` while the log is being flushed, `CorruptMessage`, `StorageError`.
         """
@@ -948,8 +961,9 @@ class Partition:
             ) from error
 
     def when_flushed(self, end_offset: int, callback: Callable[[], None]) -> bool:
-        """Return True if everything below is flushed on this broker. Otherwise `callback` is called once: when it is,
-        when the log fails, or when the role ends."""
+        """Return True if all records below `end_offset` are flushed on this broker, the log has failed or is closed.
+
+        Otherwise return False and call `callback` once: when they are flushed, the log fails or the role changes."""
         log = self.log
         if end_offset <= log.durable_end_offset or log.failure is not None or self.closed:
             return True
@@ -968,7 +982,7 @@ class Partition:
                 self._flush_waits.append((wanted, callback))
 
     def _follower_replica(self) -> FollowerReplica:
-        """The follower's state. Raises `NotLeaderOrFollower` when this broker does not follow (any more)."""
+        """Return the follower's state. Raises `NotLeaderOrFollower` if this broker does not follow a leader."""
         replica = self.replica
         if not isinstance(replica, FollowerReplica) or self.closed:
             raise NotLeaderOrFollower(f"{self.name}: this broker is not a follower")
@@ -992,9 +1006,9 @@ class Partition:
     def delete_records(self, before_offset: int) -> Promise[int]:
         """Delete the records below an offset (-1: the high watermark) on request (KIP-107).
 
-        The promise completes with the new log start offset when that is flushed on every in-sync replica. Nothing that
-        a feature still needs (`retention_floor`) is deleted. Raises `OffsetOutOfRange`, `OffsetNotAvailable`,
-        `NotLeaderOrFollower`, `StorageError`.
+        The promise completes with the new log start offset when it is flushed on every in-sync replica. Records at or
+        above `retention_floor` are not deleted. Raises `OffsetOutOfRange`, `OffsetNotAvailable`, `NotLeaderOrFollower`,
+        `StorageError`.
         """
         self.ensure_leader()
         if (failure := self.failure) is not None:
@@ -1026,12 +1040,12 @@ class Partition:
         return promise
 
     def roll(self) -> None:
-        """Start a new segment, so that the one before can be deleted as a whole."""
+        """Start a new segment, so that the former active segment can be deleted."""
         self.log.roll()
         self.group_commit.request_flush(self.log, urgent=False)
 
     def retention_floor(self) -> int | None:
-        """The lowest offset that a feature still needs; retention must not pass it."""
+        """Return the offset from which retention must keep records, because a hook needs them; None for no limit."""
         return min(self._retention_floors(), default=None)
 
     def _retention_floors(self) -> list[int]:
@@ -1044,7 +1058,7 @@ class Partition:
         self._wake_followers()  # a follower's log starts where this one does
 
     def _complete_start_offset_waits(self) -> None:
-        """Complete the waits for a log start that every in-sync replica has flushed by now."""
+        """Complete the waits for log start offsets that every in-sync replica has flushed."""
         replica = self.replica
         if not isinstance(replica, ReplicationProgress) or self.closed:
             try:
@@ -1062,14 +1076,14 @@ class Partition:
                 self._start_offset_waits.append((start_offset, promise))
 
     def _fail_start_offset_waits(self, error: MansioError) -> None:
-        """This broker can no longer confirm that the deleted records stay deleted."""
+        """Fail the waits for log start offsets, because this broker cannot confirm any more that they are kept."""
         waits, self._start_offset_waits = self._start_offset_waits, []
         for _, promise in waits:
             if not promise.done():
                 promise.set_exception(error)
 
     def close(self, *, save: bool = True) -> None:
-        """Accept nothing more and fail all waits. With `save`, hooks save what shortens the next start."""
+        """Reject all requests from now on and fail all waits. With `save`, hooks write files for a fast next start."""
         if self.closed:
             return
         self.closed = self._rejects = True
@@ -1085,7 +1099,7 @@ class Partition:
         self._parked_followers.clear()
         self._remove_after_append(self._wake_followers_after_append)
         self.on_isr_candidate = None
-        self.storage_health.forget(self.topic, self.index)
+        self.storage_health.remove_partition(self.topic, self.index)
 
 
 def _damaged_offset(error: StorageError) -> int:
@@ -1114,4 +1128,4 @@ def _session_expired_error(name: str) -> NotLeaderOrFollower:
 
 
 def _report_in_next_fetch(error: StorageError | None) -> None:
-    """Nothing to do: the follower's next fetch reports its start offset, and a failed log fails the fetch."""
+    """Do nothing: the follower's next fetch reports its start offset, and a failed log fails the fetch."""

@@ -4,17 +4,18 @@ Owns the directories under `<data>/topics/`. A directory is named after the topi
 that a topic that is created again under an old name never uses the old files. Everything except `directory` and `close`
 waits for the disk and runs on the file thread.
 
-In a cluster it also owns the file `hosted-partitions` (`HostedPartitions`): a list of the partitions whose directories
-this broker has ever created, which distinguishes a lost log from one that never existed. A partition is recorded
-durably after its directory was created and before it is reported as open, so that the list contains every partition in
-which this broker acknowledged a record. A missing directory that is not in the list never existed: the broker was down
-when the partition was assigned to it.
+In a cluster this module also owns the file `hosted-partitions` (`HostedPartitions`): a list of all partitions whose
+directories this broker has created. If a directory is missing, the list shows whether its log was lost or never
+existed, because the broker was down when the partition was assigned to it. A partition is recorded durably after its
+directory was created and before it is reported as open, so that the list contains every partition in which this broker
+acknowledged a record.
 
 Invariants:
 * A partition that is returned as open is recorded in the list.
-* A directory that should exist and does not, or is empty, is reported as a loss; it never becomes a new and empty log.
-* There is no list before this broker has left all in-sync sets that a lost disk was in (`begin`); without a list
-  nothing is concluded. Deleted topics are removed from it in time.
+* If a directory that should exist is missing or empty, its log is reported as lost; no empty log is created instead.
+* The list is created (`HostedPartitions.create`) only after this broker has left all in-sync sets in which it may have
+  lost records; without the list a missing directory is not taken for one that never existed. Partitions of deleted
+  topics are removed from the list when the file is rewritten.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from mansio.storage.file_cache import FileCache
     from mansio.storage.settings import LogSettings
 
-    Wanted = tuple[Topic, int]  # a partition to open
+    AssignedReplica = tuple[Topic, int]  # a partition to open
     Opened = tuple[Log, ProducerHook]
     PartitionKey = tuple[UUID, int]  # topic id and partition
 
@@ -53,7 +54,7 @@ NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249, an
 
 
 def topic_directory(data_dir: str, topic: Topic) -> str:
-    """The directory of a topic; it has one directory per partition index."""
+    """Return the directory of a topic, which contains one directory per partition index."""
     tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
     return f"{data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
@@ -70,64 +71,68 @@ class PartitionFiles:
         self._files = files
         self._file_thread = file_thread
         self._root = f"{settings.data_dir}/topics"
-        """Group commit flushes many logs through this directory. It uses the directory above itself, so that each of
-        the two descriptors reports every error of the file system."""
+        """Group commit flushes many logs through a descriptor of this directory, and uses another descriptor of the
+        parent directory, because the kernel reports a file system error once per descriptor."""
         self.hosted = HostedPartitions(disk, settings.data_dir) if settings.clustered else None
 
     def directory(self, topic: Topic) -> str:
-        """The directory of all partitions of a topic."""
+        """Return the directory of all partitions of a topic."""
         return topic_directory(self._settings.data_dir, topic)
 
     def open(
         self,
-        wanted: Sequence[Wanted],
+        replicas: Sequence[AssignedReplica],
         settings: dict[UUID, LogSettings],
         is_new: Callable[[PartitionState], bool] | None,
     ) -> list[Opened | StorageError]:
-        """Create the logs that are missing and recover the others. At start (`is_new`), a missing directory of a
-        partition that is not new is a loss. Raises `OSError` if the disk has no space."""
+        """Create missing logs and recover the others; return a log and its producers, or an error, for each replica.
+
+        `is_new`: None except at start; returns whether a partition may never have had a directory. If it returns False,
+        a missing directory is an error. Raises `OSError` if the disk has no space."""
         self._disk.make_directory(self._root)
         results: dict[int, Opened | StorageError] = {}
         requests: dict[int, OpenRequest] = {}
-        for number, (topic, index) in enumerate(wanted):
+        for number, (topic, index) in enumerate(replicas):
             directory = f"{self.directory(topic)}/{index}"
             try:
                 is_lost = is_new is not None and self._is_lost(topic, index, is_new)
             except OSError as error:
-                results[number] = StorageError(f"cannot look into {directory}: {error}")
+                results[number] = StorageError(f"cannot read the directory {directory}: {error}")
                 continue
             if is_lost:
-                results[number] = CorruptLog(f"{directory} is missing, or empty")
+                results[number] = CorruptLog(f"{directory} is missing or empty")
             else:
                 requests[number] = OpenRequest(directory, settings[topic.topic_id])
         logs = open_logs(self._disk, self._clock, self._root, list(requests.values()), self._files)
         for number, log in zip(requests, logs, strict=True):
-            results[number] = self._with_producers(log) if isinstance(log, Log) else log
-        self._record(wanted, results)
-        return [results[number] for number in range(len(wanted))]
+            results[number] = self._load_producers(log) if isinstance(log, Log) else log
+        self._record_hosted(replicas, results)
+        return [results[number] for number in range(len(replicas))]
 
     def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
-        """A log that existed is missing, and its records may be needed. An empty directory is not a log."""
+        """Return whether a log that existed is missing and may be needed. An empty directory contains no log."""
         if contains_log(self._disk, f"{self.directory(topic)}/{index}"):
             return False
         state = topic.partitions[index]
         if self.hosted is None or not self.hosted.exists:
             return not is_new(state)
-        return self._settings.node_id in state.isr and self.hosted.has(topic.topic_id, index)
+        return self._settings.node_id in state.isr and self.hosted.contains(topic.topic_id, index)
 
-    def _record(self, wanted: Sequence[Wanted], results: dict[int, Opened | StorageError]) -> None:
-        """Record the partitions before they are reported as open. If that fails they are not open."""
+    def _record_hosted(
+        self, replicas: Sequence[AssignedReplica], results: dict[int, Opened | StorageError]
+    ) -> None:
+        """Record partitions in the list before they are reported as open; if that fails, close them again."""
         opened = {number: one[0] for number, one in results.items() if isinstance(one, tuple)}
         if self.hosted is None or not opened:
             return
         try:
-            self.hosted.add((wanted[number][0].topic_id, wanted[number][1]) for number in opened)
+            self.hosted.add((replicas[number][0].topic_id, replicas[number][1]) for number in opened)
         except OSError as error:
             for number, log in opened.items():
                 log.close(save=False)
                 results[number] = StorageError(f"{log.directory} cannot be recorded: {error}")
 
-    def _with_producers(self, log: Log) -> Opened | StorageError:
+    def _load_producers(self, log: Log) -> Opened | StorageError:
         try:
             return log, ProducerHook(
                 self._disk,
@@ -148,7 +153,7 @@ class PartitionFiles:
             self._disk.remove_tree(directory)
 
     def quarantine(self, topic: Topic, index: int) -> None:
-        """Move a directory away to replace it; the quarantined data is kept until the next quarantine."""
+        """Rename the directory of a partition to `<index>.damaged`, and remove an earlier directory of that name."""
         directory = f"{self.directory(topic)}/{index}"
         if not self._disk.exists(directory):
             return
@@ -158,8 +163,8 @@ class PartitionFiles:
         self._disk.rename(directory, quarantined)
         self._disk.sync_directory(directory.rpartition("/")[0])
 
-    def unknown(self, topics: Sequence[Topic]) -> list[str]:
-        """Full paths of the directories that belong to none of these topics."""
+    def unknown_directories(self, topics: Sequence[Topic]) -> list[str]:
+        """Return the full paths of the directories that belong to none of these topics."""
         if not self._disk.exists(self._root):
             return []
         known = frozenset(self.directory(topic) for topic in topics)
@@ -167,32 +172,32 @@ class PartitionFiles:
         return [directory for directory in found if directory not in known]
 
     def flush_on_shutdown(self, logs: Sequence[Log]) -> None:
-        """Save what shortens the next start; these logs are about to be closed."""
+        """Flush logs that are about to be closed and write the files that shorten the next start."""
         flush_on_shutdown(self._disk, self._root, logs)
 
 
 logger = logging.getLogger(__name__)
 
-FILE: Final = "hosted-partitions"
+HOSTED_PARTITIONS_FILE_NAME: Final = "hosted-partitions"
 _KEY: Final = struct.Struct(">16sI")
-_ENTRY: Final = struct.Struct(">16sII")  # and the checksum of both
+_ENTRY: Final = struct.Struct(">16sII")  # topic id, partition index, checksum of both
 
 
 class HostedPartitions:
-    """List of the partitions ever created on this broker. Methods run on the file thread, except the constructor."""
+    """List of all partitions created on this broker. Methods run on the file thread, except the constructor."""
 
     def __init__(self, disk: Disk, data_dir: str) -> None:
         self._disk = disk
         self._data_dir = data_dir
-        self._path = f"{data_dir}/{FILE}"
+        self._path = f"{data_dir}/{HOSTED_PARTITIONS_FILE_NAME}"
         self._size = 0
         self._entries: set[PartitionKey] = set()
         self.exists = False
         """Whether the list exists; without it, it is unknown which partitions were created."""
 
     def load(self, known: Iterable[UUID]) -> None:
-        """Read the list if it exists. Entries of topics that are not `known` are ignored, and removed from the file
-        when they are most of it."""
+        """Read the list if it exists. Entries of topics that are not in `known` are ignored; if they are more than half
+        of the file, it is rewritten without them."""
         if not self._disk.exists(self._path):
             return
         data = self._disk.read_file(self._path)
@@ -206,17 +211,17 @@ class HostedPartitions:
             except OSError as error:  # on a full disk the old file is sufficient
                 logger.warning("hosted_partitions_not_compacted", extra=fields(path=self._path, reason=error))
 
-    def begin(self) -> None:
-        """Create the list."""
+    def create(self) -> None:
+        """Create the file with the list, unless it exists."""
         if not self.exists:
             self._write()
 
-    def has(self, topic_id: UUID, index: int) -> bool:
-        """Whether this partition's directory was ever created here. Only valid while the list exists."""
+    def contains(self, topic_id: UUID, index: int) -> bool:
+        """Return whether this broker has created the directory of a partition. Only valid if the list exists."""
         return (topic_id, index) in self._entries
 
     def add(self, partitions: Iterable[PartitionKey]) -> None:
-        """Record directories that exist durably. On return they are recorded durably, if the list exists."""
+        """Record partitions whose directories exist durably; on return the record is durable, if the list exists."""
         new = [partition for partition in partitions if partition not in self._entries]
         if self.exists and new:
             data = b"".join(map(_entry, new))
@@ -230,7 +235,7 @@ class HostedPartitions:
         self._entries.update(new)
 
     def _write(self) -> None:
-        """Replace the file atomically and durably."""
+        """Rewrite the file atomically and durably."""
         data = b"".join(_entry(partition) for partition in sorted(self._entries, key=_sort_key))
         write_file_atomically(self._disk, self._path, data)
         self._size = len(data)
@@ -247,7 +252,7 @@ def _entry(partition: PartitionKey) -> bytes:
 
 
 def _entries(data: bytes) -> Iterable[PartitionKey]:
-    """The valid entries. An incomplete entry at the end is omitted: its partition was not opened yet."""
+    """Yield the valid entries. An incomplete last entry is omitted, because its partition was not reported as open."""
     for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
         topic_id, index, checksum = _ENTRY.unpack_from(data, at)
         if crc32c(data[at : at + _KEY.size]) == checksum:

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class AppendResult(NamedTuple):
-    """Result of an append. `append_time_ms` is -1 unless the topic uses log-append time."""
+    """Result of an append.
+
+    `append_time_ms`: -1 unless the topic uses log-append time. `duplicate`: the batch was appended earlier.
+    """
 
     base_offset: int
     end_offset: int
@@ -23,28 +26,28 @@ class AppendResult(NamedTuple):
 
 
 class PartitionHook(Protocol):
-    """A feature attached to one partition."""
+    """A feature that observes or controls one partition."""
 
     def before_append(self, header: BatchHeader) -> AppendResult | None:
-        """Reject the batch by raising, return the result of an earlier append (a duplicate), or accept it with None."""
+        """Reject a batch by raising, or return the earlier result for a duplicate, or None to accept the batch."""
 
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        """The batch is in the log (not flushed yet), on this leader or, on a follower, as its leader appended it."""
+        """Called after a batch was appended to the log, on leaders and on followers; the batch is not flushed yet."""
 
     def on_committed(self, high_watermark: int) -> None:
-        """Everything below is flushed on all in-sync replicas and readable."""
+        """Called when the high watermark has advanced."""
 
     def on_trim(self, start_offset: int) -> None:
-        """Records below were deleted."""
+        """Called when the records below `start_offset` were deleted."""
 
     def on_truncate(self, end_offset: int) -> None:
-        """This replica has truncated its log at `end_offset`; the log start may have moved up, too."""
+        """Called when this replica's log was truncated to `end_offset`; its start offset may have increased, too."""
 
     def readable_end(self, isolation_level: int) -> int | None:
-        """An upper bound for readers, below the high watermark; None for no bound."""
+        """Return an end offset for readers of this isolation level below the high watermark; None for no such bound."""
 
     def retention_floor(self) -> int | None:
-        """Records from this offset on must be kept by retention; None for no requirement."""
+        """Return the offset from which retention must keep records; None for no requirement."""
 
     def close(self) -> None:
-        """The partition closes cleanly: save what shortens the next start."""
+        """Called before the partition is closed; the hook can write files that shorten the next start."""

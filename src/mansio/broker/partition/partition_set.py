@@ -1,14 +1,14 @@
-"""Open partitions of this broker, from the metadata's topics to logs on disk.
+"""Open partitions of this broker: opens their logs, finds them by topic, and closes them.
 
-A creation has two steps: `open_partitions` recovers or creates the logs, `serve` makes them available to clients once
-the metadata has the topic as live. In a cluster only the partitions assigned to this broker are opened; their roles are
-applied by the replica manager.
+A topic is opened in two steps: `open_partitions` recovers or creates the logs, `serve` makes them available to clients
+once the topic is live in the metadata. In a cluster only the partitions assigned to this broker are opened; the replica
+manager applies their roles.
 
 Invariants:
-* A partition is found only while its log is open and its topic is live. A partition that is not a replica here is
-  distinguished from one that does not exist: in a cluster its client has to find another broker.
-* Files are deleted only for a topic whose deletion is durable in the metadata. A directory that the metadata does not
-  know is reported and kept.
+* A partition is found only while its log is open and its topic is live. The error for a partition without a replica on
+  this broker differs from that for one that does not exist, because clients then have to find another broker.
+* Files are deleted only for a topic whose deletion is durable in the metadata. A directory that belongs to no topic in
+  the metadata is reported and kept.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
-    from mansio.broker.partition.partition_files import Wanted
+    from mansio.broker.partition.partition_files import AssignedReplica
     from mansio.broker.partition.producer_hook import ProducerHook
     from mansio.config.settings import Settings
     from mansio.config.topic_config import TopicSettings
@@ -73,7 +73,7 @@ longer."""
 
 
 class _IndexedTopic:
-    """A live topic and its partitions, by index."""
+    """A live topic and its partitions by index: partition, error for which it is not open, None without a replica."""
 
     __slots__ = ("partitions", "topic")
 
@@ -118,17 +118,18 @@ class PartitionSet:
         self._by_id: dict[bytes, _IndexedTopic] = {}
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
-    def opened_partitions(self, topic: Topic) -> list[Partition | StorageError | None]:
-        """The open partitions of a topic by index, whether or not they are served, or the errors for which they are not
-        open."""
+    def partitions_or_errors(self, topic: Topic) -> list[Partition | StorageError | None]:
+        """Return for each index of a topic its open partition, served or not, the error for which it is not open, or
+        None."""
         opened = self._opened.get(topic.topic_id, {})
         return [opened.get(index) for index in range(len(topic.partitions))]
 
     # Index
 
     def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
-        """The partition, by topic name or by id. Raises `UnknownTopicOrPartition`, `UnknownTopicId`,
-        `NotLeaderOrFollower`, `StorageError`."""
+        """Return a served partition by index and topic name, or topic id if `topic` is None.
+
+        Raises `UnknownTopicOrPartition`, `UnknownTopicId`, `NotLeaderOrFollower`, `StorageError`."""
         if topic is not None:
             found = self._by_name.get(topic)
             if found is None:
@@ -148,40 +149,40 @@ class PartitionSet:
         return partition
 
     def check_directory(self, topic: str, index: int, directory: str) -> None:
-        """Check that a replica of this broker may be in a data directory: there is one only. Raises `LogDirNotFound`,
-        and as `find`."""
+        """Check that a directory is the only data directory of this broker, and that the partition has a replica in it.
+
+        Raises `LogDirNotFound`, and the errors of `find`."""
         if directory.rstrip("/") != self._settings.data_dir.rstrip("/"):
             raise LogDirNotFound(f"{directory}: the only data directory is {self._settings.data_dir}")
         self.find(topic, None, index)
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """The partition; None if it is not available."""
+        """Return a served partition; None where `find` raises an error."""
         try:
             return self.find(topic, None, index)
         except MansioError:
             return None
 
-    def of(self, topic: str) -> list[Partition]:
-        """All partitions of a topic; empty if there is no such topic. Raises the error of a partition that is not
-        open."""
+    def partitions_of(self, topic: str) -> list[Partition]:
+        """Return all partitions of a topic, none if it is not served. Raises the error of one that is not open."""
         found = self._by_name.get(topic)
         return (
             [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
         )
 
-    def served(self) -> list[Topic]:
-        """The topics that are served."""
+    def served_topics(self) -> list[Topic]:
+        """Return the topics that are served."""
         return [served.topic for served in self._by_id.values()]
 
-    def drop(self, topic: Topic) -> None:
-        """Stop serving a topic."""
+    def stop_serving(self, topic: Topic) -> None:
+        """Stop serving a topic; its partitions stay open."""
         self._by_id.pop(topic.topic_id.bytes, None)
         found = self._by_name.get(topic.name)
         if found is not None and found.topic.topic_id == topic.topic_id:
             del self._by_name[topic.name]
 
     def __iter__(self) -> Iterator[Partition]:
-        """The open partitions."""
+        """Iterate over the open partitions of all served topics."""
         for topic in self._by_name.values():
             for partition in topic.partitions:
                 if isinstance(partition, Partition):
@@ -193,7 +194,7 @@ class PartitionSet:
         )
 
     def failures(self) -> dict[str, StorageError]:
-        """Every partition that accepts no writes, by name, with the error."""
+        """Return the partitions that accept no writes because of an error: error by partition name."""
         found: dict[str, StorageError] = {}
         for served in self._by_name.values():
             for index, partition in enumerate(served.partitions):
@@ -211,8 +212,10 @@ class PartitionSet:
     async def open_known(
         self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
     ) -> None:
-        """At start: open and serve the live topics. A log that cannot be opened makes only its own partition
-        unavailable. `is_new`: whether a partition without a directory may never have had one; only used while there
+        """Open and serve the live topics when the broker starts. A log that cannot be opened makes only its own
+        partition unavailable.
+
+        `is_new`: returns whether a partition without a directory may never have had one; only used while there
         is no list of created partitions (`HostedPartitions`)."""
         if (hosted := self._files.hosted) is not None:
             await self._on_disk(partial(hosted.load, [topic.topic_id for topic in topics]))
@@ -225,19 +228,20 @@ class PartitionSet:
             self._opened.setdefault(topic.topic_id, {})
             self.serve(topic)
 
-    async def create_hosted_list(self) -> None:
-        """Record from now on which partitions are opened. For a broker that has left all in-sync sets that a lost
-        disk was in."""
+    async def create_hosted_partitions_file(self) -> None:
+        """Create the list of created partitions (`HostedPartitions`).
+
+        Call it after this broker has left all in-sync sets in which it may have lost records."""
         hosted = self._files.hosted
         if hosted is None or hosted.exists:
             return
         try:
-            await self._on_disk(hosted.begin)
+            await self._on_disk(hosted.create)
         except StorageError as error:
             logger.warning("hosted_partitions_not_created", extra=fields(reason=error.message))
 
     async def open_partitions(self, topic: Topic) -> None:
-        """Create the directories and logs that are missing, and open them. They are not found before `serve`.
+        """Create the directories and logs of a topic that are missing, and open all. `find` finds them after `serve`.
 
         Raises the first `StorageError`; partitions opened before it stay open.
         """
@@ -256,7 +260,7 @@ class PartitionSet:
             raise error
 
     async def reopen(self, topic: Topic, index: int) -> None:
-        """Retry to open a log whose disk did not respond. Raises `StorageError`."""
+        """Open a partition again whose log could not be opened because of a disk error. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
             opened.pop(index)
@@ -265,7 +269,7 @@ class PartitionSet:
             raise error
 
     async def _open(
-        self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] | None = None
+        self, wanted: Sequence[AssignedReplica], is_new: Callable[[PartitionState], bool] | None = None
     ) -> list[tuple[Topic, int, StorageError]]:
         """Open in batches of `OPEN_BATCH_MAX`; returns those that failed. `is_new`: see `PartitionFiles.open`."""
         while self._opening is not None:
@@ -289,15 +293,15 @@ class PartitionSet:
                     opened[index] = self._create_partition(topic, index, *result, settings[topic.topic_id])
             if broker_settings is not self._settings:  # changed meanwhile
                 for topic in topics.values():
-                    self._apply_settings(self.opened_partitions(topic), self._settings_of(topic))
+                    self._apply_settings(self.partitions_or_errors(topic), self._settings_of(topic))
             return failed
         finally:
             opening, self._opening = self._opening, None
             opening.set_result(None)
 
     def serve(self, topic: Topic) -> None:
-        """The topic is live (or has changed): serve its partitions with the effective settings."""
-        served = _IndexedTopic(topic, self.opened_partitions(topic))
+        """Serve the partitions of a live topic, or apply its changed settings."""
+        served = _IndexedTopic(topic, self.partitions_or_errors(topic))
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
             if isinstance(partition, Partition) and not self._clustered:
                 partition.replica.leader_epoch = state.leader_epoch
@@ -314,8 +318,8 @@ class PartitionSet:
                 partition.rules = rules
                 partition.log.update_settings(log_settings)
 
-    def use_settings(self, settings: Settings) -> None:
-        """The settings of the broker in force: apply their defaults of topics to all that are served."""
+    def apply_broker_settings(self, settings: Settings) -> None:
+        """Apply the default topic settings in changed broker settings to all served topics."""
         before, self._settings = self._settings, settings
         if before.topic_defaults == settings.topic_defaults:
             return
@@ -328,8 +332,8 @@ class PartitionSet:
                 effective = known[key] = self._settings_of(topic)
             self._apply_settings(served.partitions, effective)
 
-    def follow(self, change: TopicChange) -> None:
-        """The metadata image changed: serve live topics and stop serving the others."""
+    def apply_topic_change(self, change: TopicChange) -> None:
+        """Apply a change of the metadata image: serve a topic that is live, stop serving one that is not."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             self._by_name.pop(before.name, None)
@@ -338,7 +342,7 @@ class PartitionSet:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
             self._put(
-                _IndexedTopic(after, self.opened_partitions(after))
+                _IndexedTopic(after, self.partitions_or_errors(after))
             )  # roles are applied by the replica manager
         else:
             self.serve(after)
@@ -374,13 +378,13 @@ class PartitionSet:
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
         if (cut := log.recovery.truncated_tail) is not None:
-            self.storage_health.log_truncated(cut.size_bytes)
+            self.storage_health.record_truncation(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request_flush(log, urgent=True)
         return partition
 
-    def _local_replicas(self, topics: Iterable[Topic]) -> list[Wanted]:
-        """The replicas of this broker; on a single node all partitions."""
+    def _local_replicas(self, topics: Iterable[Topic]) -> list[AssignedReplica]:
+        """Return topic and partition index of the replicas of this broker; on a single node of all partitions."""
         node_id = self._settings.node_id
         return [
             (topic, index)
@@ -395,7 +399,7 @@ class PartitionSet:
         )
 
     def report_unreadable(self, part: LogSlice, error: OSError) -> None:
-        """Report that the disk cannot read a part of a log, which was to be sent."""
+        """Report a part of a log that the disk could not read when it was to be sent to a client."""
         directory, _, _ = part.file.path.rpartition("/")
         failed = StorageError(f"cannot read {part.file.path} from {part.position} on: {error}")
         failed.__cause__ = error
@@ -407,7 +411,7 @@ class PartitionSet:
     # Close
 
     async def close_partitions(self, topic: Topic) -> None:
-        """Close the open partitions of a topic and remove the data of all; the deletion is durable in the metadata."""
+        """Close the partitions of a topic and remove their data. The deletion must be durable in the metadata."""
         for partition in self._opened.pop(topic.topic_id, {}).values():
             if isinstance(partition, Partition):
                 partition.close(save=False)
@@ -419,7 +423,7 @@ class PartitionSet:
         await self._on_disk(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:
-        """Close every partition; with `save`, save what shortens the next start. The last flush has been done."""
+        """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""
         partitions = [one for one in self._all_opened() if isinstance(one, Partition)]
         for partition in partitions:
             self._closing(partition, partial(partition.close, save=save))
@@ -445,13 +449,13 @@ class PartitionSet:
             )
 
     def truncated_partitions(self) -> list[Partition]:
-        """Partitions that recovery truncated, at this start or at one that was killed before the next epoch: their next
-        records need a new leader epoch."""
+        """Return the partitions whose log was truncated by recovery and therefore needs a new leader epoch before the
+        next append; the truncation may have happened at an earlier start."""
         return [partition for partition in self if partition.log.needs_new_epoch]
 
     def report_unknown_directories(self) -> None:
-        """Log directories under `topics/` that belong to no topic of the metadata; they are never removed."""
-        for directory in self._files.unknown([served.topic for served in self._by_name.values()]):
+        """Log the directories under `topics/` that belong to no topic in the metadata; they are never removed."""
+        for directory in self._files.unknown_directories([served.topic for served in self._by_name.values()]):
             logger.warning("unknown_directory_kept", extra=fields(directory=directory))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
@@ -467,7 +471,7 @@ def _log_settings(settings: TopicSettings) -> LogSettings:
 
 
 def _has_same_settings(before: Topic, after: Topic) -> bool:
-    """Whether id, partition count, replication factor and configuration are equal. Most changes of a topic concern only
+    """Return whether id, partition count, replication factor and configuration are equal. Most changes concern only
     a leader or in-sync set, and thousands may arrive at once."""
     return (before.topic_id, len(before.partitions), before.replication_factor, before.configs) == (
         after.topic_id,
@@ -483,7 +487,7 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         timestamp_type=TimestampType.LOG_APPEND if settings.log_append_time else TimestampType.CREATE,
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
-        keys_needed=settings.compacts,
+        requires_keys=settings.compacts,
         compression=_compression(settings),
     )
 

@@ -1,14 +1,14 @@
 """Idempotence of producers as a partition hook: no batch of a producer is stored twice, also not after a restart.
 
-Owns the partition's `ProducerTable` and its snapshots. The table is a view of the log; a snapshot only saves reading
-all batch headers again.
+Owns the partition's `ProducerTable` and its snapshots. The table is derived from the batch headers of the log; with a
+snapshot only the headers after it are read at a start.
 
 Invariants:
-* A snapshot describes the log up to an offset that was durable when it was written, so that a crash cannot leave a
-  snapshot with batches that the log has lost. A snapshot beyond the log's end, after the log was truncated for damage,
-  is removed before the log can grow up to it.
-* Snapshots are written off the event loop and not flushed: their checksum detects a torn one, and the previous one is
-  kept until the next.
+* A snapshot contains the state at an offset up to which the log was committed when the snapshot was written, so that a
+  crash cannot leave a snapshot with batches that the log has lost. If the log was truncated, snapshots above its end
+  are removed before new records are appended.
+* Snapshots are written on another thread and not flushed: their checksum detects an incomplete one, and the previous
+  snapshot is kept until the next one is written.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
-"""Upper bound of the log bytes whose headers are read again to bring a snapshot up to date."""
+"""Number of appended bytes after which a snapshot is written."""
 
-SNAPSHOTS_KEPT = 2
+RETAINED_SNAPSHOTS = 2
 EXPIRY_INTERVAL_MS = 10 * 60 * 1000
 _SUFFIX = ".producers"
 
@@ -106,14 +106,10 @@ class ProducerHook:
             self._background.submit(lambda: self._save(end_offset, data), self._saved)
 
     def on_trim(self, start_offset: int) -> None:
-        """Producers expire by time, not when their batches are deleted."""
+        """Do nothing: producers expire by time, not when their batches are deleted."""
 
     def on_truncate(self, end_offset: int) -> None:
-        """Remove what was truncated from the table and from the snapshots, so that it cannot return when the log has
-        grown again.
-
-        Reads the headers since the newest remaining snapshot.
-        """
+        """Remove snapshots above `end_offset`, and load the table again from the latest remaining one and the log."""
         self._waiting_snapshot = None
         self._unsaved_bytes = 0
         self._remove_snapshots_beyond(end_offset)
@@ -134,7 +130,7 @@ class ProducerHook:
             self._save(end_offset, self.table.to_bytes(end_offset))
 
     def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
-        if error is not None:  # a snapshot saves time, never data: the one before it remains valid
+        if error is not None:  # the previous snapshot remains valid
             logger.warning(
                 "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
             )
@@ -145,13 +141,13 @@ class ProducerHook:
         return f"{self._directory}/{name}"
 
     def _names(self) -> list[str]:
-        """Newest first: names are zero-padded offsets."""
+        """Return the names of the snapshots, newest first; a name is a zero-padded offset with a suffix."""
         names = self._disk.list_directory(self._directory)
         own = [name for name in names if name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX).isdecimal()]
         return sorted(own, reverse=True)
 
     def _remove_snapshots_beyond(self, end_offset: int) -> None:
-        """Remove the snapshots that are beyond the end of the log."""
+        """Remove the snapshots of offsets above `end_offset`."""
         beyond = [name for name in self._names() if int(name.removesuffix(_SUFFIX)) > end_offset]
         for name in beyond:
             self._disk.remove(self._path(name))
@@ -181,5 +177,5 @@ class ProducerHook:
     def _save(self, end_offset: int, data: bytes) -> None:
         target = self._path(f"{end_offset:020d}{_SUFFIX}")
         write_file_atomically(self._disk, target, data, durable=False)
-        for name in self._names()[SNAPSHOTS_KEPT:]:
+        for name in self._names()[RETAINED_SNAPSHOTS:]:
             self._disk.remove(self._path(name))

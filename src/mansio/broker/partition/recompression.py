@@ -1,25 +1,25 @@
 """Recompression of clients' batches on append, for topics whose compression.type is not `producer` (Kafka
 `LogValidator`).
 
-A small batch is recompressed on the event loop, a larger one on a thread. What arrives for the partition meanwhile
-waits behind it, recompressed or not, so that batches are appended in the order in which they arrived, and sequences are
-checked in that order. Partitions take turns: each has at most one batch at the thread. Every batch passes all checks of
-`Partition.append` in its final form; before, the checks of its size as sent, its CRC and its decompressed size.
+A small batch is recompressed on the event loop, a larger one on a thread. Later batches of the same partition wait in a
+queue, also those that need no recompression, so that batches are appended and producer sequences checked in the order
+of arrival. Each partition has at most one batch at a time on the thread. The size as sent, the CRC and the decompressed
+size of a batch are checked before it is recompressed; `Partition.append` checks the recompressed batch.
 
-The queue is bounded by what its batches take when decompressed, which is the work they cause, as far as that is known
-without decompressing them (`estimate_decompressed_bytes`); for gzip the client states it. A job stops at this length.
-If the batch is longer, it is counted with the most that a batch may take and starts again, or is refused if there is no
-room.
+The queue is bounded by the decompressed size of its batches, estimated without decompressing them
+(`estimate_decompressed_bytes`); for gzip the estimate is a number that the client sent. Decompression stops at the
+estimated size. A batch that is larger is then counted with the maximum decompressed size and submitted again, or
+rejected if that exceeds the bound.
 
-Only clients' batches on a leader are recompressed: followers, coordinators and compaction append what they are given.
+Only batches of clients on a leader are recompressed; followers, coordinators and compaction append batches unchanged.
 
 Invariants:
-* A batch of a partition is appended before every batch of it that arrived later.
-* Each append is answered exactly once, whatever happens to its client: a failure ends its own batch only.
-* A batch that is refused because too many wait is never appended.
-* Between two batches of one partition every other partition that waits gets its turn.
-* The batches that wait take at most `QUEUED_BYTES_MAX`, those of one client `CLIENT_BYTES_MAX`, and one batch at a time
-  is decompressed. A single batch may take more if nothing else waits.
+* The batches of a partition are appended in the order of arrival.
+* Each append has exactly one result, also if its client has disconnected; a failure affects one batch only.
+* A batch that is rejected because too many wait is never appended.
+* Between two batches of one partition, one batch of every other waiting partition is processed.
+* The waiting batches count for at most `QUEUED_BYTES_MAX`, those of one client for at most `CLIENT_BYTES_MAX`, and one
+  batch at a time is decompressed. A single batch may exceed the bounds if no other one waits.
 """
 
 from __future__ import annotations
@@ -50,22 +50,29 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INLINE_BYTES_MAX: Final = 16 << 10
-"""Batches up to this size, as sent and decompressed, are recompressed on the event loop: in less than a millisecond."""
+"""Size up to which a batch is recompressed on the event loop, as sent and decompressed; it takes less than 1 ms."""
 
 INLINE_LEVEL_MAX: Final = 9
-"""Higher levels take tens of milliseconds even for a small batch."""
+"""Compression level up to which batches are recompressed on the event loop; higher ones take tens of milliseconds."""
 
 QUEUED_BYTES_MAX: Final = 128 << 20
-CLIENT_BYTES_MAX: Final = QUEUED_BYTES_MAX // 2
-CONGESTED_BYTES: Final = QUEUED_BYTES_MAX // 4
-CLIENT_CONGESTED_BYTES: Final = CLIENT_BYTES_MAX // 4
+"""Maximum number of bytes for which all waiting batches count."""
 
-ENTRY_BYTES: Final = 1 << 10
-"""What a batch that waits takes at least: its objects."""
+CLIENT_BYTES_MAX: Final = QUEUED_BYTES_MAX // 2
+"""Maximum number of bytes for which the waiting batches of one client count."""
+
+CONGESTED_BYTES_MIN: Final = QUEUED_BYTES_MAX // 4
+"""Number of queued bytes above which every client counts as congested (`Recompressor.is_congested`)."""
+
+CLIENT_CONGESTED_BYTES_MIN: Final = CLIENT_BYTES_MAX // 4
+"""Number of queued bytes of one client above which this client counts as congested."""
+
+OVERHEAD_BYTES: Final = 1 << 10
+"""Number of bytes counted for the objects of a waiting batch, in addition to its size."""
 
 
 class _QueuedAppend:
-    """A batch that waits for its turn."""
+    """A batch that waits to be recompressed or appended."""
 
     __slots__ = (
         "client",
@@ -91,40 +98,41 @@ class _QueuedAppend:
     ) -> None:
         self.records = records
         self.target = target
-        """The codec to store it with; None: as it is."""
+        """The codec with which the batch is stored; None to store it as sent."""
         self.output_bytes_max = output_bytes_max
-        """Limit of its decompressed records."""
+        """Maximum decompressed size with which the batch is accepted."""
         self.job_bytes_max = 0
-        """What its decompressed records are expected to take at most."""
+        """Estimated decompressed size, at which decompression stops."""
         if target is not None:
             content = memoryview(records)[HEADER_BYTES:]
-            self.job_bytes_max = estimate_decompressed_bytes(_codec(records), content, output_bytes_max)
+            self.job_bytes_max = estimate_decompressed_bytes(_read_codec(records), content, output_bytes_max)
         self.queued_bytes = 0
-        """Bytes by which it counts towards the bounds of the queue."""
+        """Number of bytes for which the batch counts towards the bounds of the queue."""
         self.urgent = urgent
         self.client = client
         self.on_appended = on_appended
         self.result: Buffer | MansioError | None = None
-        """The batch to append, or why it cannot be recompressed; None: not known yet."""
+        """The batch to append, or the error with which recompression failed; None while neither is known."""
 
 
 class Recompressor:
-    """One per broker. All methods run on its event loop."""
+    """Recompression of batches for all partitions of a broker. All methods run on the broker's event loop."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
         self._queues: dict[Partition, deque[_QueuedAppend]] = {}
-        """Between calls the first batch of each queue is at the thread, and no other."""
+        """Waiting batches. Between method calls the thread has the first batch of each queue, and no other."""
         self._client_bytes: dict[Hashable, int] = {}
         self.queued_bytes = 0
-        """Bytes of the batches that wait, as sent or decompressed, whichever is more."""
-        self.recompressed_batches = 0
-        """Batches stored with another codec than they were sent with."""
+        """Number of bytes of all waiting batches: for each the larger of its size as sent and decompressed."""
+        self.recompressed_batch_count = 0
+        """Number of batches stored with another codec than they were sent with."""
 
     def is_congested(self, client: Hashable) -> bool:
-        """The client should send less: many batches wait, or many of its own."""
+        """Return whether a client should be throttled, because many batches wait, of all clients or of this one."""
         return (
-            self.queued_bytes > CONGESTED_BYTES or self._client_bytes.get(client, 0) > CLIENT_CONGESTED_BYTES
+            self.queued_bytes > CONGESTED_BYTES_MIN
+            or self._client_bytes.get(client, 0) > CLIENT_CONGESTED_BYTES_MIN
         )
 
     def append(
@@ -136,10 +144,12 @@ class Recompressor:
         on_appended: OnAppended,
         client: Hashable = None,
     ) -> None:
-        """Append one batch with the topic's codec. `on_appended` is called once, maybe immediately, with the result or
-        the error: those of `Partition.append`, `InvalidRecord` if the records take too many bytes when decompressed,
-        `RequestTimedOut` if too many batches wait, altogether or of this `client`, and a `MansioError` without a more
-        specific type after an unexpected exception."""
+        """Append one batch with the topic's codec. `on_appended` is called once, possibly before this method returns,
+        with the result or the error.
+
+        The errors are those of `Partition.append`; `InvalidRecord` if the batch is too large when decompressed;
+        `RequestTimedOut` if too many batches wait, of all clients or of this `client`; and `MansioError` itself after
+        an unexpected exception."""
         try:
             partition.ensure_leader()
             rules = partition.rules
@@ -150,7 +160,7 @@ class Recompressor:
                 target = None
             batch = None
             if partition not in self._queues:
-                batch = records if target is None else _recompressed_inline(records, target)
+                batch = records if target is None else _recompress_inline(records, target)
             if batch is None:
                 entry = _QueuedAppend(
                     records,
@@ -160,7 +170,7 @@ class Recompressor:
                     client=client,
                     on_appended=on_appended,
                 )
-                self._reserve(partition, entry, ENTRY_BYTES + max(len(records), entry.job_bytes_max))
+                self._reserve(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
             on_appended(error)
             return
@@ -177,10 +187,10 @@ class Recompressor:
             self._queues[partition] = deque((entry,))
             partition.is_recompressing = True
         else:
-            self._answer(partition, entry)
+            self._complete(partition, entry)
 
     def _reserve(self, partition: Partition, entry: _QueuedAppend, size: int) -> None:
-        """Let the batch take `size` of the bounds. Raises `RequestTimedOut` if there is no room."""
+        """Count the batch for `size` bytes. Raises `RequestTimedOut` if that exceeds a bound."""
         queued = self.queued_bytes - entry.queued_bytes
         own = self._client_bytes.get(entry.client, 0) - entry.queued_bytes
         if (queued and queued + size > QUEUED_BYTES_MAX) or (own and own + size > CLIENT_BYTES_MAX):
@@ -199,11 +209,11 @@ class Recompressor:
             self._client_bytes[entry.client] = own
 
     def _submit(self, partition: Partition, entry: _QueuedAppend) -> bool:
-        """Pass the batch to the thread. False: it is closed, and the batch has its result."""
+        """Pass the batch to the thread. Returns False, after setting an error as result, if the thread is closed."""
         assert entry.target is not None
         work = partial(recompress, entry.records, entry.target, output_bytes_max=entry.job_bytes_max)
         try:
-            self._background.submit(work, partial(self._recompressed, partition, entry))
+            self._background.submit(work, partial(self._on_recompressed, partition, entry))
         except RuntimeError:
             entry.result = RequestTimedOut(
                 f"{partition.name}: the broker shuts down; the batch was not written"
@@ -211,45 +221,46 @@ class Recompressor:
             return False
         return True
 
-    def _recompressed(
+    def _on_recompressed(
         self, partition: Partition, entry: _QueuedAppend, batch: bytes | None, error: BaseException | None
     ) -> None:
         if batch is not None:
             entry.result = batch
         elif isinstance(error, InvalidRecord) and entry.job_bytes_max < entry.output_bytes_max:
-            if self._repeat(partition, entry):
+            if self._resubmit(partition, entry):
                 return
         elif isinstance(error, MansioError):
             entry.result = error
         else:
             _log_failure(partition, error)
             entry.result = InvalidRecord(f"{partition.name}: the batch cannot be recompressed")
-        self._drain(partition)
+        self._append_ready(partition)
 
-    def _repeat(self, partition: Partition, entry: _QueuedAppend) -> bool:
-        """Submit a batch again that is longer than expected. False: it has its result."""
+    def _resubmit(self, partition: Partition, entry: _QueuedAppend) -> bool:
+        """Submit a batch again that is larger than estimated. Returns False, after setting an error as result, if that
+        exceeds a bound or the thread is closed."""
         try:
-            self._reserve(partition, entry, ENTRY_BYTES + entry.output_bytes_max)
+            self._reserve(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)
         except RequestTimedOut as refused:
             entry.result = refused
             return False
         entry.job_bytes_max = entry.output_bytes_max
         return self._submit(partition, entry)
 
-    def _drain(self, partition: Partition) -> None:
-        """Append the batches up to the next one that has to be recompressed, and submit that one."""
+    def _append_ready(self, partition: Partition) -> None:
+        """Append the queued batches before the next one that has to be recompressed, and submit that one."""
         queue = self._queues[partition]
         while queue:
             entry = queue[0]
             if entry.result is None and self._submit(partition, entry):
                 return
             queue.popleft()
-            self._answer(partition, entry)
+            self._complete(partition, entry)
         del self._queues[partition]
         partition.is_recompressing = False
 
-    def _answer(self, partition: Partition, entry: _QueuedAppend) -> None:
-        """Append the batch and report it, or the error."""
+    def _complete(self, partition: Partition, entry: _QueuedAppend) -> None:
+        """Append a batch, unless its recompression failed, and call its `on_appended`."""
         self._release(entry)
         result = entry.result
         assert result is not None
@@ -272,7 +283,7 @@ class Recompressor:
         except Exception as error:  # noqa: BLE001  # a defect fails its own batch only
             _log_failure(partition, error)
             return MansioError(f"{partition.name}: the append failed unexpectedly; the batch may be written")
-        self.recompressed_batches += recompressed and not result.duplicate
+        self.recompressed_batch_count += recompressed and not result.duplicate
         return result
 
 
@@ -281,21 +292,20 @@ def _log_failure(partition: Partition, error: BaseException | None) -> None:
     logger.error("recompression_failed", extra=known, exc_info=error)
 
 
-def _codec(records: Buffer) -> int:
+def _read_codec(records: Buffer) -> int:
     return records[ATTRIBUTES_END_POSITION - 1] & CODEC_MASK
 
 
 def _has_other_codec(records: Buffer, codec: Codec) -> bool:
-    """Whether the batch has another codec. False for bytes that are too short to be a batch, which `Partition.append`
-    rejects."""
-    return len(records) >= HEADER_BYTES and _codec(records) != codec
+    """Return whether a batch has another codec. False for too few bytes, which `Partition.append` rejects."""
+    return len(records) >= HEADER_BYTES and _read_codec(records) != codec
 
 
-def _recompressed_inline(records: Buffer, target: Compression) -> bytes | None:
-    """The batch with the codec `target`; None if this would take too long on the event loop."""
+def _recompress_inline(records: Buffer, target: Compression) -> bytes | None:
+    """Return the batch with the codec `target`; None if recompression would take too long on the event loop."""
     if len(records) > INLINE_BYTES_MAX or (target.level or 0) > INLINE_LEVEL_MAX:
         return None
     try:
         return recompress(records, target, output_bytes_max=INLINE_BYTES_MAX)
     except InvalidRecord:
-        return None  # longer, or invalid in another way: the thread finds out
+        return None  # too large or invalid; recompression on the thread raises the error

@@ -1,20 +1,22 @@
 """Retention holds: records that must be kept because a pipeline has not read them yet (ZFS hold / release).
 
-A hold is a committed offset with a mark in its metadata (`mansio.wire.internal_records`), so this is a view of
-`__consumer_offsets`: it receives every commit and deletion as it is applied, and all of them at a start.
-`RetentionHoldHook` applies the holds to one partition; health checks and metrics show their state.
+A hold is a committed offset with hold metadata (`mansio.wire.internal_records.hold_metadata`). `RetentionHolds` is a
+view of `__consumer_offsets`: it is called for every commit and deletion. `RetentionHoldHook` applies the holds to one
+partition; health checks and metrics report their state.
 
-    start ---- may be deleted ---- floor ---- held ---- end        floor: the lowest of all holds, or what a limit of
-                                                                   the topic leaves of it
+    log start ---- may be deleted ---- floor ---- held ---- log end
+
+The floor is the lowest offset of all holds, or a higher one if a limit of the topic or a full disk releases a hold.
 
 Invariants:
-* Until every group is loaded the holds are unknown, and nothing is deleted.
-* Nothing at or above the floor is deleted by retention, compaction or DeleteRecords. A limit moves the floor by whole
-  segments, the oldest first, and never further than required.
-* A hold is released only by a limit of its topic or by a full disk. Each time that deletes records which a pipeline had
-  not read there is one log line, one count, and a health warning until the pipeline has passed the offset.
-* A hold moves as soon as a commit is in the log, before it is durable: a pipeline that commits 100 needs nothing below
-  100, whether or not a power failure removes the commit.
+* Until the offsets of all groups are loaded, the holds are unknown, and no record is deleted.
+* No record at or above the floor is deleted by retention, compaction or DeleteRecords. A limit raises the floor by
+  whole segments, and no further than required.
+* A hold is released only by a limit of its topic or by a full disk. When records are deleted that a pipeline has not
+  read, this is logged once, counted once, and reported as a health warning until the pipeline commits an offset at or
+  above the deleted records.
+* A hold moves when a commit is appended, before it is durable: a pipeline that has committed 100 needs no record below
+  100, even if a power failure removes the commit.
 """
 
 from __future__ import annotations
@@ -42,19 +44,22 @@ logger = logging.getLogger(__name__)
 
 DISK_CHECK_INTERVAL_MS: Final = 5_000
 
-BYTES: Final = "bytes"
-TIME: Final = "time"
-DISK: Final = "disk"
-REASONS: Final = {
-    BYTES: "mansio.hold.bytes.max",
-    TIME: "mansio.hold.ms.max",
-    DISK: "the disk is nearly full",
+RELEASED_BY_BYTES: Final = "bytes"
+RELEASED_BY_TIME: Final = "time"
+RELEASED_BY_DISK: Final = "disk"
+RELEASE_REASONS: Final = {
+    RELEASED_BY_BYTES: "mansio.hold.bytes.max",
+    RELEASED_BY_TIME: "mansio.hold.ms.max",
+    RELEASED_BY_DISK: "the disk is nearly full",
 }
-"""Reasons for a release: the two limits of its topic, and too little disk space."""
+"""Descriptions of the reasons for which holds are released: two limits of the topic, and too little disk space."""
 
 
 class RetentionHold(NamedTuple):
-    """One partition of one pipeline: records from `offset` on are needed; `commit_ms` is the time of the commit."""
+    """Hold of one pipeline on one partition.
+
+    `offset`: the first offset that the pipeline needs; `commit_ms`: the time at which it committed the offset.
+    """
 
     pipeline: str
     offset: int
@@ -62,7 +67,11 @@ class RetentionHold(NamedTuple):
 
 
 class ReleasedHold(NamedTuple):
-    """A released hold: the log starts (or is compacted up to) `start`, and the pipeline is at `offset`."""
+    """A hold whose records were deleted before the pipeline read them.
+
+    `offset`: the committed offset of the pipeline; `start`: the offset below which records were deleted or compacted;
+    `reason`: a key of `RELEASE_REASONS`.
+    """
 
     topic: str
     partition: int
@@ -73,7 +82,7 @@ class ReleasedHold(NamedTuple):
 
 
 def is_hold(group_id: str, metadata: str) -> bool:
-    """Whether a committed offset is a hold."""
+    """Return whether a committed offset of a group, with this metadata, is a hold."""
     return pipeline_name_of(group_id) is not None and parse_hold_metadata(metadata) is not None
 
 
@@ -81,13 +90,13 @@ class RetentionHolds:
     """Retention holds of all pipelines on this broker. All methods run on the event loop."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[str, int], dict[str, RetentionHold]] = {}
-        self._broken: dict[tuple[str, int, str], ReleasedHold] = {}
+        self._by_partition: dict[tuple[str, int], dict[str, RetentionHold]] = {}
+        self._released: dict[tuple[str, int, str], ReleasedHold] = {}
         self._is_loaded: Callable[[], bool] = lambda: False
-        self._unknown_logged = False
-        self.disk_low = False
-        """Too little disk space: holds are ignored until there is more."""
-        self.released_counts = dict.fromkeys(REASONS, 0)
+        self._is_blocked_logged = False
+        self.is_disk_low = False
+        """Whether there is too little disk space, so that holds are ignored."""
+        self.released_counts = dict.fromkeys(RELEASE_REASONS, 0)
 
     # Holds
 
@@ -98,79 +107,79 @@ class RetentionHolds:
     def record_commit(
         self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None
     ) -> None:
-        """A committed offset of any group was stored, or deleted (None)."""
+        """Apply a committed offset of any group to the holds; `committed` is None if the offset was deleted."""
         pipeline = pipeline_name_of(group_id)
         if pipeline is None:
             return
         if committed is None or parse_hold_metadata(committed.metadata) is None:
-            self._let_go(topic, partition, pipeline)
+            self._remove_hold(topic, partition, pipeline)
             return
-        place = self._of.setdefault((topic, partition), {})
+        place = self._by_partition.setdefault((topic, partition), {})
         place[pipeline] = RetentionHold(pipeline, committed.offset, committed.commit_ms)
-        broken = self._broken.get((topic, partition, pipeline))
-        if broken is not None and committed.offset >= broken.start:
-            del self._broken[topic, partition, pipeline]
+        released = self._released.get((topic, partition, pipeline))
+        if released is not None and committed.offset >= released.start:
+            del self._released[topic, partition, pipeline]
             known = fields(pipeline=pipeline, topic=topic, partition=partition, offset=committed.offset)
             logger.info("hold_restored", extra=known)
 
-    def _let_go(self, topic: str, partition: int, pipeline: str) -> None:
-        self._broken.pop((topic, partition, pipeline), None)
-        place = self._of.get((topic, partition))
+    def _remove_hold(self, topic: str, partition: int, pipeline: str) -> None:
+        self._released.pop((topic, partition, pipeline), None)
+        place = self._by_partition.get((topic, partition))
         if place is not None and place.pop(pipeline, None) is not None and not place:
-            del self._of[topic, partition]
+            del self._by_partition[topic, partition]
 
-    def of(self, topic: str, partition: int) -> Collection[RetentionHold]:
-        """The holds on one partition."""
-        place = self._of.get((topic, partition))
+    def holds_on(self, topic: str, partition: int) -> Collection[RetentionHold]:
+        """Return the holds on one partition."""
+        place = self._by_partition.get((topic, partition))
         return () if place is None else place.values()
 
     @property
-    def are_known(self) -> bool:
-        """Whether all holds are known. Logged the first time that a caller has to wait for it."""
+    def are_loaded(self) -> bool:
+        """Whether all holds are loaded. The first use of this property before that is logged."""
         known = self._is_loaded()
-        if not known and not self._unknown_logged:
-            self._unknown_logged = True
+        if not known and not self._is_blocked_logged:
+            self._is_blocked_logged = True
             logger.error("retention_blocked_offsets_not_loaded")
         return known
 
     @property
-    def has_unknown(self) -> bool:
-        """Whether records were kept because not all holds are known."""
-        return self._unknown_logged and not self._is_loaded()
+    def has_blocked_retention(self) -> bool:
+        """Whether records were not deleted because the holds are not loaded yet."""
+        return self._is_blocked_logged and not self._is_loaded()
 
     def __len__(self) -> int:
-        return sum(len(place) for place in self._of.values())
+        return sum(len(place) for place in self._by_partition.values())
 
     # Released holds
 
-    def on_released(self, held: RetentionHold, topic: str, partition: int, start: int, reason: str) -> None:
-        """Records below `start` were deleted, and a pipeline had not read them."""
-        key = (topic, partition, held.pipeline)
-        if key not in self._broken:
+    def on_released(self, hold: RetentionHold, topic: str, partition: int, start: int, reason: str) -> None:
+        """Record that records below `start` were deleted or compacted before a pipeline read them."""
+        key = (topic, partition, hold.pipeline)
+        if key not in self._released:
             self.released_counts[reason] += 1
             logger.error(
                 "hold_released",
                 extra=fields(
-                    pipeline=held.pipeline,
+                    pipeline=hold.pipeline,
                     topic=topic,
                     partition=partition,
-                    offset=held.offset,
+                    offset=hold.offset,
                     start=start,
                     reason=reason,
                 ),
             )
-        self._broken[key] = ReleasedHold(topic, partition, held.pipeline, held.offset, start, reason)
+        self._released[key] = ReleasedHold(topic, partition, hold.pipeline, hold.offset, start, reason)
 
-    def released(self) -> Iterator[ReleasedHold]:
-        """The holds that are released now."""
-        yield from tuple(self._broken.values())
+    def released_holds(self) -> Iterator[ReleasedHold]:
+        """Yield the released holds whose pipeline has not committed an offset above the deleted records yet."""
+        yield from tuple(self._released.values())
 
 
 class HoldDiskLimit:
-    """Disk-space limit of holds: with too little space holds are ignored until there is more.
+    """Disk-space limit of holds: while less than `free_bytes_min` is free, holds are ignored.
 
-    Checked on another thread, because a disk that hangs does not respond; the last result is used meanwhile. `on_low`
-    is called when the space falls below `free_bytes_min` and records are held.
+    The free space is checked on another thread, because a disk that hangs would block the event loop. `on_low` is
+    called when the space falls below `free_bytes_min` and there are holds.
     """
 
     def __init__(
@@ -195,34 +204,34 @@ class HoldDiskLimit:
         self._stopped = False
 
     def start(self) -> None:
-        """Start the checks; a minimum of 0 bytes needs none."""
+        """Start the periodic checks, unless `free_bytes_min` is 0."""
         if self._free_bytes_min > 0:
-            self._background.submit(self._free_bytes, self._seen)
+            self._background.submit(self._free_bytes, self._on_free_bytes)
 
     def stop(self) -> None:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
-        self._background.submit(self._free_bytes, self._seen)
+    def _check(self) -> None:
+        self._background.submit(self._free_bytes, self._on_free_bytes)
 
-    def _seen(self, free_bytes: int | None, error: BaseException | None) -> None:
+    def _on_free_bytes(self, free_bytes: int | None, error: BaseException | None) -> None:
         if self._stopped:
             return
-        self._timer = self._scheduler.call_later(self._interval_ms, self._look)
+        self._timer = self._scheduler.call_later(self._interval_ms, self._check)
         if error is not None or free_bytes is None:
             logger.warning("disk_free_space_unknown", extra=fields(reason=error))
             return
         low = free_bytes < self._free_bytes_min
         holds = self._holds
-        if low == holds.disk_low:
+        if low == holds.is_disk_low:
             return
-        holds.disk_low = low
+        holds.is_disk_low = low
         known = fields(free_bytes=free_bytes, least_bytes=self._free_bytes_min, holds=len(holds))
         if not low:
             logger.info("holds_enforced", extra=known)
-        elif len(holds) or holds.has_unknown:
+        elif len(holds) or holds.has_blocked_retention:
             logger.error("holds_ignored_disk_full", extra=known)
             self._on_low()
 
@@ -230,40 +239,43 @@ class HoldDiskLimit:
 NO_LIMIT = -1
 
 
-class Floor(NamedTuple):
-    """The offset from which a hold keeps records. `reason` is the limit that prevents it from keeping more, "" for
-    none."""
+class HoldFloor(NamedTuple):
+    """The offset from which a hold keeps records.
+
+    `reason`: the limit because of which the offset is higher than the committed one, "" if no limit applies.
+    """
 
     offset: int
     reason: str = ""
 
 
-def floor_of(
-    held: RetentionHold,
+def limit_hold(
+    hold: RetentionHold,
     segments: Iterable[SegmentInfo],
     *,
     size_bytes: int,
     bytes_max: int,
     ms_max: int,
     now_ms: int,
-) -> Floor:
-    """What the limits leave of a hold. `segments` are all segments, oldest first, of `size_bytes` in total.
+) -> HoldFloor:
+    """Return the offset from which a hold keeps records under the limits of the topic.
 
-    `bytes_max`: only the newest segments that fit into this size are held. `ms_max`: a pipeline without a commit for
-    this time holds only segments with a younger record; one that commits is never too slow. -1: no limit.
+    `segments`: all segments of the log, oldest first, of `size_bytes` in total. `bytes_max`: only the newest segments
+    that fit into this size are held. `ms_max`: if the pipeline has not committed for this time, only segments with a
+    record younger than this time are held. -1 means no limit.
     """
     excess_bytes = size_bytes - bytes_max if bytes_max != NO_LIMIT else 0
-    oldest_ms = now_ms - ms_max if ms_max != NO_LIMIT and now_ms - held.commit_ms > ms_max else None
+    oldest_ms = now_ms - ms_max if ms_max != NO_LIMIT and now_ms - hold.commit_ms > ms_max else None
     if excess_bytes <= 0 and oldest_ms is None:
-        return Floor(held.offset)
-    found = Floor(held.offset)
+        return HoldFloor(hold.offset)
+    found = HoldFloor(hold.offset)
     for segment in segments:
         too_large = excess_bytes > 0
         if not too_large and (oldest_ms is None or segment.max_timestamp_ms >= oldest_ms):
             break
         excess_bytes -= segment.size_bytes
         if segment.end_offset > found.offset:
-            found = Floor(segment.end_offset, BYTES if too_large else TIME)
+            found = HoldFloor(segment.end_offset, RELEASED_BY_BYTES if too_large else RELEASED_BY_TIME)
     return found
 
 
@@ -279,48 +291,49 @@ class RetentionHoldHook:
     def retention_floor(self) -> int | None:
         if not self._partition.settings.hold_enabled:
             return None
-        if self._holds.disk_low:
-            self._limited = {one.pipeline: DISK for one in self._held()}
+        if self._holds.is_disk_low:
+            self._limited = {one.pipeline: RELEASED_BY_DISK for one in self._partition_holds()}
             return None
-        if not self._holds.are_known:
+        if not self._holds.are_loaded:
             return self._partition.start_offset
         self._limited.clear()
-        return min((self._floor(one) for one in self._held()), default=None)
+        return min((self._floor(one) for one in self._partition_holds()), default=None)
 
     def on_trim(self, start_offset: int) -> None:
-        self.passed(start_offset)
+        self.report_deleted(start_offset)
 
-    def passed(self, offset: int) -> None:
-        """Records below were deleted, or compacted."""
-        for one in tuple(self._held()):
+    def report_deleted(self, offset: int) -> None:
+        """Report the holds of which records below `offset` were deleted or compacted as released."""
+        for one in tuple(self._partition_holds()):
             if one.offset < offset and (reason := self._limited.get(one.pipeline)):
                 self._holds.on_released(one, self._partition.topic, self._partition.index, offset, reason)
 
     def check_deletion(self, before_offset: int) -> None:
-        """Check a request to delete the records below an offset (-1: all committed ones). Raises `PolicyViolation` if a
-        pipeline still needs some of them, or if it is not known yet which pipelines do."""
+        """Check a request to delete the records below an offset (-1: below the high watermark).
+
+        Raises `PolicyViolation` if a pipeline has not read some of them, or if the holds are not loaded yet."""
         partition = self._partition
         floor = self.retention_floor()
         wanted = partition.high_watermark if before_offset == HIGH_WATERMARK else before_offset
         if floor is None or wanted <= floor:
             return
-        if not self._holds.are_known:
+        if not self._holds.are_loaded:
             raise PolicyViolation(
                 f"{partition.name}: it is not known yet which pipelines still need its records"
             )
-        first = min(self._held(), key=self._floor)
+        first = min(self._partition_holds(), key=self._floor)
         raise PolicyViolation(
             f"{partition.name}: pipeline {first.pipeline!r} still needs the records from offset {floor} on; "
             f"`mansio pipeline release {first.pipeline}` gives them up"
         )
 
-    def _held(self) -> Iterable[RetentionHold]:
-        return self._holds.of(self._partition.topic, self._partition.index)
+    def _partition_holds(self) -> Iterable[RetentionHold]:
+        return self._holds.holds_on(self._partition.topic, self._partition.index)
 
-    def _floor(self, held: RetentionHold) -> int:
+    def _floor(self, hold: RetentionHold) -> int:
         settings, log = self._partition.settings, self._partition.log
-        found = floor_of(
-            held,
+        found = limit_hold(
+            hold,
             self._segments(),
             size_bytes=log.size_bytes,
             bytes_max=settings.hold_bytes_max,
@@ -328,7 +341,7 @@ class RetentionHoldHook:
             now_ms=self._clock.wall_ms(),
         )
         if found.reason:
-            self._limited[held.pipeline] = found.reason
+            self._limited[hold.pipeline] = found.reason
         return found.offset
 
     def _segments(self) -> Iterator[SegmentInfo]:

@@ -1,12 +1,12 @@
 """Storage health: damaged batches and disk-full errors since the broker started.
 
-Readers and appenders report here; health checks, metrics and log events are derived from it. Damage is reported when it
-is first read, a full disk at the first write that fails.
+Code that reads or appends reports its errors to `StorageHealth`, from which health checks, metrics and log events are
+derived. Damage is reported when it is read, a full disk when a write fails.
 
 Invariants:
-* Memory is bounded: `PARTITIONS_MAX` partitions are recorded, those beyond are only counted.
-* At most one log line per partition and minute.
-* Appends and reads that succeed do not call it.
+* Memory is bounded: at most `PARTITIONS_MAX` partitions have an entry; damage in others is only counted.
+* At most one log line per partition in `LOG_INTERVAL_S`.
+* Successful appends and reads do not call `StorageHealth`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LINE_INTERVAL_S: Final = 60.0
+LOG_INTERVAL_S: Final = 60.0
 PARTITIONS_MAX: Final = 1_000
-OTHERS: Final = ("", -1)
-"""The entry for all partitions beyond `PARTITIONS_MAX`."""
+OTHER_PARTITIONS: Final = ("", -1)
+"""Key of the common entry of all partitions that exceed `PARTITIONS_MAX`."""
 
 DISK_FULL_EXPIRY_S: Final = 30.0
 """A partition whose last write failed with disk full counts as recovered after this time without a write."""
@@ -38,101 +38,105 @@ PartitionKey = tuple[str, int]
 
 
 class DamagedBatch(NamedTuple):
-    """The last damage found in one partition, and how often damage was found there. `offset` -1: not known."""
+    """The last damage found in one partition.
+
+    `offset`: offset of the damaged batch, -1 if unknown; `found_count`: how often readers found damage in the
+    partition; `log_due_s`: monotonic time in seconds from which the next damage is logged.
+    """
 
     offset: int
     reason: str
-    times: int
-    line_due: float
+    found_count: int
+    log_due_s: float
 
 
 class StorageHealth:
-    """Storage errors of a broker since its start. All methods run on the event loop."""
+    """Storage errors of a broker since its start. All methods run on the broker's event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.corrupt_batches = 0
-        """How often a reader found a damaged batch; one batch may be counted many times."""
+        """Number of times that readers found a damaged batch; the same batch may be counted several times."""
         self.truncations = 0
-        """Logs that were truncated when they were opened."""
+        """Number of logs that were truncated when they were opened."""
         self.truncated_bytes = 0
         self.damaged: dict[PartitionKey, DamagedBatch] = {}
         self._disk_full: dict[PartitionKey, float] = {}  # -> last disk-full error, monotonic seconds
         self._listeners: list[Callable[[], object]] = []
         self._damage_listeners: list[Callable[[str, int, int], object]] = []
-        self._full_line_due = 0.0
+        self._disk_full_log_due_s = 0.0
 
     # Damage
 
-    def corrupt(self, topic: str, partition: int, offset: int, error: MansioError) -> None:
-        """A reader at `offset` found a damaged batch."""
+    def record_damage(self, topic: str, partition: int, offset: int, error: MansioError) -> None:
+        """Record that a damaged batch was found by a read at `offset`."""
         self.corrupt_batches += 1
         key = (topic, partition)
         if key not in self.damaged and len(self.damaged) >= PARTITIONS_MAX:
-            key = OTHERS
+            key = OTHER_PARTITIONS
         now = self._clock.monotonic()
         before = self.damaged.get(key)
-        times, line_due = (0, now) if before is None else (before.times, before.line_due)
+        times, log_due_s = (0, now) if before is None else (before.found_count, before.log_due_s)
         times += 1
-        if now >= line_due:
-            line_due = now + LINE_INTERVAL_S
+        if now >= log_due_s:
+            log_due_s = now + LOG_INTERVAL_S
             logger.error(
                 "corrupt_batch",
                 extra=fields(topic=topic, partition=partition, offset=offset, times=times, reason=error),
             )
-        self.damaged[key] = DamagedBatch(offset, str(error), times, line_due)
+        self.damaged[key] = DamagedBatch(offset, str(error), times, log_due_s)
         for listener in self._damage_listeners:
             listener(topic, partition, offset)
 
     def on_damage(self, listener: Callable[[str, int, int], object]) -> None:
-        """Call `listener(topic, partition, offset)` for each damaged batch that is found; offset -1: not known."""
+        """Call `listener(topic, partition, offset)` for each damaged batch that is found; offset -1 means unknown."""
         self._damage_listeners.append(listener)
 
-    def repaired(self, topic: str, partition: int) -> None:
-        """All known damage of a partition was repaired."""
+    def record_repair(self, topic: str, partition: int) -> None:
+        """Remove the damage of a partition whose log was repaired."""
         self.damaged.pop((topic, partition), None)
 
-    def log_truncated(self, size_bytes: int) -> None:
-        """Opening a log truncated it by so many bytes: an incomplete end that was not known to be flushed."""
+    def record_truncation(self, size_bytes: int) -> None:
+        """Count a log whose incomplete end of `size_bytes`, which was not known to be flushed, was truncated."""
         self.truncations += 1
         self.truncated_bytes += size_bytes
 
-    def forget(self, topic: str, partition: int) -> None:
-        """Drop the entries of a partition that is closed."""
+    def remove_partition(self, topic: str, partition: int) -> None:
+        """Remove the entries of a partition that is closed."""
         self.damaged.pop((topic, partition), None)
         if self._disk_full.pop((topic, partition), None) is not None and not self._disk_full:
             self._notify()
 
     # Disk space
 
-    def disk_full(self, topic: str, partition: int, error: StorageError) -> None:
-        """A write failed because the disk is full."""
+    def record_disk_full(self, topic: str, partition: int, error: StorageError) -> None:
+        """Record that a write failed because the disk is full."""
         now = self._clock.monotonic()
         was_full = bool(self.disk_full_partitions())
         if len(self._disk_full) < PARTITIONS_MAX or (topic, partition) in self._disk_full:
             self._disk_full[topic, partition] = now
         if not was_full:
             self._notify()
-        if now >= self._full_line_due:
-            self._full_line_due = now + LINE_INTERVAL_S
+        if now >= self._disk_full_log_due_s:
+            self._disk_full_log_due_s = now + LOG_INTERVAL_S
             logger.error("disk_full", extra=fields(topic=topic, partition=partition, reason=error))
 
-    def disk_space_available(self, topic: str, partition: int) -> None:
-        """A write succeeded in a partition whose last write failed with disk full."""
+    def record_disk_space_available(self, topic: str, partition: int) -> None:
+        """Record that a write succeeded in a partition whose last write failed because the disk was full."""
         if self._disk_full.pop((topic, partition), None) is not None and not self._disk_full:
-            self._full_line_due = 0.0
+            self._disk_full_log_due_s = 0.0
             logger.info("disk_space_available", extra=fields(topic=topic, partition=partition))
             self._notify()
 
     def disk_full_partitions(self) -> tuple[PartitionKey, ...]:
-        """The partitions whose last write failed with disk full, within `DISK_FULL_EXPIRY_S`."""
+        """Return the partitions whose last write failed with disk full in the last `DISK_FULL_EXPIRY_S`."""
         oldest = self._clock.monotonic() - DISK_FULL_EXPIRY_S
         for key in [key for key, when in self._disk_full.items() if when < oldest]:
             del self._disk_full[key]
         return tuple(self._disk_full)
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
-        """Call `listener` when the disk becomes full, and when space is available again."""
+        """Call `listener` when the first partition has a disk-full error, and when no partition has one any more."""
         self._listeners.append(listener)
 
     def _notify(self) -> None:

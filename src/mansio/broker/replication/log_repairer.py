@@ -253,7 +253,7 @@ class LogRepairer:
                 self._schedule_retry(key, damage)
             else:
                 del self._damaged[key]
-                partition.storage_health.repaired(*key)
+                partition.storage_health.record_repair(*key)
         self._scheduler.call_soon(partition.on_verified)
 
     async def _attempt(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:

@@ -4,8 +4,9 @@ Applies each change of the metadata image. Roles of open partitions change at on
 removes logs, topic by topic, always according to the latest image.
 
 `UnderMinIsrLog` logs when partitions led by this broker begin or stop to reject acks=all because too few replicas are
-in sync. A leader that reaches etcd and its clients but no follower stays the leader, because no other broker is known to
-have all records that it acknowledged. It rejects writes with acks=all, as in Kafka, and an operator must be informed.
+in sync. A leader that reaches etcd and its clients but no follower stays the leader, because no other broker is known
+to have all records that it acknowledged. It rejects writes with acks=all, as in Kafka, and an operator must be
+informed.
 
 Invariants:
 * A partition has a role only while its log is open, and only the role in the latest image.
@@ -87,9 +88,9 @@ class ReplicaManager:
 
     def start(self) -> None:
         """Apply the image and all its changes. Topics deleted since the partitions were opened are removed, too."""
-        for topic in self._partitions.served():
+        for topic in self._partitions.served_topics():
             if topic.topic_id not in self._state.topics_by_id:
-                self._partitions.drop(topic)
+                self._partitions.stop_serving(topic)
                 self._remove_topic(topic)
         self._state.on_change(self._on_topic_change)
         for topic in self._state.topics.values():
@@ -108,7 +109,7 @@ class ReplicaManager:
         If this broker is the only in-sync replica and its disk failed without signs of corruption, the replica is not
         included: opening its log is retried, because it may be the only copy."""
         for topic in self._state.topics.values():
-            for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+            for index, opened in enumerate(self._partitions.partitions_or_errors(topic)):
                 if isinstance(opened, StorageError) and not self._may_reopen(topic, index, opened):
                     yield topic.topic_id, index
 
@@ -124,7 +125,7 @@ class ReplicaManager:
     # Metadata changes
 
     def _on_topic_change(self, change: TopicChange) -> None:
-        self._partitions.follow(change)
+        self._partitions.apply_topic_change(change)
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             self._remove_topic(before)
@@ -137,7 +138,7 @@ class ReplicaManager:
 
     def _remove_topic(self, topic: Topic) -> None:
         """Close the partitions of a deleted topic and have its data removed."""
-        for partition in self._partitions.opened_partitions(topic):
+        for partition in self._partitions.partitions_or_errors(topic):
             if isinstance(partition, Partition):
                 self._leadership_applier.remove(partition)
                 partition.resign()
@@ -156,8 +157,8 @@ class ReplicaManager:
 
         Unchanged states are skipped, because the failure of a broker changes thousands of partitions one by one."""
         can_open = False
-        opened_partitions = self._partitions.opened_partitions(topic)
-        for index, (partition, state) in enumerate(zip(opened_partitions, topic.partitions, strict=True)):
+        partitions_or_errors = self._partitions.partitions_or_errors(topic)
+        for index, (partition, state) in enumerate(zip(partitions_or_errors, topic.partitions, strict=True)):
             if index < len(known) and known[index] is state:
                 continue
             if isinstance(partition, Partition):
@@ -220,7 +221,7 @@ class ReplicaManager:
     async def _open_one(self, topic_id: UUID, _: Topic) -> None:
         topic = self._state.topics_by_id.get(topic_id)
         if topic is not None:
-            for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+            for index, opened in enumerate(self._partitions.partitions_or_errors(topic)):
                 if not isinstance(opened, StorageError) or not self._can_open(topic, index, opened):
                     continue
                 if self._node_id in topic.partitions[index].isr:
@@ -268,7 +269,7 @@ class ReplicaManager:
         """Yield in-sync replicas of this broker that could not be opened at the last attempt because of the disk."""
         for topic_id in self._failure_counts:
             if (topic := self._state.topics_by_id.get(topic_id)) is not None:
-                for index, opened in enumerate(self._partitions.opened_partitions(topic)):
+                for index, opened in enumerate(self._partitions.partitions_or_errors(topic)):
                     if opened is None and self._is_needed(topic_id, index):
                         yield topic_id, index
 
