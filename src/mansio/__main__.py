@@ -1,4 +1,4 @@
-"""`python -m mansio`: the `mansio` command of this interpreter."""
+"""Entry point of `python -m mansio`, which runs the `mansio` command."""
 
 from mansio.cli.main import main
 

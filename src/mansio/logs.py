@@ -1,4 +1,4 @@
-"""Structured logging: one line per event, as text or JSON, safe and rate-limited against hostile peers.
+"""Structured logging: one line per event, as text or JSON, escaped and rate-limited.
 
 An event is a stable name and fields:
 
@@ -162,7 +162,7 @@ class LogCounts:
 
 
 COUNTS: Final = LogCounts()
-"""Counts of the process; logging is global, too."""
+"""Counts of this process."""
 
 
 class _Kind:

@@ -1,8 +1,9 @@
-"""Ports: protocols for everything outside the process.
+"""Ports: protocols for the operating system and other brokers, as the code of a broker uses them.
 
-A component that needs a disk, a clock, a timer, a thread, random numbers or another broker receives one of these in
-its constructor. `mansio.host` and `mansio.net.peer_connections` implement them for production, `mansio.testing` for
-simulation. With them tests crash a disk between two writes, and a simulator runs the production code on virtual time.
+A component that needs a disk, a clock, a timer, a thread, random numbers or another broker receives an implementation
+of the port in its constructor. `mansio.host` and `mansio.net.peer_connections` implement the ports for production,
+`mansio.testing` for tests: a test can crash a disk between two writes, and a simulator runs the production code on
+virtual time.
 
 Invariant: `wire`, `state`, `storage` and the broker's partitions and coordinators do not import `os`, `time`, `random`
 or `threading`.
@@ -54,7 +55,7 @@ class DiskFile(Protocol):
         """Up to `length` bytes from `position`; fewer only at the end of the file."""
 
     def read_uncached(self, length: int, position: int) -> bytes:
-        """`read_at` that leaves nothing in the page cache that was not there, where the platform allows it."""
+        """Read as `read_at` does, without adding pages to the page cache, where the platform supports this."""
 
     def map(self, length: int) -> memoryview:
         """The first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
@@ -63,7 +64,7 @@ class DiskFile(Protocol):
         """Truncate or extend (with zeros) to `size`."""
 
     def sync(self) -> None:
-        """fdatasync: the bytes and the length are on stable storage when this returns (F_FULLFSYNC on macOS)."""
+        """Write the bytes and the length to stable storage: fdatasync, on macOS F_FULLFSYNC."""
 
     def fileno(self) -> int:
         """The descriptor, for sendfile; -1 if there is none (a simulated disk)."""
@@ -107,8 +108,9 @@ class Disk(Protocol):
     def sync_directory(self, path: str) -> None: ...
 
     def sync_all(self, path: str) -> bool:
-        """Sync everything on the file system of `path` (syncfs). False if the platform cannot: the caller then syncs
-        file by file. A write-back error is reported once per `path`: two callers that both need it use two paths."""
+        """Sync all files on the file system of `path` (syncfs). Returns False if the platform does not support this;
+        the caller then syncs each file. A write-back error is raised once per `path`, so each caller uses its own
+        path."""
 
     def free_bytes(self, path: str) -> int: ...
 
@@ -156,7 +158,7 @@ class Timer(Protocol):
 
 
 class Promise(Protocol[T]):
-    """A future. `await` it, or add a callback; complete it once (check `done` first)."""
+    """A future (as `asyncio.Future`): await it or add a callback. It may be completed once; check `done` before."""
 
     def done(self) -> bool: ...
 
@@ -217,7 +219,8 @@ class Background(Protocol):
     """A worker thread for blocking calls (fdatasync). Jobs run one at a time, in order."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        """Run `work()` on the thread, then `done(result, error)` on the loop. Never raises what `work` raised."""
+        """Run `work()` on the thread, then `done(result, error)` on the event loop. An exception of `work` is passed to
+        `done` as `error`, not raised."""
 
     def close(self) -> None:
         """Finish the submitted jobs, then end the thread."""

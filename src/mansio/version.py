@@ -1,3 +1,3 @@
-"""The one place the version is written; the build and the wire both read it."""
+"""Version of the distribution, which the build and the ApiVersions request read from here."""
 
 __version__ = "0.1.0"

@@ -265,31 +265,31 @@ class PartitionQueue:
 
     __slots__ = (
         "blocked_until_s",
-        "failures",
+        "failure_count",
         "gap_sequence",
         "identity",
-        "in_flight",
+        "in_flight_count",
         "is_recovering",
         "last_encoding",
         "last_error",
         "last_waiter_count",
         "needs_new_epoch",
         "next_sequence",
-        "open",
+        "open_batch",
         "partition",
         "producer_epoch",
-        "ready",
+        "ready_batches",
         "topic",
     )
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic = topic
         self.partition = partition
-        self.open: Batch | None = None
+        self.open_batch: Batch | None = None
         """The batch to which records are appended."""
-        self.ready: deque[Batch] = deque()
+        self.ready_batches: deque[Batch] = deque()
         """Closed batches that wait to be sent or sent again."""
-        self.in_flight = 0
+        self.in_flight_count = 0
         """Number of batches in flight."""
         self.last_waiter_count = 0
         """Number of waiters of the last completed batch."""
@@ -299,7 +299,7 @@ class PartitionQueue:
         """Whether batches are sent one at a time, after a failure, until the batches that were in flight are stored."""
         self.blocked_until_s = 0.0
         """Time of the event loop before which nothing is sent, in seconds."""
-        self.failures = 0
+        self.failure_count = 0
         """Number of failed attempts since a batch was last stored."""
         self.last_error: MansioError | None = None
         """Error of the last attempt that failed; None once a batch is stored. Errors of expired batches quote it."""
@@ -315,9 +315,9 @@ class PartitionQueue:
 
     def close_open_batch(self) -> None:
         """Close the open batch and queue it for sending."""
-        if self.open is not None:
-            self.ready.append(self.open)
-            self.open = None
+        if self.open_batch is not None:
+            self.ready_batches.append(self.open_batch)
+            self.open_batch = None
 
     def assign_sequences(self, batch: Batch) -> None:
         """Assign sequence numbers to a batch that has none yet."""
@@ -330,16 +330,16 @@ class PartitionQueue:
         """Queue a batch to be sent again, before all batches with later sequence numbers."""
         self.is_recovering = True
         if batch.base_sequence is None:
-            self.ready.appendleft(batch)
+            self.ready_batches.appendleft(batch)
             return
         position = 0
-        for other in self.ready:
+        for other in self.ready_batches:
             if other.base_sequence is None or not _is_earlier_sequence(
                 other.base_sequence, batch.base_sequence
             ):
                 break
             position += 1
-        self.ready.insert(position, batch)
+        self.ready_batches.insert(position, batch)
 
     def has_earlier_retry(self, batch: Batch) -> bool:
         """Whether a batch with earlier sequence numbers than `batch` is queued to be sent again."""
@@ -347,7 +347,7 @@ class PartitionQueue:
             other.base_sequence is not None
             and batch.base_sequence is not None
             and _is_earlier_sequence(other.base_sequence, batch.base_sequence)
-            for other in self.ready
+            for other in self.ready_batches
         )
 
     def on_batch_failed(self, batch: Batch) -> None:
@@ -368,7 +368,7 @@ class PartitionQueue:
     def on_batch_stored(self, batch: Batch) -> None:
         """Record that the broker stored a batch, which implies that it stored all batches with earlier sequence
         numbers."""
-        self.failures = 0
+        self.failure_count = 0
         self.last_error = None
         sequence = batch.base_sequence
         if (
@@ -380,9 +380,9 @@ class PartitionQueue:
 
     def drop_batches(self) -> None:
         """Remove all batches and start a new producer epoch. The caller fails the removed batches."""
-        self.ready.clear()
-        self.open = None
-        self.in_flight = self.failures = 0
+        self.ready_batches.clear()
+        self.open_batch = None
+        self.in_flight_count = self.failure_count = 0
         self.is_recovering = False
         self.blocked_until_s = 0.0
         self.start_epoch()
@@ -393,7 +393,7 @@ class PartitionQueue:
         self.producer_epoch += 1
         self.next_sequence = 0
         self.gap_sequence, self.needs_new_epoch = None, False
-        for batch in self.ready:
+        for batch in self.ready_batches:
             batch.base_sequence = None
 
 

@@ -257,7 +257,7 @@ class Producer:
             if not 0 <= partition < len(view.partitions):
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
             queue = queues.queues[partition] = PartitionQueue(topic, partition)
-        batch = queue.open
+        batch = queue.open_batch
         was_batch_closed = batch is not None and batch.size + size > self._options.batch_bytes_max
         if was_batch_closed:
             self._sender.close_open_batch(queue)
@@ -266,7 +266,7 @@ class Producer:
                 queues.choose_sticky_partition(view)  # for the next records
         is_new = batch is None
         if batch is None:
-            batch = queue.open = Batch(queue, self._loop.time())
+            batch = queue.open_batch = Batch(queue, self._loop.time())
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
         batch.add(timestamp_ms, key, value, headers)
@@ -295,10 +295,10 @@ class Producer:
         size = len(value) + RECORD_OVERHEAD_BYTES
         if sender.buffered_bytes + size > options.buffer_bytes_max:
             return None
-        batch = queue.open
+        batch = queue.open_batch
         is_new = batch is None
         if batch is None:
-            batch = queue.open = Batch(queue, self._loop.time())
+            batch = queue.open_batch = Batch(queue, self._loop.time())
         elif batch.size + size > options.batch_bytes_max:
             return None
         batch.timestamps_ms.append(int(time.time() * 1000))
@@ -372,7 +372,7 @@ class Producer:
     async def _flush_batches(self, batches: set[Batch]) -> None:
         """Send the given batches without waiting for more records, and wait until all are completed."""
         for batch in batches:
-            if batch.queue.open is batch:
+            if batch.queue.open_batch is batch:
                 self._sender.close_open_batch(batch.queue)
         for batch in batches:
             await batch.wait_completed()

@@ -123,7 +123,7 @@ class Sender:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_INTERVAL_S, self._fail_expired_batches)
         if self._options.linger_ms:
             self._earliest_timer.set(batch.created_s + self._options.linger_ms / 1000)
-        elif not queue.in_flight:  # otherwise it is sent when the response arrives
+        elif not queue.in_flight_count:  # otherwise it is sent when the response arrives
             if is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
                 self._dispatch()
             else:
@@ -181,7 +181,7 @@ class Sender:
             node = self._sendable_leader(queue, now)
             if node is None:
                 continue
-            size = (queue.ready[0] if queue.ready else cast("Batch", queue.open)).size
+            size = (queue.ready_batches[0] if queue.ready_batches else cast("Batch", queue.open_batch)).size
             if node in chosen and sizes[node] + size > self._options.request_bytes_max:
                 self._schedule_dispatch()
                 continue
@@ -210,14 +210,14 @@ class Sender:
 
     def _take_batch(self, queue: PartitionQueue) -> Batch:
         """Remove the next batch from the queue, assign its sequence numbers and return it."""
-        if not queue.ready:
+        if not queue.ready_batches:
             queue.close_open_batch()
-        batch = queue.ready.popleft()
+        batch = queue.ready_batches.popleft()
         if queue.identity is None:
             queue.identity = self._identity
         queue.assign_sequences(batch)
-        queue.in_flight += 1
-        if queue.ready:
+        queue.in_flight_count += 1
+        if queue.ready_batches:
             self._schedule_dispatch()
         return batch
 
@@ -235,11 +235,11 @@ class Sender:
         if queue.blocked_until_s > now:
             self._earliest_timer.set(queue.blocked_until_s)
             return False
-        if queue.ready:
-            return queue.in_flight < (1 if queue.is_recovering else self._options.in_flight_batches_max)
-        if queue.open is None or queue.in_flight:
+        if queue.ready_batches:
+            return queue.in_flight_count < (1 if queue.is_recovering else self._options.in_flight_batches_max)
+        if queue.open_batch is None or queue.in_flight_count:
             return False  # an open batch keeps filling while another is in flight
-        due = queue.open.created_s + self._options.linger_ms / 1000
+        due = queue.open_batch.created_s + self._options.linger_ms / 1000
         if due > now:
             self._earliest_timer.set(due)
             return False
@@ -341,7 +341,7 @@ class Sender:
                     self._handle_result(batch, result)
             self._in_flight[pending.node] -= 1
             for batch in pending.batches:
-                batch.queue.in_flight -= 1
+                batch.queue.in_flight_count -= 1
                 self._update_queue(batch.queue)
         except Exception as unexpected:  # noqa: BLE001  # reported through every incomplete batch
             self._on_internal_error(unexpected)
@@ -395,7 +395,7 @@ class Sender:
         or has failed. If not, the broker has lost acknowledged records; then the batch must fail, so that the
         application learns of it."""
         queue = batch.queue
-        if queue.in_flight > 1 or queue.has_earlier_retry(batch):
+        if queue.in_flight_count > 1 or queue.has_earlier_retry(batch):
             return True
         queue.needs_new_epoch = queue.gap_sequence is not None
         return queue.needs_new_epoch
@@ -423,21 +423,23 @@ class Sender:
     def _fail_queue(self, queue: PartitionQueue, error: MansioError) -> None:
         """Fail all batches of a queue except those in flight."""
         queue.close_open_batch()
-        while queue.ready:
-            self._fail_batch(queue.ready.popleft(), error)
+        while queue.ready_batches:
+            self._fail_batch(queue.ready_batches.popleft(), error)
         self._update_queue(queue)
 
     def _back_off(self, queue: PartitionQueue) -> None:
-        queue.failures += 1
-        queue.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
+        queue.failure_count += 1
+        queue.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(queue.failure_count)
 
     def _update_queue(self, queue: PartitionQueue) -> None:
         """Update the state of a queue after some of its batches ended or failed; forget the queue if it is empty."""
-        if queue.in_flight == 0:
+        if queue.in_flight_count == 0:
             if queue.needs_new_epoch:
                 self._start_epoch(queue)
-            queue.is_recovering = bool(queue.ready) and queue.ready[0].base_sequence is not None
-        if queue.in_flight == 0 and not queue.ready and queue.open is None:
+            queue.is_recovering = (
+                bool(queue.ready_batches) and queue.ready_batches[0].base_sequence is not None
+            )
+        if queue.in_flight_count == 0 and not queue.ready_batches and queue.open_batch is None:
             self._queues.pop(queue, None)
 
     # -- failure and expiry --------
@@ -470,13 +472,13 @@ class Sender:
         self._expiry = None
         oldest = self._loop.time() - self._options.delivery_timeout_ms / 1000
         for queue in list(self._queues):
-            while queue.ready and queue.ready[0].created_s <= oldest:
-                batch = queue.ready.popleft()
+            while queue.ready_batches and queue.ready_batches[0].created_s <= oldest:
+                batch = queue.ready_batches.popleft()
                 message = f"not acknowledged within {self._options.delivery_timeout_ms:.0f} ms"
                 if queue.last_error is not None:
                     message += f"; the last attempt: {queue.last_error.message}"
                 self._fail_batch(batch, RequestTimedOut(message))
-            if queue.open is not None and queue.open.created_s <= oldest:
+            if queue.open_batch is not None and queue.open_batch.created_s <= oldest:
                 queue.close_open_batch()
             self._update_queue(queue)
         if self.incomplete_batches:

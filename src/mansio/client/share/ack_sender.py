@@ -169,11 +169,11 @@ class PendingAck:
 class _BrokerState:
     """Number of AcknowledgeRecords requests in flight to one broker, and its backoff after failures."""
 
-    __slots__ = ("blocked_until_s", "failures", "in_flight_count")
+    __slots__ = ("blocked_until_s", "failure_count", "in_flight_count")
 
     def __init__(self) -> None:
         self.in_flight_count = 0
-        self.failures = 0
+        self.failure_count = 0
         self.blocked_until_s = 0.0
 
 
@@ -421,7 +421,7 @@ class AckSender:
                 except MansioError as refused:
                     error = refused
                 else:
-                    broker.failures = 0
+                    broker.failure_count = 0
                     self._apply_response(acks, answer)
             if error is not None:
                 self._on_request_error(node, broker, acks, error)
@@ -448,8 +448,8 @@ class AckSender:
             self.supports_acknowledge_records[node] = False  # `share_fetcher` sends them in the share session
             error = ConnectionLost(error.message)
         else:
-            broker.failures += 1
-            delay_s = self._options.backoff.delay_seconds(broker.failures)
+            broker.failure_count += 1
+            delay_s = self._options.backoff.delay_seconds(broker.failure_count)
             broker.blocked_until_s = self._loop.time() + delay_s
             self._cluster.mark_stale({partition.topic for partition in acks})
         self.on_failure(acks, error)

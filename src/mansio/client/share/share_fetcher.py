@@ -302,7 +302,7 @@ class ShareSession:
         "blocked_until_s",
         "connection",
         "epoch",
-        "failures",
+        "failure_count",
         "has_request_in_flight",
         "partitions",
         "topic_names",
@@ -317,13 +317,13 @@ class ShareSession:
         """Topic id -> topic name, of the partitions of the session."""
         self.has_request_in_flight = False
         """Whether a request of the session is in flight."""
-        self.failures = 0
+        self.failure_count = 0
         self.blocked_until_s = 0.0
 
     def on_response(self) -> None:
         """Advance the epoch after a response without error, and end the backoff."""
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
-        self.failures = 0
+        self.failure_count = 0
 
     def reset(self) -> None:
         """Reset the state after the session has ended; the next request opens a new session."""
@@ -695,8 +695,10 @@ class ShareSessions:
         errors are reported to the receiver."""
         if self._is_closed:
             return
-        session.failures += 1
-        session.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(session.failures)
+        session.failure_count += 1
+        session.blocked_until_s = self._loop.time() + self._options.backoff.delay_seconds(
+            session.failure_count
+        )
         if isinstance(error, ShareSessionNotFound | InvalidShareSessionEpoch | ConnectionLost):
             logger.info("share group %s: session with broker %d: %s", self._options.group, node, error)
             if session.epoch:
