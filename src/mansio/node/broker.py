@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
+from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
 from mansio.broker.maintenance.data_dir_mode import SINGLE_NODE_FILE_NAME, check_data_dir_mode
 from mansio.config.cluster import WILDCARD_HOSTS
 from mansio.config.settings import Address
@@ -103,6 +104,7 @@ class Broker:
         disk.make_directory(settings.data_dir)
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
+        claim_data_dir_format(disk, settings.data_dir)
         host_ports = HostPorts(
             disk,
             HostClock(),

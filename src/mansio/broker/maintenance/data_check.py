@@ -21,6 +21,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinator.checkpoint import decode_checkpoint
 from mansio.broker.coordinator.share.share_coordinator import BOOT_ID_FILE_NAME
+from mansio.broker.maintenance.data_dir_format import (
+    FORMAT_FILE_NAME,
+    FORMAT_FILE_NAMES,
+    read_data_dir_format,
+)
 from mansio.broker.maintenance.data_dir_mode import CLUSTER_FILE_NAME
 from mansio.broker.maintenance.orphaned_directories import (
     LAST_METADATA_FILE_NAME,
@@ -68,6 +73,7 @@ TOP_LEVEL_NAMES: Final = frozenset(
         f"{BOOT_ID_FILE_NAME}.new",
     }
     | {METADATA_FILE_NAME + suffix for suffix in METADATA_FILE_SUFFIXES}
+    | FORMAT_FILE_NAMES
 )
 MOVED_DIRECTORIES: Final = {
     REMOVED_DIRECTORY: ("directories of topics that were deleted", "the next start removes them"),
@@ -142,16 +148,18 @@ def check_data_directory(
 ) -> DataCheckReport:
     """Check all files in `data_dir`; with `repair`, also remove or rebuild files that can be derived from others.
 
-    Raises `DataDirectoryLocked` while a broker uses it, `StorageError` if it is not a data directory.
+    Raises `DataDirectoryLocked` while a broker uses it, `StorageError` if it is not a data directory or has a newer
+    format.
     """
     data_dir = data_dir.rstrip("/") or "/"
     if not disk.exists(f"{data_dir}/{METADATA_FILE_NAME}") and not disk.exists(f"{data_dir}/topics"):
         raise StorageError(
             f"{data_dir} is not a data directory: it has neither {METADATA_FILE_NAME} nor topics"
         )
+    data_format = read_data_dir_format(disk, data_dir)
     lock = disk.lock(f"{data_dir}/lock")
     try:
-        return _Examination(disk, data_dir, repair, progress).run()
+        return _Examination(disk, data_dir, repair, progress).run(data_format)
     finally:
         lock.release()
 
@@ -166,7 +174,15 @@ class _Examination:
         self.progress = progress
         self.report = DataCheckReport(data_dir)
 
-    def run(self) -> DataCheckReport:
+    def run(self, data_format: int | None) -> DataCheckReport:
+        if data_format == 0:
+            path = f"{self.data_dir}/{FORMAT_FILE_NAME}"
+            self._add(
+                Severity.DAMAGE,
+                path,
+                "it is not a format marker",
+                "the broker does not start; remove the file if no newer version was started here",
+            )
         topics = self._check_metadata()
         locations = self._find_partitions(topics)
         self.progress.on_total_bytes(sum(self._log_size_bytes(location) for location in locations))
