@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -106,6 +106,17 @@ class ConsumerOptions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Listener:
+    """The consumer as the `RebalanceListener` of its group membership."""
+
+    on_partitions_assigned: Callable[[set[TopicPartition]], Coroutine[Any, Any, None]]
+    on_partitions_revoked: Callable[[set[TopicPartition]], Coroutine[Any, Any, None]]
+    on_partitions_lost: Callable[[set[TopicPartition]], Coroutine[Any, Any, None]]
+    seconds_since_poll: Callable[[], float]
+    wait_for_poll: Callable[[], Coroutine[Any, Any, None]]
+
+
 class Consumer:
     """Async iterator of messages, created by `Client.consume`. Iterate it, or call `poll` or `batches`; close it with
     `async with` or `close()`."""
@@ -145,7 +156,7 @@ class Consumer:
                 cluster,
                 options.group,
                 self._topics,
-                self,
+                self._listener(),
                 options.group_options,
                 topic_regex=self._topic_regex,
             )
@@ -424,7 +435,7 @@ class Consumer:
             if self._membership is not None:
                 self._run(self._run_membership(self._membership))
             else:
-                await self.on_partitions_assigned(
+                await self._on_partitions_assigned(
                     set(self._assigned_partitions) or await self._all_partitions()
                 )
                 if self._topics:
@@ -508,9 +519,18 @@ class Consumer:
             found |= {TopicPartition(topic, partition.index) for partition in view.partitions}
         return found
 
-    # -- RebalanceListener; called by the group membership --------
+    # -- called by the group membership --------
 
-    async def on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
+    def _listener(self) -> _Listener:
+        return _Listener(
+            self._on_partitions_assigned,
+            self._on_partitions_revoked,
+            self._on_partitions_lost,
+            self._seconds_since_poll,
+            self._wait_for_poll,
+        )
+
+    async def _on_partitions_assigned(self, partitions: set[TopicPartition]) -> None:
         """Start to read partitions at their committed offsets, or at the position `from_` where there is none."""
         committed = {}
         if self._options.group is not None and partitions:
@@ -534,7 +554,7 @@ class Consumer:
         self._was_assigned = True
         self._fetcher.add(PartitionState(p, offsets[p], stops.get(p)) for p in sorted(partitions))
 
-    async def on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
+    async def _on_partitions_revoked(self, partitions: set[TopicPartition]) -> None:
         """Wait until the application has processed the current message, commit if auto commit is enabled, and stop
         reading partitions that the group assigns to another member."""
         self._fetcher.stop_delivery(partitions)  # messages delivered from now on would not be in the commit
@@ -553,7 +573,7 @@ class Consumer:
         for partition in partitions:
             self._committed.pop(partition, None)
 
-    async def on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
+    async def _on_partitions_lost(self, partitions: set[TopicPartition]) -> None:
         """Stop reading partitions that another member may already own, without a commit."""
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
@@ -561,14 +581,14 @@ class Consumer:
             self._committed.pop(partition, None)
         await _call_listener(self._options.on_lost or self._options.on_revoked, partitions)
 
-    def seconds_since_poll(self) -> float:
+    def _seconds_since_poll(self) -> float:
         """Seconds since the application last asked for a message."""
         delivered = self._delivered_in_batch()
         if self._batch is None or delivered != self._polled_index:
             self._polled_index, self._polled_at = delivered, self._loop.time()
         return self._loop.time() - self._polled_at
 
-    async def wait_for_poll(self) -> None:
+    async def _wait_for_poll(self) -> None:
         """Wait until the application asks for the next message."""
         await self._poll_event.wait()
 

@@ -1,0 +1,358 @@
+"""Every public name and method of the client, called by a program that imports only public modules."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import inspect
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tools import public_api
+
+import mansio
+import mansio.blocking
+from mansio import errors
+from support.client_fixtures import QUICK_GROUPS, QUICK_MEMBER, run
+from support.machine import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+CLIENT_MODULES = ("mansio", "mansio.blocking", "mansio.errors")
+HOUR = timedelta(hours=1)
+
+Called = set[str]
+
+
+def public_functions(module_name: str) -> Iterator[tuple[Any, str, str]]:
+    """Owner, attribute and full name of every public function, method and property; inherited ones with their class."""
+    for name, value in public_api.public_objects(module_name).items():
+        if inspect.isfunction(value):
+            yield sys.modules[module_name], name, f"{module_name}.{name}"
+        elif inspect.isclass(value) and not public_api.is_error(value):
+            for member in public_api.members(value):
+                if member.kind in {"method", "property"}:
+                    owner = next(one for one in value.__mro__ if member.name in vars(one))
+                    yield owner, member.name, f"{owner.__module__}.{owner.__name__}.{member.name}"
+
+
+@pytest.fixture(scope="module")
+def called() -> Iterator[Called]:
+    """The names of the public functions that this module has called so far."""
+    found: Called = set()
+    with pytest.MonkeyPatch.context() as patch:
+        wrapped = set()
+        for module_name in CLIENT_MODULES:
+            for owner, attribute, name in public_functions(module_name):
+                if name not in wrapped:
+                    wrapped.add(name)
+                    patch.setattr(owner, attribute, recording(vars(owner)[attribute], name, found))
+        yield found
+
+
+def recording(original: Any, name: str, found: Called) -> Any:
+    function = original.fget if isinstance(original, property) else original
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_globals is globals():  # not the client's own calls
+            found.add(name)
+        return function(*args, **kwargs)
+
+    return property(call) if isinstance(original, property) else call
+
+
+@pytest.fixture(scope="module")
+def broker(called: Called, tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
+    broker = mansio.Broker(tmp_path_factory.mktemp("public"), **QUICK_GROUPS)
+    broker.start()
+    yield broker
+    broker.close()
+
+
+class Program:
+    """The same program for both clients: each call is awaited if it needs to be."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self.client = client
+        self.topic, self.group = f"{prefix}-orders", f"{prefix}-group"
+        self.partition = mansio.TopicPartition(self.topic, 0)
+
+    async def run(self) -> None:
+        await self.publish()
+        await self.describe()
+        await self.consume()
+        await self.change_offsets_and_groups()
+        await self.receive()
+        await self.change_quotas_and_settings()
+        await self.delete()
+
+    async def publish(self) -> None:
+        client = self.client
+        await done(client.admin.create_topic(self.topic, partitions=1))
+        await done(client.admin.create_partitions(self.topic, 2))
+        headers: mansio.HeadersLike = {"kind": "first"}
+        at: mansio.RecordMetadata = await done(
+            client.publish(self.topic, "one", key="ada", headers=headers, partition=0)
+        )
+        assert at == mansio.RecordMetadata(self.topic, 0, 0, at.timestamp_ms)
+        records: list[mansio.Publishable] = [b"two", mansio.OutgoingRecord(b"three", key=b"ada")]
+        assert len(await done(client.publish_many(self.topic, records))) == 2
+        await done(client.flush())
+        options = mansio.ProducerOptions(codec="lz4", backoff=mansio.Backoff(first_ms=10, jitter=0))
+        assert options.is_idempotent
+        assert options.backoff.delay_ms(1) == options.backoff.delay_seconds(1) * 1000 == 10
+        producer = await done(client.producer(options))
+        delivery = await done(producer.send(self.topic, b"four", partition=0))
+        if isinstance(delivery, mansio.Delivery):
+            assert await delivery
+        else:
+            assert isinstance(delivery, mansio.blocking.Delivery)
+        assert delivery.result().topic == self.topic
+        assert delivery.done()
+        await done(producer.publish(self.topic, b"five", partition=1))
+        await done(producer.publish_many(self.topic, [b"six"]))
+        await done(producer.flush())
+        assert isinstance(producer, mansio.Producer | mansio.blocking.Producer)
+        assert producer.buffered_bytes == 0
+        assert not producer.is_closed
+        await done(producer.close())
+
+    async def describe(self) -> None:
+        admin = self.client.admin
+        cluster: mansio.ClusterDescription = await done(admin.describe_cluster())
+        assert [type(node) for node in cluster.brokers] == [mansio.Node]
+        assert self.topic in await done(admin.list_topics())
+        topic: mansio.TopicDescription = await done(admin.describe_topic(self.topic))
+        assert topic in await done(admin.describe_topics())
+        assert {type(partition) for partition in topic.partitions} == {mansio.PartitionMetadata}
+        status: mansio.ClusterStatus = await done(admin.cluster.status())
+        assert {type(one) for one in status.brokers} == {mansio.BrokerStatus}
+        partitions: list[mansio.PartitionStatus] = await done(admin.cluster.partitions([self.topic]))
+        assert not any(
+            one.is_offline or one.is_under_replicated or one.is_under_min_isr for one in partitions
+        )
+        kind: mansio.ElectionType = "preferred"
+        results: list[mansio.ElectionResult] = await done(admin.cluster.elect_leaders(kind, [self.partition]))
+        assert results[0].outcome == "not needed"
+        ends: dict[Any, mansio.ListedOffset] = await done(admin.list_offsets([self.partition]))
+        assert ends[self.partition].offset > 0
+
+    async def consume(self) -> None:
+        client = self.client
+        start: mansio.StartAt = "earliest"
+        message: mansio.Message
+        async for message in items(client.consume(self.topic, from_=start, max_records=1)):
+            assert message.timestamp > datetime.now(UTC) - HOUR
+            headers: mansio.Headers = message.headers
+            assert message.header("kind") == dict(headers).get("kind")
+        assigned: list[mansio.TopicPartition] = []
+        callback: mansio.RebalanceCallback = assigned.extend
+        consumer = await done(
+            client.consume([self.topic], group=self.group, on_assigned=callback, to_end=True, **QUICK_MEMBER)
+        )
+        assert isinstance(consumer, mansio.Consumer | mansio.blocking.Consumer)
+        await done(consumer.start())
+        assert await done(consumer.poll(timeout_ms=scaled(10) * 1000))
+        assert self.partition in assigned
+        assert await done(consumer.assignment()) == set(assigned)
+        await done(consumer.pause(self.partition))
+        await done(consumer.resume(self.partition))
+        await done(consumer.seek(self.partition, 0))
+        assert (await done(consumer.positions()))[self.partition] == 0
+        assert self.partition in await done(consumer.lag())
+        await done(consumer.commit({self.partition: 1}))
+        assert not consumer.is_closed
+        await self.look_at_group()
+        async for batch in items(consumer.batches()):
+            assert batch
+        assert consumer.is_finished
+        await done(consumer.close())
+        assert consumer.is_closed
+
+    async def look_at_group(self) -> None:
+        admin = self.client.admin
+        group: mansio.GroupDescription = await done(admin.describe_group(self.group))
+        assert {type(member) for member in group.members} == {mansio.GroupMember}
+        listings: mansio.GroupListings = await done(admin.list_groups())
+        assert listings.is_complete
+        assert {type(listing) for listing in listings} == {mansio.GroupListing}
+        offsets: dict[Any, mansio.CommittedOffset] = await done(admin.group_offsets(self.group))
+        assert offsets[self.partition].offset == 1
+        lags: dict[Any, mansio.PartitionLag] = await done(admin.group_lag(self.group))
+        assert lags[self.partition].lag
+
+    async def change_offsets_and_groups(self) -> None:
+        admin = self.client.admin
+        reset = await done(admin.reset_offsets(self.group, [self.topic], to="earliest"))
+        assert reset[self.partition] == 0
+        await done(admin.delete_offsets(self.group, [self.topic]))
+        await done(admin.delete_group(self.group))
+
+    async def receive(self) -> None:
+        client, group = self.client, f"{self.group}-shared"
+        shares = client.admin.shares
+        settings = {"share.auto.offset.reset": "earliest", "mansio.retry.backoff.ms": "20"}
+        await done(client.admin.alter_group_config(group, settings))
+        receiver = await done(client.receive(self.topic, group=group))
+        await done(receiver.start())
+        messages: list[Any] = []
+        while len(messages) < 4:
+            messages += await done(receiver.poll(max_records=4 - len(messages)))
+        first, second, third, fourth = messages
+        assert isinstance(first, mansio.Leased | mansio.blocking.Leased)
+        assert first.lease_until > datetime.now(UTC)
+        members: mansio.ShareGroupDescription = await done(shares.describe(group))
+        assert [type(member) for member in members.members] == [mansio.ShareMember]
+        assert members.members[0].member_id == receiver.member_id
+        partition = mansio.TopicPartition(self.topic, first.partition)
+        leases: dict[Any, mansio.ShareLeases] = await done(shares.leases(group, [partition], ranges_max=9))
+        assert {type(one) for one in leases[partition].holders} == {mansio.LeaseHolder}
+        assert {type(one) for one in leases[partition].ranges} == {mansio.LeasedRange}
+        assert receiver.held_count >= 4
+        assert first.delivery_count == 1
+        await done(first.extend())
+        await done(first.ack())
+        assert first.is_acknowledged
+        assert not first.is_lost
+        await done(receiver.ack([second]))
+        await done(third.retry(after=0))
+        await done(fourth.reject("poison"))
+        poisoned = mansio.TopicPartition(self.topic, fourth.partition)
+        result: mansio.RedriveResult | None = None
+        while result is None or not result.redriven:
+            result = await done(shares.redrive(group, poisoned, redrive_id="again"))
+        async for batch in items(receiver.batches(max_records=1)):
+            await done(receiver.ack(batch))
+            break
+        await done(receiver.stop())
+        await done(receiver.close())
+        assert receiver.is_closed
+        offsets: dict[Any, mansio.ShareOffset] = await done(shares.offsets(group))
+        await done(shares.alter_offsets(group, dict.fromkeys(offsets, 0)))
+        await self.run_handler(group)
+        await done(shares.delete_offsets(group, [self.topic]))
+
+    async def run_handler(self, group: str) -> None:
+        receiver = await done(self.client.receive(self.topic, group=group))
+        handled = []
+
+        def handle(message: Any) -> None:
+            handled.append(message.value)
+            loop.call_soon_threadsafe(receiver.stop)
+
+        loop = asyncio.get_running_loop()
+        mode: mansio.HandlerMode = "parallel"
+        if isinstance(receiver, mansio.Receiver):
+            handler: mansio.Handler = handle
+            await receiver.run(handler, mode=mode)
+        else:
+            blocking_handler: mansio.blocking.Handler = handle
+            assert isinstance(receiver, mansio.blocking.Receiver)
+            await asyncio.to_thread(lambda: receiver.run(blocking_handler, mode=mode))
+        assert handled
+
+    async def change_quotas_and_settings(self) -> None:
+        admin = self.client.admin
+        default: mansio.DefaultEntity = mansio.DEFAULT_ENTITY
+        await done(admin.quotas.set(client_id=default, values={"producer_byte_rate": 1e9}))
+        quotas: list[mansio.Quota] = await done(admin.quotas.list())
+        assert quotas[0].client_id is default
+        await done(admin.quotas.delete(client_id=default))
+        await done(admin.alter_topic_config(self.topic, {"retention.ms": "60000000"}))
+        config: dict[str, mansio.ConfigEntry] = await done(admin.describe_config(self.topic))
+        assert config["retention.ms"].value == "60000000"
+        await done(admin.alter_broker_config(None, {"log.retention.ms": "70000000"}))
+        await done(admin.alter_broker_config(None, {"log.retention.ms": None}))
+
+    async def delete(self) -> None:
+        admin = self.client.admin
+        assert await done(admin.delete_records([self.partition], before=1)) == {self.partition: 1}
+        await done(admin.delete_topic(self.topic))
+        with pytest.raises(mansio.MansioError) as raised:
+            await done(admin.describe_topic(self.topic))
+        assert isinstance(raised.value, errors.UnknownTopicOrPartition)
+
+
+async def done(result: Any) -> Any:
+    """The result of a call of either client."""
+    return await result if inspect.iscoroutine(result) else result
+
+
+async def items(iterable: Any) -> AsyncIterator[Any]:
+    """The elements of what either client iterates."""
+    if hasattr(iterable, "__aiter__"):
+        async for item in iterable:
+            yield item
+    else:
+        for item in iterable:
+            yield item
+
+
+def check_kinds(client: Any, *kinds: type) -> None:
+    admin = client.admin
+    for value, kind in zip((client, admin, admin.quotas, admin.cluster, admin.shares), kinds, strict=True):
+        assert isinstance(value, kind)
+
+
+def test_every_public_function_and_method_is_called(called: Called, broker: mansio.Broker) -> None:
+    async def with_asyncio() -> None:
+        client = mansio.connect(broker.address)
+        async with client:
+            check_kinds(
+                client,
+                mansio.Client,
+                mansio.Admin,
+                mansio.QuotaAdmin,
+                mansio.ClusterAdmin,
+                mansio.ShareAdmin,
+            )
+            await Program(client, "asyncio").run()
+        await client.close()
+
+    run(with_asyncio)
+    client = mansio.blocking.connect(broker.address)
+    check_kinds(
+        client,
+        mansio.blocking.Client,
+        mansio.blocking.Admin,
+        mansio.blocking.QuotaAdmin,
+        mansio.blocking.ClusterAdmin,
+        mansio.blocking.ShareAdmin,
+    )
+    run(Program(client, "blocking").run)
+    client.close()
+    with pytest.raises(mansio.blocking.LoopUnavailable):
+        client.flush()
+    assert isinstance(errors.error_for_code(3), errors.UnknownTopicOrPartition)
+    assert (mansio.LeaseLost, mansio.DelayNotOffered) == (errors.LeaseLost, errors.DelayNotOffered)
+    assert mansio.__version__
+    broker.close()
+    expected = {name for module_name in CLIENT_MODULES for _, _, name in public_functions(module_name)}
+    assert sorted(expected - called) == [], "public, and not called here"
+
+
+def test_every_public_name_is_used_above() -> None:
+    tree = ast.parse(Path(__file__).read_text())
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for module_name in ("mansio", "mansio.blocking"):
+        names = public_api.public_names(module_name)
+        missing = (
+            {f"{module_name}.{name}" for name in names} - used - {"mansio.errors"}
+        )  # imported by its name
+        assert sorted(missing) == []
+
+
+def test_every_error_is_raised_with_one_line() -> None:
+    for kind in public_api.public_objects("mansio.errors").values():
+        if public_api.is_error(kind):
+            with pytest.raises(mansio.MansioError) as raised:
+                raise kind
+            assert raised.value.message == str(raised.value)
+            assert "\n" not in raised.value.message
+    assert errors.BY_KAFKA_CODE[3] is errors.UnknownTopicOrPartition
