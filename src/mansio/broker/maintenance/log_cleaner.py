@@ -103,8 +103,9 @@ class _Current(NamedTuple):
 class LogCleaner:
     """Log cleaner of all partitions of a broker. All methods run on the broker's event loop.
 
-    `tombstone_floor(partition)` returns the lowest offset that a pipeline has not read yet; tombstones at or above it
-    are kept. None if no pipeline reads the partition.
+    `tombstone_floor(partition)` returns the offset from which the coordinator replays the partition after loading its
+    checkpoint; tombstones at or above it are kept, because the checkpoint may contain the values that they delete. None
+    if the partition has no such coordinator.
     """
 
     def __init__(

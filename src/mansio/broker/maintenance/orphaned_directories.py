@@ -74,7 +74,8 @@ class OrphanedDirectories:
     async def move_orphans(self, store: MetadataStore, state: MetadataImage) -> None:
         """Move the directories that belong to no topic of `state`, which was just loaded from `store`.
 
-        Raises `Unavailable` if `store` cannot be read. After a disk error, which is logged, directories stay in place.
+        Raises `Unavailable` if `store` cannot be read. After a disk error, which is logged, the remaining directories
+        stay in place.
         """
         entry = await store.get(state.keys.format)
         self._format = "" if entry is None else entry.value.decode()

@@ -82,7 +82,7 @@ class BatchVerifier:
             try:
                 file, task = request.log.check_task(segment, request.offset, with_index=request.is_searching)
             except StorageError as error:
-                self._failed(segment, request, error)
+                self._record_failure(segment, request, error)
                 continue
             work = partial(
                 check_batches,
@@ -94,7 +94,7 @@ class BatchVerifier:
             )
             self._requests[segment] = request
             self._running = True
-            self._background.submit(work, partial(self._done, segment, request))
+            self._background.submit(work, partial(self._on_slice_done, segment, request))
 
     def _is_current(self, segment: Segment, request: _Request) -> bool:
         log = request.log
@@ -113,7 +113,7 @@ class BatchVerifier:
             request.offset = found.end_offset
         return request.offset < segment.end_offset and request.bytes_left > 0
 
-    def _done(
+    def _on_slice_done(
         self, segment: Segment, request: _Request, result: CheckResult | None, error: BaseException | None
     ) -> None:
         self._running = False
@@ -123,16 +123,16 @@ class BatchVerifier:
                 if not isinstance(error, StorageError):
                     self._start()
                     raise error or AssertionError("a check has a result or an error")
-                self._failed(segment, request, error)
+                self._record_failure(segment, request, error)
             else:
-                self._record(segment, request, result)
+                self._record_result(segment, request, result)
         self._start()
 
-    def _failed(self, segment: Segment, request: _Request, error: StorageError) -> None:
+    def _record_failure(self, segment: Segment, request: _Request, error: StorageError) -> None:
         request.log.record_check_failure(segment, error)
         request.on_checked()
 
-    def _record(self, segment: Segment, request: _Request, result: CheckResult) -> None:
+    def _record_result(self, segment: Segment, request: _Request, result: CheckResult) -> None:
         self.checked_bytes += result.read_bytes
         request.bytes_left -= max(result.read_bytes, 1)
         request.log.record_check(segment, result)

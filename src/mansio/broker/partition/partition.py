@@ -134,7 +134,7 @@ class FollowerReadResult(NamedTuple):
 
 
 class Partition:
-    """One replica of a partition. All methods run on the broker's event loop."""
+    """The replica of one partition on this broker. All methods run on the broker's event loop."""
 
     __slots__ = (
         "_acknowledged_end",

@@ -203,7 +203,7 @@ class PartitionSet:
                     found[f"{served.topic.name}-{index}"] = failure
         return found
 
-    def _put(self, served: _IndexedTopic) -> None:
+    def _index(self, served: _IndexedTopic) -> None:
         self._by_name[served.topic.name] = served
         self._by_id[served.topic.topic_id.bytes] = served
 
@@ -218,7 +218,7 @@ class PartitionSet:
         `is_new`: returns whether a partition without a directory may never have had one; only used while there
         is no list of created partitions (`HostedPartitions`)."""
         if (hosted := self._files.hosted) is not None:
-            await self._on_disk(partial(hosted.load, [topic.topic_id for topic in topics]))
+            await self._run_on_file_thread(partial(hosted.load, [topic.topic_id for topic in topics]))
         for topic, index, error in await self._open(self._local_replicas(topics), is_new):
             logger.error(
                 "partition_not_served", extra=fields(topic=topic.name, partition=index, reason=error)
@@ -236,7 +236,7 @@ class PartitionSet:
         if hosted is None or hosted.exists:
             return
         try:
-            await self._on_disk(hosted.create)
+            await self._run_on_file_thread(hosted.create)
         except StorageError as error:
             logger.warning("hosted_partitions_not_created", extra=fields(reason=error.message))
 
@@ -253,7 +253,7 @@ class PartitionSet:
         quarantined one. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
-            await self._on_disk(partial(self._files.quarantine, topic, index))
+            await self._run_on_file_thread(partial(self._files.quarantine, topic, index))
             opened.pop(index, None)
         for _, _, error in await self._open([(topic, index)]):
             opened[index] = error
@@ -284,7 +284,7 @@ class PartitionSet:
             failed = []
             for first in range(0, len(wanted), OPEN_BATCH_MAX):
                 part = wanted[first : first + OPEN_BATCH_MAX]
-                hosted = await self._on_disk(partial(self._files.open, part, log_settings, is_new))
+                hosted = await self._run_on_file_thread(partial(self._files.open, part, log_settings, is_new))
                 for (topic, index), result in zip(part, hosted, strict=True):
                     if isinstance(result, StorageError):
                         failed.append((topic, index, result))
@@ -306,7 +306,7 @@ class PartitionSet:
             if isinstance(partition, Partition) and not self._clustered:
                 partition.replica.leader_epoch = state.leader_epoch
         self._apply_settings(served.partitions, self._settings_of(topic))
-        self._put(served)
+        self._index(served)
 
     def _apply_settings(
         self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
@@ -341,7 +341,7 @@ class PartitionSet:
         if after is None:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
-            self._put(
+            self._index(
                 _IndexedTopic(after, self.partitions_or_errors(after))
             )  # roles are applied by the replica manager
         else:
@@ -420,26 +420,26 @@ class PartitionSet:
         # After this, no flush, checkpoint or repair of these logs is in progress.
         for thread in (self._sync_thread, self._verification_thread):
             await run_in_thread(self._scheduler, thread, lambda: None)
-        await self._on_disk(partial(self._files.remove, topic))
+        await self._run_on_file_thread(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:
         """Close all partitions after the last flush. With `save`, also write the files that shorten the next start."""
-        partitions = [one for one in self._all_opened() if isinstance(one, Partition)]
+        partitions = [one for one in self._all_partitions_or_errors() if isinstance(one, Partition)]
         for partition in partitions:
-            self._closing(partition, partial(partition.close, save=save))
+            self._close_step(partition, partial(partition.close, save=save))
         if save:
             self._files.flush_on_shutdown([partition.log for partition in partitions])
         for partition in partitions:
-            self._closing(partition, partial(partition.log.close, save=save))
+            self._close_step(partition, partial(partition.log.close, save=save))
         self._opened.clear()
         self._by_name.clear()
         self._by_id.clear()
 
-    def _all_opened(self) -> Iterator[Partition | StorageError]:
+    def _all_partitions_or_errors(self) -> Iterator[Partition | StorageError]:
         for opened in self._opened.values():
             yield from opened.values()
 
-    def _closing(self, partition: Partition, step: Callable[[], None]) -> None:
+    def _close_step(self, partition: Partition, step: Callable[[], None]) -> None:
         try:
             step()
         except (OSError, StorageError) as error:
@@ -458,7 +458,7 @@ class PartitionSet:
         for directory in self._files.unknown_directories([served.topic for served in self._by_name.values()]):
             logger.warning("unknown_directory_kept", extra=fields(directory=directory))
 
-    async def _on_disk(self, work: Callable[[], T]) -> T:
+    async def _run_on_file_thread(self, work: Callable[[], T]) -> T:
         return await run_in_thread(self._scheduler, self._file_thread, work)
 
 

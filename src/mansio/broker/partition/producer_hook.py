@@ -103,7 +103,7 @@ class ProducerHook:
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
             end_offset, data = self._waiting_snapshot
             self._waiting_snapshot = None
-            self._background.submit(lambda: self._save(end_offset, data), self._saved)
+            self._background.submit(lambda: self._save(end_offset, data), self._log_save_error)
 
     def on_trim(self, start_offset: int) -> None:
         """Do nothing: producers expire by time, not when their batches are deleted."""
@@ -129,7 +129,7 @@ class ProducerHook:
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
             self._save(end_offset, self.table.to_bytes(end_offset))
 
-    def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
+    def _log_save_error(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # the previous snapshot remains valid
             logger.warning(
                 "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)

@@ -152,7 +152,9 @@ class RetentionHolds:
 
     # Released holds
 
-    def on_released(self, hold: RetentionHold, topic: str, partition: int, start: int, reason: str) -> None:
+    def record_release(
+        self, hold: RetentionHold, topic: str, partition: int, start: int, reason: str
+    ) -> None:
         """Record that records below `start` were deleted or compacted before a pipeline read them."""
         key = (topic, partition, hold.pipeline)
         if key not in self._released:
@@ -306,7 +308,7 @@ class RetentionHoldHook:
         """Report the holds of which records below `offset` were deleted or compacted as released."""
         for one in tuple(self._partition_holds()):
             if one.offset < offset and (reason := self._limited.get(one.pipeline)):
-                self._holds.on_released(one, self._partition.topic, self._partition.index, offset, reason)
+                self._holds.record_release(one, self._partition.topic, self._partition.index, offset, reason)
 
     def check_deletion(self, before_offset: int) -> None:
         """Check a request to delete the records below an offset (-1: below the high watermark).

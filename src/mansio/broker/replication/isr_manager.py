@@ -129,8 +129,8 @@ class IsrManager:
             self.apply_metadata(partition, state)
             return
         entry = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
-        partition.on_isr_candidate = self._isr_candidate
-        self._decide(entry)
+        partition.on_isr_candidate = self._on_isr_candidate
+        self._start_change_if_due(entry)
 
     def remove(self, partition: Partition) -> None:
         """Stop managing the in-sync set of a partition that this broker does not lead any more."""
@@ -152,13 +152,13 @@ class IsrManager:
         for entry in list(self._leader_partitions.values()):
             if node_id in entry.state.isr and node_id != self._node_id:
                 entry.ended_sessions.add(node_id)
-                self._decide(entry)
+                self._start_change_if_due(entry)
 
-    def _isr_candidate(self, partition: Partition, node_id: int) -> None:
+    def _on_isr_candidate(self, partition: Partition, node_id: int) -> None:
         del node_id
         entry = self._leader_partitions.get(partition)
         if entry is not None:
-            self._decide(entry)
+            self._start_change_if_due(entry)
 
     def _check(self) -> None:
         self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
@@ -167,11 +167,11 @@ class IsrManager:
                 self.remove(entry.partition)
                 continue
             entry.partition.check_session()
-            self._decide(entry)
+            self._start_change_if_due(entry)
 
     # Decide
 
-    def _decide(self, entry: _LeaderPartition) -> None:
+    def _start_change_if_due(self, entry: _LeaderPartition) -> None:
         """Start a change if one is due and none is in flight."""
         if entry.is_changing or self._stopped or not entry.is_current or not self._is_session_valid():
             return
@@ -229,27 +229,27 @@ class IsrManager:
         `sessions`: for each added broker, the broker epoch in which it reached the required offset."""
         try:
             isr = (*(node for node in state.isr if node in target), *sessions)
-            wanted = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
+            after = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
             compares = [
                 Compare(self._key(entry), mod_revision=state.mod_revision),
                 Compare(self._keys.session(self._node_id), create_revision=state.leader_broker_epoch),
             ]
             for node, epoch in sessions.items():
                 compares.append(Compare(self._keys.session(node), create_revision=epoch))
-            await self._commit(entry, state, wanted, compares)
+            await self._commit(entry, state, after, compares)
         finally:
             entry.is_changing = False
             self._in_flight_count -= 1
         if entry.is_current:
-            self._decide(entry)
+            self._start_change_if_due(entry)
         self._start_changes()
 
     async def _commit(
-        self, entry: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
+        self, entry: _LeaderPartition, before: PartitionState, after: PartitionState, compares: list[Compare]
     ) -> None:
         """Retry the transaction until it is known that it is committed, or that it cannot be committed any more."""
         writer = new_writer_id(self._random)
-        put = Put(self._key(entry), encode(partition_document(wanted), writer))
+        put = Put(self._key(entry), encode(partition_document(after), writer))
         wait_ms = RETRY_MS
         while True:
             if not entry.is_current or entry.state.mod_revision != before.mod_revision or self._stopped:
@@ -269,7 +269,7 @@ class IsrManager:
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
                 continue
             if done.succeeded:
-                self._on_change_committed(entry, before, wanted._replace(mod_revision=done.revision))
+                self._on_change_committed(entry, before, after._replace(mod_revision=done.revision))
                 return
             break
         await self._read_with_retries(entry)
@@ -279,14 +279,14 @@ class IsrManager:
         wait_ms = RETRY_MS
         while entry.is_current and not self._stopped:
             try:
-                await self._read_again(entry)
+                await self._read_state(entry)
             except MansioError:
                 await self._scheduler.sleep(wait_ms)
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
             else:
                 return
 
-    async def _read_again(self, entry: _LeaderPartition) -> None:
+    async def _read_state(self, entry: _LeaderPartition) -> None:
         """Read the current state after a change that cannot be committed any more, and apply it."""
         stored = await self._store.get(self._key(entry))
         if stored is None or not entry.is_current or stored.mod_revision < entry.state.mod_revision:
@@ -332,7 +332,7 @@ class IsrManager:
         entry.ended_sessions &= {*state.isr}
         entry.replica.set_replicas(state.replicas, entry.partition.now_ms())
         entry.partition.apply_committed_isr(frozenset(state.isr))
-        self._decide(entry)
+        self._start_change_if_due(entry)
 
     def _key(self, entry: _LeaderPartition) -> str:
         return self._keys.partition(entry.partition.topic_id, entry.partition.index)

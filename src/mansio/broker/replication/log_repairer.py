@@ -369,6 +369,7 @@ class LogRepairer:
         raise failed
 
     async def _read_from(self, node_id: int, partition: Partition, offset: int, bytes_max: int) -> bytes:
+        """Read intact batches from `offset` on from one replica; wait while that broker verifies them."""
         wanted = FetchPartition(partition.index, partition.leader_epoch, offset, -1, -1, bytes_max)
         request = encode_request(
             fetch.REPLICA_FETCH_VERSION,
