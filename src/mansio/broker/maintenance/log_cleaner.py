@@ -81,7 +81,7 @@ class CleanerCounts(NamedTuple):
 class Candidate(NamedTuple):
     """A partition that is due for compaction. The candidate with the largest tuple is compacted first.
 
-    `is_forced`: `max.compaction.lag.ms` has passed.
+    `is_forced`: compaction is due whatever the dirty ratio is; see `CompactionPlan`.
     """
 
     is_forced: bool
