@@ -70,7 +70,7 @@ class Cluster:
         metadata_age_ms_max: float = METADATA_AGE_MS_MAX,
         auto_create_topics: bool = True,
     ) -> None:
-        self.bootstrap_servers = parse_addresses(bootstrap_servers)
+        self.bootstrap_servers: list[tuple[str, int]] = parse_addresses(bootstrap_servers)
         self.options = options
         self.backoff = backoff
         self.retry_timeout_ms = retry_timeout_ms
@@ -79,7 +79,7 @@ class Cluster:
         self.auto_create_topics = auto_create_topics
         self.nodes: dict[int, Node] = {}
         self.cluster_id: str | None = None
-        self.controller_id = -1
+        self.controller_id: int = -1
         self._topics: dict[str, tuple[float, TopicMetadata]] = {}
         self._failed: dict[str, MansioError] = {}
         self._coordinators: dict[str, Node] = {}

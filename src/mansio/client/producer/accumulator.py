@@ -75,8 +75,8 @@ class Batch:
     )
 
     def __init__(self, queue: PartitionQueue, created_s: float) -> None:
-        self.queue = queue
-        self.created_s = created_s
+        self.queue: PartitionQueue = queue
+        self.created_s: float = created_s
         """Time of the event loop at which the batch got its first record, in seconds."""
         self.timestamps_ms: list[int] = []
         """Timestamp of each record, in ms."""
@@ -84,19 +84,19 @@ class Batch:
         """Value of each record."""
         self.keys_and_headers: dict[int, tuple[bytes | None, Headers]] = {}
         """Key and headers, by index in the batch, of the records that have a key or headers, or whose value is None."""
-        self.size = 0
+        self.size: int = 0
         """Upper estimate of the encoded size of the records before compression, in bytes."""
         self.base_sequence: int | None = None
         """Sequence number of the first record; None before the batch is first sent."""
-        self.producer_epoch = -1
+        self.producer_epoch: int = -1
         """Number of the queue's epoch in which the sequence numbers were assigned, from 0 (see `PartitionQueue`)."""
-        self.may_be_stored = False
+        self.may_be_stored: bool = False
         """Whether an attempt ended without a definite result, so that the broker may have stored the batch."""
         self.halves: tuple[Batch, Batch] | None = None
         """The two batches that replace this batch after `split`."""
-        self.is_completed = False
-        self.base_offset = -1
-        self.log_append_time_ms = -1
+        self.is_completed: bool = False
+        self.base_offset: int = -1
+        self.log_append_time_ms: int = -1
         self.error: MansioError | None = None
         self.record_errors: Mapping[int, str] = {}
         self.waiters: list[Waiter] = []
@@ -283,34 +283,34 @@ class PartitionQueue:
     )
 
     def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
+        self.topic: str = topic
+        self.partition: int = partition
         self.open_batch: Batch | None = None
         """The batch to which records are appended."""
         self.ready_batches: deque[Batch] = deque()
         """Closed batches that wait to be sent or sent again."""
-        self.in_flight_count = 0
+        self.in_flight_count: int = 0
         """Number of batches in flight."""
-        self.last_waiter_count = 0
+        self.last_waiter_count: int = 0
         """Number of waiters of the last completed batch."""
         self.last_encoding: LastEncoding | None = None
         """Encoding of the last request; only the request writer uses it."""
-        self.is_recovering = False
+        self.is_recovering: bool = False
         """Whether batches are sent one at a time, after a failure, until the batches that were in flight are stored."""
-        self.blocked_until_s = 0.0
+        self.blocked_until_s: float = 0.0
         """Time of the event loop before which nothing is sent, in seconds."""
-        self.failure_count = 0
+        self.failure_count: int = 0
         """Number of failed attempts since a batch was last stored."""
         self.last_error: MansioError | None = None
         """Error of the last attempt that failed; None once a batch is stored. Errors of expired batches quote it."""
         self.identity: ProducerIdentity | None = None
         """Producer id of the assigned sequence numbers; a retry uses the same id."""
-        self.producer_epoch = 0
-        self.next_sequence = 0
+        self.producer_epoch: int = 0
+        self.next_sequence: int = 0
         self.gap_sequence: int | None = None
         """Base sequence number of the last failed batch. The broker may lack that batch, and then refuses later batches
         of the same producer epoch."""
-        self.needs_new_epoch = False
+        self.needs_new_epoch: bool = False
         """Whether the broker refused a sequence number, so that a new epoch starts as soon as no batch is in flight."""
 
     def close_open_batch(self) -> None:
