@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import mansio
-from mansio.client.admin.quotas import DEFAULT, Quota
+from mansio.client.admin.quotas import DEFAULT_ENTITY, Quota
 from mansio.errors import InvalidRequest
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
@@ -210,14 +210,14 @@ def test_a_parked_fetch_is_charged_when_it_is_answered(world: World, topic: str,
 def test_a_default_quota_is_for_each_client_by_itself(world: World, topic: str, me: str) -> None:
     quotas = world.client.admin.quotas
     world.set(f"{me} b", producer_byte_rate=10 * RATE)
-    quotas.set(client_id=DEFAULT, values={"producer_byte_rate": RATE})
+    quotas.set(client_id=DEFAULT_ENTITY, values={"producer_byte_rate": RATE})
     try:
         with RawPeer(world.port) as a, RawPeer(world.port) as b, RawPeer(world.port) as c:
             assert write(a, f"{me} a", topic, 20_000) > 0
             assert write(b, f"{me} b", topic, 20_000) == 0, "its own quota counts, not the default"
             assert write(c, f"{me} c", topic, 1000) == 0, "the debt of one is not that of another"
     finally:
-        quotas.delete(client_id=DEFAULT)
+        quotas.delete(client_id=DEFAULT_ENTITY)
 
 
 def test_changed_and_removed_quotas_count_at_once(world: World, topic: str, me: str) -> None:
@@ -237,7 +237,7 @@ def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path:
         quotas = world.client.admin.quotas
         assert world.broker._broker.service.quotas.active is None
         quotas.set(client_id=me, values={"producer_byte_rate": RATE, "consumer_byte_rate": 7})
-        quotas.set(user="ANONYMOUS", client_id=DEFAULT, values={"consumer_byte_rate": 8})
+        quotas.set(user="ANONYMOUS", client_id=DEFAULT_ENTITY, values={"consumer_byte_rate": 8})
         quotas.set(client_id="größe/= ,", values={"consumer_byte_rate": 9})
         before = quotas.list()
         world.client.admin.create_topic("t")
@@ -245,7 +245,7 @@ def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path:
         quotas = world.client.admin.quotas
         assert quotas.list() == before
         assert Quota(None, me, {"producer_byte_rate": RATE, "consumer_byte_rate": 7}) in before
-        assert Quota("ANONYMOUS", DEFAULT, {"consumer_byte_rate": 8}) in before
+        assert Quota("ANONYMOUS", DEFAULT_ENTITY, {"consumer_byte_rate": 8}) in before
         assert Quota(None, "größe/= ,", {"consumer_byte_rate": 9}) in before
         with RawPeer(world.port) as peer:
             assert write(peer, me, "t", 20_000) > 0
@@ -353,7 +353,13 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with world_in(tmp_path_factory.mktemp("filters") / "data") as world:
         set_quota = world.client.admin.quotas.set
         for number, (user, client_id) in enumerate(
-            [("ANONYMOUS", None), ("ANONYMOUS", "c"), (DEFAULT, None), (None, DEFAULT), (None, "c")]
+            [
+                ("ANONYMOUS", None),
+                ("ANONYMOUS", "c"),
+                (DEFAULT_ENTITY, None),
+                (None, DEFAULT_ENTITY),
+                (None, "c"),
+            ]
         ):
             set_quota(user=user, client_id=client_id, values={"consumer_byte_rate": number + 1})
         yield world

@@ -132,9 +132,10 @@ def produce_frame(
     acks: int = -1,
     version: int = 9,
     correlation_id: int = 1,
+    timeout_ms: int = 10_000,
 ) -> bytes:
     """A whole produce request."""
-    return b"".join(produce.encode_request(version, correlation_id, CLIENT_ID, acks, 10_000, topics))
+    return b"".join(produce.encode_request(version, correlation_id, CLIENT_ID, acks, timeout_ms, topics))
 
 
 def fetch_frame(

@@ -30,10 +30,13 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.errors",
         "mansio.host",
         "mansio.host.extras",
+        "mansio.host.platforms",
         "mansio.spark",
         "mansio.spark.session",
         "mansio.spark.session.java",
         "mansio.spark.session.temp_dirs",
         "mansio.spark.data_source",
+        "mansio.spark.iceberg",
+        "mansio.spark.iceberg.errors",
         "mansio.version",
     }

@@ -82,7 +82,7 @@ def test_a_directory_of_a_single_broker_and_one_of_a_cluster_are_not_taken_for_e
         mansio.Broker(tmp_path / "single", etcd_endpoints="http://127.0.0.1:1").start()
     (tmp_path / "clustered").mkdir()
     (tmp_path / "clustered" / CLUSTER_FILE_NAME).write_text("{}")
-    with pytest.raises(ConfigError, match="start it with --etcd or --join"):
+    with pytest.raises(ConfigError, match="start the broker with --etcd or --join"):
         mansio.Broker(tmp_path / "clustered").start()
     assert [path.name for path in (tmp_path / "clustered").iterdir() if path.name != "lock"] == [
         CLUSTER_FILE_NAME

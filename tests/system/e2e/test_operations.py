@@ -275,7 +275,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
     of_a_cluster = {
         word.lower()
         for one in modules
-        for found in re.findall(r'"([a-z_]+)"|\bOutcome\.([A-Z_]+)', one.read_text())
+        for found in re.findall(r'"([a-z_]+)"|\bCallOutcome\.([A-Z_]+)', one.read_text())
         for word in found
     }
     sources = [path.read_text() for path in (ROOT / "src" / "mansio").rglob("*.py")]

@@ -428,7 +428,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for _ in range(ITEMS):
             client.publish("t", b"x" * ITEM_BYTES)  # a batch each
         values = {"producer_byte_rate": RATE, "consumer_byte_rate": RATE}
-        client.admin.quotas.set(client_id=mansio.client.admin.quotas.DEFAULT, values=values)
+        client.admin.quotas.set(client_id=mansio.client.admin.quotas.DEFAULT_ENTITY, values=values)
         yield broker.address
 
 

@@ -269,7 +269,7 @@ def test_a_topic_waits_for_few_batches_of_another(tmp_path: Path) -> None:
         with RawPeer(port) as first, RawPeer(port) as second:
             for topic in ("a", "v"):
                 second.create_topic(topic, compression_type="zstd", compression_zstd_level="19")
-            first.send(produce_frame([("a", None, [(0, slow)] * count)], acks=1))
+            first.send(produce_frame([("a", None, [(0, slow)] * count)], acks=1, timeout_ms=120_000))
             wait_until(lambda: second.end_offset("a") > 0, 30)
             before = second.end_offset("a")
             assert second.produce("v", batch_of(random.Random(1).randbytes(20_000)), acks=1).error_code == 0
