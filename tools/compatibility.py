@@ -45,7 +45,8 @@ _DEFAULTS: Final = """
 |---|---|---|---|
 | `auto.create.topics.enable` | true | false | A program that relies on created topics (Spark's connector as a sink, \
 Connect's sources) waits for them until it times out. The broker's log names such a topic once \
-(`topic_not_auto_created`). Create it before, or set `auto_create_topics_enable`. |
+(`topic_not_auto_created`). Create it before, or set `auto_create_topics_enable` (for development: \
+`mansio serve --dev`). |
 """
 
 _WEB_UI: Final = """
