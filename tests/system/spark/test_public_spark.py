@@ -1,0 +1,80 @@
+"""Every public name of `mansio.spark`, used by a program that imports only public modules."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tools import public_api
+
+import mansio.spark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from support.process import ServedBroker
+
+RECORDS = 4
+
+
+@pytest.mark.full
+def test_archive_union_and_replay_with_public_names(
+    spark: SparkSession, served_broker: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    warehouse, servers, topic = str(tmp_path), served_broker.bootstrap_servers, topic_name("archived")
+    assert mansio.spark.session() is spark
+    java: mansio.spark.JavaHome = mansio.spark.find_java()
+    assert java.version >= 17
+    with pytest.raises(mansio.spark.TableNotFound):
+        mansio.spark.open_table(None, warehouse, topic)
+    with mansio.blocking.connect(servers) as client:
+        client.admin.create_topic(topic, partitions=1)
+        client.publish_many(topic, [b"%d" % number for number in range(RECORDS)])
+        batches: list[mansio.spark.BatchProgress] = []
+        job = mansio.spark.ArchiveJob(topic, warehouse, servers, topic, stops_when_caught_up=True)
+        result: mansio.spark.ArchiveResult = mansio.spark.archive(spark, job, batches.append)
+        assert result.records == sum(batch.records for batch in batches) == RECORDS
+        client.publish(topic, b"not archived")
+        table: mansio.spark.ArchiveTable = mansio.spark.open_table(None, warehouse, topic)
+        assert (table.topic, table.name) == (topic, f"mansio.{topic}")
+        assert table.iceberg.scan().to_arrow().num_rows == RECORDS
+        assert bytes.fromhex(table.topic_id) == client.admin.describe_topic(topic).topic_id
+    options = {"kafka.bootstrap.servers": servers}
+    assert mansio.spark.read_topic_as_table(spark, topic, table, options).count() == RECORDS + 1
+    selection = mansio.spark.Selection(partitions=frozenset([0]), starts={0: 1})
+    assert selection.ends is selection.from_us is selection.to_us is None
+    version: mansio.spark.TableVersion = mansio.spark.find_version(
+        table, str(table.iceberg.metadata.current_snapshot_id), int
+    )
+    assert not version.is_latest
+    assert version.ends is None
+    with pytest.raises(mansio.spark.SnapshotNotFound):
+        mansio.spark.find_version(table, "1", int)
+    report: mansio.spark.ReplayReport = mansio.spark.replay(
+        table, servers, f"{topic}-again", selection, version=version
+    )
+    assert report.partitions == (mansio.spark.PartitionReplay(0, 0, RECORDS - 1),)
+    assert (report.written, report.already_present) == (RECORDS - 1, 0)
+
+
+def test_errors_of_spark_jobs_are_mansio_errors() -> None:
+    for kind in (
+        mansio.spark.ArchiveError,
+        mansio.spark.ArchiveFailed,
+        mansio.spark.CatalogLocked,
+        mansio.spark.CatalogUnavailable,
+        mansio.spark.ConcurrentArchive,
+        mansio.spark.JavaNotFound,
+        mansio.spark.NotAnArchiveTable,
+    ):
+        assert issubclass(kind, mansio.MansioError)
+
+
+def test_every_public_name_is_used_above() -> None:
+    tree = ast.parse(Path(__file__).read_text())
+    used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {f"mansio.spark.{name}" for name in public_api.public_names("mansio.spark")} <= used
