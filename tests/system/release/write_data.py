@@ -21,7 +21,11 @@ with mansio.blocking.connect(sys.argv[1]) as client:
         client.publish("prices", b"%d" % number, key=b"%d" % (number % 5))
     read = sum(1 for _ in client.consume("orders", group="audit", to_end=True))
     assert read == 200, read
-    settings = {"share.auto.offset.reset": "earliest", "share.record.lock.duration.ms": "5000"}
+    settings = {
+        "share.auto.offset.reset": "earliest",
+        "share.record.lock.duration.ms": "5000",
+        "share.session.timeout.ms": "6000",  # until then half of the partitions are this member's
+    }
     admin.alter_group_config("billing", settings)
     with client.receive("orders", group="billing") as receiver:
         leased = []
