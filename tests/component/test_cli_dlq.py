@@ -99,7 +99,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
+    with mansio.Broker(tmp_path / "data", auto_create_topics_enable=False) as broker:
         yield World(broker)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with mansio.Broker(
-        tmp_path_factory.mktemp("data"), listeners="127.0.0.1:0", group_initial_rebalance_delay_ms=0
+        tmp_path_factory.mktemp("data"), auto_create_topics_enable=False, group_initial_rebalance_delay_ms=0
     ) as broker:
         yield broker.address
 

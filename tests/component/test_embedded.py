@@ -85,3 +85,17 @@ def test_an_address_that_nobody_elsewhere_can_use_is_told_at_the_start(
         with mansio.Broker(tmp_path / name, listeners="0.0.0.0:0", **settings):
             warned = [line for line in caplog.messages if line == "advertised_listener_is_wildcard"]
         assert bool(warned) == (name == "told")
+
+
+def test_topics_are_created_on_first_use_unless_that_is_turned_off(tmp_path: Path) -> None:
+    """As with `mansio serve --dev`."""
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        client.publish("first-use", b"1")
+        (found,) = client.consume("first-use", from_="earliest", max_records=1)
+        assert found.value == b"1"
+    with (
+        mansio.Broker(tmp_path, auto_create_topics_enable=False) as broker,
+        mansio.blocking.connect(broker.address) as client,
+        pytest.raises(mansio.errors.UnknownTopicOrPartition),
+    ):
+        client.publish("misspelled", b"1")

@@ -28,7 +28,7 @@ HINT = "start a broker with `mansio serve`, or give its address with --bootstrap
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
-    with mansio.Broker(tmp_path_factory.mktemp("broker") / "data", listeners="127.0.0.1:0") as one:
+    with mansio.Broker(tmp_path_factory.mktemp("broker") / "data", auto_create_topics_enable=False) as one:
         with mansio.blocking.connect(one.address) as client:
             client.admin.create_topic("orders", partitions=2)
         yield one

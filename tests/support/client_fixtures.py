@@ -38,7 +38,12 @@ QUICK_MEMBER: dict[str, Any] = {
 
 def broker_in(directory: Path, **settings: Any) -> mansio.Broker:
     """A broker that can be closed and started again on the same port and data."""
-    given = {"listeners": f"127.0.0.1:{free_port()}", **QUICK_GROUPS, **settings}
+    given = {
+        "listeners": f"127.0.0.1:{free_port()}",
+        "auto_create_topics_enable": False,
+        **QUICK_GROUPS,
+        **settings,
+    }
     return mansio.Broker(directory, **given)
 
 

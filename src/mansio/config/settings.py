@@ -667,7 +667,8 @@ DEV_SETTINGS: Final[Mapping[str, Any]] = {
     "auto_create_topics_enable": True,
     "group_initial_rebalance_delay_ms": 0,
 }
-"""Values for development, of `mansio serve --dev` and `mansio dev-cluster`. An explicit setting has precedence."""
+"""Values for development: of `mansio serve --dev`, of `mansio dev-cluster`, and of embedded brokers that are not in a
+cluster. An explicit setting has precedence."""
 
 
 def default_of(name: str) -> Any:

@@ -12,7 +12,7 @@ import atexit
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
-from mansio.config.settings import Settings
+from mansio.config.settings import DEV_SETTINGS, Settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.platforms import require_posix
@@ -34,14 +34,19 @@ class EmbeddedBroker:
     ...     client = mansio.blocking.connect(broker.address)
 
     `directory` contains all its data. Further keywords are settings (`num_partitions=3`), see docs/CONFIGURATION.md.
-    With `etcd_endpoints=` and `node_id=` it is a member of a cluster. Then the program must not hold the GIL for
-    seconds (in one long call of a C function), because the broker would lose its session.
+    As with `mansio serve --dev`, a topic is created when a client first asks for it, and a consumer group starts
+    without waiting for further members; `auto_create_topics_enable=False` and `group_initial_rebalance_delay_ms=500`
+    are the values of `mansio serve`.
+
+    With `etcd_endpoints=` and `node_id=` it is a member of a cluster. Then it has the values of `mansio serve`, and the
+    program must not hold the GIL for seconds (in one long call of a C function), because the broker would lose its
+    session.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
-        self._settings = Settings(
-            **{"listeners": "127.0.0.1:0", "http_listener": "", "data_dir": str(directory), **settings}
-        )
+        own = {"listeners": "127.0.0.1:0", "http_listener": "", "data_dir": str(directory)}
+        is_member = settings.get("etcd_endpoints") or settings.get("etcd_join")
+        self._settings = Settings(**{**own, **({} if is_member else DEV_SETTINGS), **settings})
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker: Broker | None = None
