@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -263,3 +264,22 @@ def test_what_a_handler_keeps_of_a_request_is_its_own(
                 )
                 assert peer.frame() is not None
                 assert peer.frame() is not None
+
+
+def test_reset_of_a_connection_that_is_not_read_is_noticed_and_a_half_closed_one_stays(
+    tmp_path: Path,
+) -> None:
+    with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as half_closed:
+        assert serves(half_closed)
+        server = broker._broker.server
+        (staying,) = server._connections
+        gone = RawPeer(port_of(broker))
+        assert serves(gone)
+        (vanishing,) = set(server._connections) - {staying}
+        for connection in (staying, vanishing):
+            server.loop.call_soon_threadsafe(connection.pause_reading_ms, 60_000)
+            wait_until(lambda paused=connection: paused.is_unread, 20, "it is paused")
+        half_closed.socket.shutdown(socket.SHUT_WR)
+        gone.vanish()
+        wait_until(lambda: vanishing.closed, 20, "the reset is noticed")
+        assert not staying.closed

@@ -116,6 +116,7 @@ def test_broker_without_the_calls_of_linux_keeps_acknowledged_records_across_kil
         assert broker.stop() == 0
     finally:
         broker.kill()
+    assert "open_files=10240" in broker.text(), "the limit of open files is raised to what the system accepts"
     syncs = re.search(r"full syncs: (\d+)", broker.text())
     assert syncs is not None
     assert int(syncs[1]) > 0, "files and directories are flushed with F_FULLFSYNC"
