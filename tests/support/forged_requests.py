@@ -10,7 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinator.share import state_messages
-from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequest
+from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequestEntry
 from mansio.broker.coordinator.share.state_store import WriteToken
 from mansio.state.broker_handshake import NONCE_BYTES
 from mansio.state.share_partition.types import ShareKey
@@ -150,7 +150,7 @@ def _codes(key: ApiKey, version: int, answer: bytes) -> list[int]:
 
 def _states(key: ApiKey) -> Callable[[Target, RequestSender], Iterator[Forged]]:
     def forge(target: Target, sender: RequestSender) -> Iterator[Forged]:
-        asked = StateRequest(
+        asked = StateRequestEntry(
             target.key,
             state_epoch=1 << 20,
             leader_epoch=1 << 20,

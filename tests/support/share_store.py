@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mansio.state.share_partition.types import DeadRange, LoadedState, Producer, Redrive, StateBatch, Update
+from mansio.state.share_partition.types import (
+    DeadRange,
+    LoadedState,
+    Producer,
+    RedrivenRanges,
+    StateBatch,
+    Update,
+)
 
 
 def expand(changes: tuple[StateBatch, ...]) -> dict[int, StateBatch]:
@@ -35,7 +42,7 @@ class Store:
         start, lease_bound = 0, 0
         offsets: dict[int, StateBatch] = {}
         dead: tuple[DeadRange, ...] = ()
-        redrives: tuple[Redrive, ...] = ()
+        redrives: tuple[RedrivenRanges, ...] = ()
         producer: Producer | None = None
         for update in self.log:
             if update.is_snapshot:

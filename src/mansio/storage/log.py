@@ -1323,7 +1323,7 @@ class Log:
             self.on_maintenance_due()
 
     def request_checkpoint(self) -> None:
-        """Request a checkpoint that refers to the newest durable segment, so that older segments can be replaced."""
+        """Request a checkpoint that refers to the newest durable segment: compaction can then replace older ones."""
         self._flush_state.request_checkpoints()
         if self.on_maintenance_due is not None and self.needs_maintenance:
             self.on_maintenance_due()

@@ -20,9 +20,10 @@ UNLIMITED = -1
 class ExpiredSegments(NamedTuple):
     """The first `segment_count` segments of a log, which have expired: `size_bytes` in total, ending at `end_offset`.
 
-    If none has expired, `segment_count` is 0 and `end_offset` is -1. `is_time_exceeded`: a segment is older than
-    retention.ms; `is_size_exceeded`: the log is larger than retention.bytes; both may be true. `includes_active`: the
-    active segment has expired, too, so the log has to be rolled before the deletion.
+    If none has expired, `segment_count` is 0 and `end_offset` is -1. `is_time_exceeded`: a segment expired because
+    it is older than retention.ms; `is_size_exceeded`: a segment expired only because the log is larger than
+    retention.bytes. `includes_active`: the active segment has expired, too, so the log has to be rolled before the
+    deletion.
     """
 
     end_offset: int = -1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyspark
 
-from mansio.spark.session import COMMON_SETTINGS, session_settings, set_linked_spark_home
+from mansio.spark.session import COMMON_SETTINGS, session_settings, use_symlinked_spark_home
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     """Spark would put a zip of sources before it, which every worker compiles anew."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    set_linked_spark_home(str(tmp_path))
+    use_symlinked_spark_home(str(tmp_path))
     home = os.environ["SPARK_HOME"]
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.path.samefile(
@@ -63,6 +63,6 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     assert not os.path.exists(f"{home}/python")
     for name, value in (("SPARK_HOME", "/opt/spark"), ("PYSPARK_PYTHON", "/usr/bin/python9")):
         monkeypatch.setenv(name, value)
-        set_linked_spark_home(str(tmp_path / "unused"))
+        use_symlinked_spark_home(str(tmp_path / "unused"))
         assert os.environ[name] == value
     assert not (tmp_path / "unused").exists()

@@ -14,7 +14,7 @@ from mansio.broker.coordinator.share.state_lookup import coordinator_key, partit
 from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
     RequestSender,
-    StateRequest,
+    StateRequestEntry,
     StateResult,
     decode_request,
     decode_response,
@@ -64,7 +64,7 @@ def begin(cluster: StateCluster, node_id: int, key: ShareKey, leader_epoch: int 
 
 SENDERS = st.builds(RequestSender, INT32, INT64)
 QUESTIONS = st.builds(
-    StateRequest,
+    StateRequestEntry,
     KEYS,
     INT32,
     INT32,
@@ -75,9 +75,9 @@ QUESTIONS = st.builds(
 APIS = st.sampled_from(sorted(VERSIONS))
 
 
-def asked(api_key: int, state_request: StateRequest) -> StateRequest:
+def asked(api_key: int, state_request: StateRequestEntry) -> StateRequestEntry:
     """What of a question is in a request of this kind."""
-    plain = StateRequest(state_request.key)
+    plain = StateRequestEntry(state_request.key)
     if api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
         return state_request._replace(
             start_offset=state_request.update.start_offset if state_request.update else 0
@@ -92,7 +92,7 @@ def asked(api_key: int, state_request: StateRequest) -> StateRequest:
 @settings(max_examples=examples(20, 60))
 @given(APIS, SENDERS, st.lists(QUESTIONS, min_size=1, max_size=3), st.booleans())
 def test_requests_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
-    api_key: int, sender: RequestSender, state_requests: list[StateRequest], durable: bool
+    api_key: int, sender: RequestSender, state_requests: list[StateRequestEntry], durable: bool
 ) -> None:
     state_requests = [
         each._replace(update=each.update._replace(durable=durable) if each.update else None)
@@ -147,7 +147,7 @@ ANSWERS = st.builds(
 def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
     api_key: int, key: ShareKey, answers: list[StateResult]
 ) -> None:
-    frame = encode_response(api_key, 5, [StateRequest(key)] * len(answers), answers)[4:]
+    frame = encode_response(api_key, 5, [StateRequestEntry(key)] * len(answers), answers)[4:]
     expected = []
     for each in answers:
         said = StateResult(0, each.message)
@@ -167,13 +167,15 @@ def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen
 
 def test_an_error_is_an_answer() -> None:
     for api_key in VERSIONS:
-        frame = encode_response(api_key, 0, [StateRequest(key_of())], [StateResult(16, "elsewhere")])
+        frame = encode_response(api_key, 0, [StateRequestEntry(key_of())], [StateResult(16, "elsewhere")])
         assert decode_response(api_key, frame[4:]) == [StateResult(16, "elsewhere")]
 
 
 @given(APIS, st.binary(max_size=80), st.integers(0, 80))
 def test_any_bytes_are_a_message_or_a_wire_error(api_key: int, noise: bytes, at: int) -> None:
-    state_request = StateRequest(key_of(), write_token=WriteToken(1, 2), update=leased(0, 9, durable=True))
+    state_request = StateRequestEntry(
+        key_of(), write_token=WriteToken(1, 2), update=leased(0, 9, durable=True)
+    )
     frame = encode_request(api_key, RequestSender(1, 2), [state_request], "c")[4:]
     body = frame[read_request_header(frame).body_position :]
     answer = encode_response(api_key, 5, [state_request], [StateResult()])[4:]
@@ -278,7 +280,7 @@ def test_only_brokers_that_authenticated_in_their_session_of_now_are_answered() 
         (RequestSender(1, 12), BrokerIdentity(1, 12), 77),
         (RequestSender(9, 99), BrokerIdentity(9, 99), 77),
     ):
-        request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [StateRequest(key)], "c")
+        request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [StateRequestEntry(key)], "c")
         answers = decode_response(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request, peer)))
         assert [each.error_code for each in answers] == [code], (sender, peer)
     assert node.refused == [31] * 5 + [77] * 3

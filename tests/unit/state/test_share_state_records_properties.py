@@ -30,7 +30,7 @@ from mansio.state.share_partition.types import (
     DeadRange,
     LoadedState,
     Producer,
-    Redrive,
+    RedrivenRanges,
     ShareKey,
     StateBatch,
     Update,
@@ -86,7 +86,7 @@ ANY_UPDATES = st.builds(
     st.lists(ANY_CHANGES, max_size=3).map(tuple),
     st.booleans(),
     st.none() | st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=3).map(tuple),
-    st.none() | st.lists(st.builds(Redrive, TEXT, RANGES), max_size=2).map(tuple),
+    st.none() | st.lists(st.builds(RedrivenRanges, TEXT, RANGES), max_size=2).map(tuple),
     st.none() | PRODUCERS,
     st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=2).map(tuple),
 )
@@ -126,7 +126,7 @@ SMALL_UPDATES = st.builds(
     st.lists(SMALL_CHANGES, max_size=3).map(tuple),
     st.sampled_from((False, False, False, True)),
     st.none() | st.just((DeadRange(1, 2, 3, 0),)),
-    st.none() | st.just((Redrive("r", ((1, 2),)),)),
+    st.none() | st.just((RedrivenRanges("r", ((1, 2),)),)),
     st.none() | st.just(Producer(7, 0, ())),
     st.sampled_from(((), (), (DeadRange(3, 4, 3, 0),), (DeadRange(7, 7, 1, 0), DeadRange(9, 9, 1, 0)))),
 )

@@ -144,7 +144,7 @@ class RetentionHolds:
 
     @property
     def has_blocked_retention(self) -> bool:
-        """Whether records were not deleted because the holds are not loaded yet."""
+        """Whether a check for deletion was refused because the holds are not loaded yet."""
         return self._is_blocked_logged and not self._is_loaded()
 
     def __len__(self) -> int:

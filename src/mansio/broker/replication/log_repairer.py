@@ -344,7 +344,7 @@ class LogRepairer:
             raise Unavailable("the broker is stopping")
 
     def new_copy(self, partition: Partition, segment: Segment) -> SegmentCopy:
-        """Return an empty copy of a segment."""
+        """Return a new, empty `SegmentCopy`, into which the batches of a repaired segment are written."""
         interval = partition.log.settings.index_interval_bytes
         return SegmentCopy(self._disk, segment, index_interval_bytes=interval)
 

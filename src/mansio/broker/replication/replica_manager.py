@@ -186,7 +186,7 @@ class ReplicaManager:
                 await self._process_first(self._topics_to_open, self._open_one)
             elif self._has_created_topics:
                 self._has_created_topics = False
-                await self._record_revision()
+                await self._store_metadata_revision()
             else:
                 self._wake = self._scheduler.promise()
                 await self._wake
@@ -235,14 +235,14 @@ class ReplicaManager:
         if (newest := self._state.topics_by_id.get(topic_id)) is not None:
             self._serve_and_apply(newest)
 
-    async def _record_revision(self) -> None:
+    async def _store_metadata_revision(self) -> None:
         try:
             await self._on_topics_created(self._state.revision)
         except MansioError as error:
             logger.warning("metadata_revision_not_recorded", extra=fields(reason=error))
-            self._scheduler.call_later(RETRY_MS, self._retry_record_revision)
+            self._scheduler.call_later(RETRY_MS, self._retry_store_metadata_revision)
 
-    def _retry_record_revision(self) -> None:
+    def _retry_store_metadata_revision(self) -> None:
         self._has_created_topics = True
         self._wake_task()
 

@@ -228,7 +228,7 @@ async def redrive_to_groups(
     *,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Redrive the records to the share groups that rejected them. Returns one row per share partition, sorted."""
+    """Offer the records again to the share groups that rejected them. Returns one row per share partition, sorted."""
     offsets: dict[SharePartition, list[int]] = {}
     async for dead_letter in dead_letters:
         share_partition = SharePartition(
@@ -312,9 +312,10 @@ async def redrive_to_topic(
     again: bool,
     dry_run: bool,
 ) -> list[dict[str, Any]]:
-    """Append the original records to a topic, with the ids of their dead letter and of the redrive as headers. Returns
-    one row. `again`: a redrive with this id may have run before, so the target is searched for its records first.
-    `dead_letters` may be called twice.
+    """Append the original records to a topic; headers of each are the ids of its dead letter and of the redrive.
+
+    Returns one row of output. `again`: a redrive with this id may have run before, so the target is searched for its
+    records first. `dead_letters` may be called twice.
     """
     row: dict[str, Any] = {
         "topic": target,

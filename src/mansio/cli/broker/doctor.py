@@ -104,7 +104,8 @@ def _checks(data: str, bootstrap_servers: str) -> Iterator[Check]:
 
 
 def check_python() -> Check:
-    """Check version, implementation and build of Python. A debug or unoptimized build, or no uvloop, is a note."""
+    """Report version and implementation of Python, and check the build: a debug or unoptimized build, or no uvloop, is
+    reported as a note."""
     from mansio.version import __version__
 
     text = f"mansio {__version__}, {platform.python_implementation()} {platform.python_version()}"

@@ -28,7 +28,7 @@ GROUP_COLUMNS = ("records", "place", "rule", "partition", "offset", "reason")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `mansio pipeline`."""
+    """Add the command `schema-check` to `mansio pipeline`."""
     app.command("schema-check")(schema_check)
 
 

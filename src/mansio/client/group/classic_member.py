@@ -5,7 +5,8 @@ group changes, and leaves. Its `RebalanceListener` starts and stops reading the 
 
 With a cooperative assignor (KIP-429) the member keeps its partitions during a rebalance and revokes only those that
 move to another member; then it rejoins once more. With any other assignor, which an old member of the group may
-require, it revokes all partitions before it joins.
+require, it revokes all partitions before it joins; after a
+change from a cooperative assignor, when it has joined.
 
 Invariants:
 * `owned_partitions` are the partitions that the listener reads.

@@ -51,8 +51,9 @@ _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class BatchBuffer:
-    """Decompressed batches in one buffer: for each batch, (begin, end) of its records and its header. Every batch has
-    at least one record.
+    """Decompressed batches in one buffer, each with at least one record.
+
+    `headers` are those of the batches, `spans` the (begin, end) of their records in the buffer.
     """
 
     data: bytes | memoryview

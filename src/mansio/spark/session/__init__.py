@@ -112,7 +112,7 @@ def _local_file_settings() -> dict[str, str]:
     """
     directory = make_directory("mansio-spark-")
     atexit.register(_stop_spark_and_remove, directory)
-    set_linked_spark_home(directory)
+    use_symlinked_spark_home(directory)
     log4j = os.path.join(directory, "log4j2.properties")
     with open(log4j, "w", encoding="utf-8") as file:
         file.write(LOG4J_PROPERTIES)
@@ -149,7 +149,7 @@ EXCLUDED_DIRECTORY: Final = "python"
 LINKED_HOME_DIRECTORY: Final = "mansio-spark-home"
 
 
-def set_linked_spark_home(directory: str) -> None:
+def use_symlinked_spark_home(directory: str) -> None:
     """Set SPARK_HOME to a new directory in `directory` with links to Spark's files except `python`.
 
     Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of its Python workers. The zip holds sources only,
@@ -162,12 +162,12 @@ def set_linked_spark_home(directory: str) -> None:
     if (
         python == sys.executable
         and installed is not None
-        and _is_unset_or_linked(os.environ.get(SPARK_HOME_VARIABLE))
+        and _is_unset_or_symlinked(os.environ.get(SPARK_HOME_VARIABLE))
     ):
-        os.environ[SPARK_HOME_VARIABLE] = create_linked_spark_home(installed, directory)
+        os.environ[SPARK_HOME_VARIABLE] = create_symlinked_spark_home(installed, directory)
 
 
-def create_linked_spark_home(installed: str, directory: str) -> str:
+def create_symlinked_spark_home(installed: str, directory: str) -> str:
     """Create a directory in `directory` with links to all entries of `installed` except `python`; returns its path."""
     home = os.path.join(directory, LINKED_HOME_DIRECTORY)
     os.mkdir(home)
@@ -177,8 +177,8 @@ def create_linked_spark_home(installed: str, directory: str) -> str:
     return home
 
 
-def _is_unset_or_linked(home: str | None) -> bool:
-    """Whether SPARK_HOME is unset, or was set by `set_linked_spark_home` in this process or its parent."""
+def _is_unset_or_symlinked(home: str | None) -> bool:
+    """Whether SPARK_HOME is unset, or was set by `use_symlinked_spark_home` in this process or its parent."""
     return home is None or os.path.basename(home) == LINKED_HOME_DIRECTORY
 
 

@@ -117,8 +117,9 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         self._source, self._columns = SourceOptions.parse(source, streaming=True), selected_columns(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
-        """Called in a task: fetch the records of all ranges and write them to files. A task that fails deletes its
-        files.
+        """Called in a task: fetch the records of the ranges in `iterator` and write them to files.
+
+        A task that fails deletes its files.
         """
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"

@@ -41,7 +41,7 @@ from mansio.state.share_partition.types import (
     DeadLetterReservation,
     DeadRange,
     Producer,
-    Redrive,
+    RedrivenRanges,
 )
 
 if TYPE_CHECKING:
@@ -392,9 +392,9 @@ class DeadRanges:
         """Return the dead ranges, ascending."""
         return tuple(self._ranges)
 
-    def redrives(self) -> tuple[Redrive, ...]:
+    def redrives(self) -> tuple[RedrivenRanges, ...]:
         """Return the redrives with the offsets that each offered, oldest first."""
-        return tuple(Redrive(name, tuple(ranges)) for name, ranges in self._redrives.items())
+        return tuple(RedrivenRanges(name, tuple(ranges)) for name, ranges in self._redrives.items())
 
     def add(self, added: DeadRange) -> None:
         """Add a dead range."""

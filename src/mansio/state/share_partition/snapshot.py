@@ -39,7 +39,7 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, Redrive
+    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, RedrivenRanges
 
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
@@ -65,7 +65,7 @@ class FoldedState:
         self.lease_bound = 0
         self.done_count = 0
         self._dead: list[DeadRange] = []
-        self.redrives: tuple[Redrive, ...] = ()
+        self.redrives: tuple[RedrivenRanges, ...] = ()
         self.producer: Producer | None = None
         self._firsts: list[int] = []
         self._changes: list[StateBatch] = []

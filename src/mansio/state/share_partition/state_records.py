@@ -25,7 +25,7 @@ from mansio.state.share_partition.types import (
     DeadLetterReservation,
     DeadRange,
     Producer,
-    Redrive,
+    RedrivenRanges,
     ShareKey,
     StateBatch,
     Update,
@@ -390,12 +390,14 @@ def _read_producer(reader: Reader) -> Producer:
     return Producer(producer_id, epoch, sequences)
 
 
-def _encode_redrive(redrive: Redrive) -> bytes:
+def _encode_redrive(redrive: RedrivenRanges) -> bytes:
     return encode_string(redrive.redrive_id) + encode_array(_RANGE.pack(*each) for each in redrive.ranges)
 
 
-def _read_redrive(reader: Reader) -> Redrive:
-    return Redrive(reader.read_string(), reader.read_array(lambda: _RANGE.unpack(reader.take(_RANGE.size))))
+def _read_redrive(reader: Reader) -> RedrivenRanges:
+    return RedrivenRanges(
+        reader.read_string(), reader.read_array(lambda: _RANGE.unpack(reader.take(_RANGE.size)))
+    )
 
 
 def _read_dead(reader: Reader) -> DeadRange:

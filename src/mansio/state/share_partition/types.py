@@ -147,7 +147,7 @@ class DeadRange(NamedTuple):
     uncounted_deliveries: int
 
 
-class Redrive(NamedTuple):
+class RedrivenRanges(NamedTuple):
     """Offset ranges that requests with this redrive id have offered again."""
 
     redrive_id: str
@@ -183,7 +183,7 @@ class Update(NamedTuple):
     changes: tuple[StateBatch, ...] = ()
     is_snapshot: bool = False
     dead_ranges: tuple[DeadRange, ...] | None = None
-    redrives: tuple[Redrive, ...] | None = None
+    redrives: tuple[RedrivenRanges, ...] | None = None
     producer: Producer | None = None
     added_dead_ranges: tuple[DeadRange, ...] = ()
 
@@ -203,7 +203,7 @@ class LoadedState(NamedTuple):
     done_count: int
     changes: tuple[StateBatch, ...]
     dead_ranges: tuple[DeadRange, ...]
-    redrives: tuple[Redrive, ...]
+    redrives: tuple[RedrivenRanges, ...]
     producer: Producer | None
     is_complete: bool
     withheld_ms: int

@@ -405,12 +405,12 @@ class FlushState:
         )
 
     def prepare_maintenance(
-        self, segments: Sequence[Segment], start_offset: int, snapshot_bytes: int, *, closing: bool
+        self, segments: Sequence[Segment], start_offset: int, index_snapshot_bytes: int, *, closing: bool
     ) -> MaintenanceJob:
         """The job that writes the checkpoint and the indexes that are due, and removes trimmed segments.
 
         `segments` are all segments of the log. The index of the active segment is included if the segment has grown by
-        `snapshot_bytes` since it was saved, or if `closing`.
+        `index_snapshot_bytes` since it was saved, or if `closing`.
         """
         active, previous, index_saved_bytes = segments[-1], self.checkpoint, self._index_saved_at
         self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
@@ -420,7 +420,7 @@ class FlushState:
             DueIndex(segment, segment.index, segment.end_offset, segment.size, True)  # type: ignore[arg-type]  # kept until it is saved
             for segment in due
         ]
-        if closing or active.size - self._index_saved_at >= snapshot_bytes:
+        if closing or active.size - self._index_saved_at >= index_snapshot_bytes:
             self._index_saved_at = active.size
             index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
             indexes.append(DueIndex(active, index.copy(), active.end_offset, active.size, False))

@@ -69,8 +69,8 @@ _REPAIR_FIELD: Final = unsigned_varint(_REPAIR_TAG) + b"\x00"
 
 _INT: Final = Struct(">i")
 _REPLICA: Final = Struct(">iq")
-_LIMITS: Final = Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
-_LIMITS_AND_SESSION: Final = Struct(">iiibii")  # and session id, session epoch
+_FETCH_FIELDS: Final = Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
+_FETCH_FIELDS_AND_SESSION: Final = Struct(">iiibii")  # and session id, session epoch
 
 _FRAME_START: Final = Struct(">ii")
 _ERROR_SESSION: Final = Struct(">hi")
@@ -151,12 +151,12 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         (replica_id,) = _INT.unpack_from(frame, position)
         position += 4
     if version >= 7:
-        limits = _LIMITS_AND_SESSION.unpack_from(frame, position)
-        position += _LIMITS_AND_SESSION.size
+        limits = _FETCH_FIELDS_AND_SESSION.unpack_from(frame, position)
+        position += _FETCH_FIELDS_AND_SESSION.size
         session_id, session_epoch = limits[4:]
     else:
-        limits = _LIMITS.unpack_from(frame, position)
-        position += _LIMITS.size
+        limits = _FETCH_FIELDS.unpack_from(frame, position)
+        position += _FETCH_FIELDS.size
     topics, position, remaining = _read_topics(version, frame, position)
     forgotten: list[ForgottenTopic] = []
     if version >= 7:
@@ -307,9 +307,9 @@ def encode_request(
         parts.append(_INT.pack(replica_id))
     limits = (max_wait_ms, min_bytes, max_bytes, isolation_level)
     parts.append(
-        _LIMITS_AND_SESSION.pack(*limits, session_id, session_epoch)
+        _FETCH_FIELDS_AND_SESSION.pack(*limits, session_id, session_epoch)
         if version >= 7
-        else _LIMITS.pack(*limits)
+        else _FETCH_FIELDS.pack(*limits)
     )
     parts.append(count(len(topics)))
     for name, topic_id, partitions in topics:

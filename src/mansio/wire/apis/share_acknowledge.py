@@ -5,7 +5,7 @@ for acknowledgements, leaders and endpoints, which have the same layout in Share
 
 Invariants:
 * Decoding malformed bytes raises `WireError` and nothing else.
-* A message has at most `ENTRIES_MAX` topics, partitions, batches and endpoints.
+* A decoded message has at most `ENTRIES_MAX` topics, partitions, batches and endpoints.
 * Tagged fields are not written, and skipped when reading.
 """
 

@@ -255,8 +255,8 @@ BATCH_OPTIMIZED: Final = 0
 RECORD_LIMIT: Final = 1
 """Acquire modes (KIP-1206): whole batches, even if they have more than `max_records`; or at most `max_records`
 records."""
-_LIMITS: Final = Struct(">iiiiii")  # epoch, max wait, min bytes, max bytes, max records, batch size
-_LIMITS_AND_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
+_FETCH_FIELDS: Final = Struct(">iiiiii")  # epoch, max wait, min bytes, max bytes, max records, batch size
+_FETCH_FIELDS_AND_MODE: Final = Struct(">iiiiiibb")  # and acquire mode, is renew ack
 
 
 class ShareFetchRequest(NamedTuple):
@@ -293,11 +293,11 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Sha
     group_id, position = read_compact_string(frame, position)
     member_id, position = read_compact_string(frame, position)
     if version >= RENEWAL_VERSION_MIN:
-        limits = _LIMITS_AND_MODE.unpack_from(frame, position)
-        position += _LIMITS_AND_MODE.size
+        limits = _FETCH_FIELDS_AND_MODE.unpack_from(frame, position)
+        position += _FETCH_FIELDS_AND_MODE.size
     else:
-        limits = (*_LIMITS.unpack_from(frame, position), BATCH_OPTIMIZED, 0)
-        position += _LIMITS.size
+        limits = (*_FETCH_FIELDS.unpack_from(frame, position), BATCH_OPTIMIZED, 0)
+        position += _FETCH_FIELDS.size
     epoch, wait_ms, min_bytes, max_bytes, max_records, batch_size, mode, renews = limits
     topics, position, entries_left = read_topics(frame, position)
     forgotten: list[ForgottenTopic] = []
@@ -355,9 +355,9 @@ def encode_request(
         request_header(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
         pack_compact_string(group_id),
         pack_compact_string(member_id),
-        _LIMITS_AND_MODE.pack(*limits, acquire_mode, is_renew_ack)
+        _FETCH_FIELDS_AND_MODE.pack(*limits, acquire_mode, is_renew_ack)
         if version >= RENEWAL_VERSION_MIN
-        else _LIMITS.pack(*limits),
+        else _FETCH_FIELDS.pack(*limits),
     ]
     pack_topics(parts, topics)
     parts.append(pack_compact_count(len(forgotten_topics)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mansio.api.kafka.server.request_router import RequestContext
     from mansio.broker.coordinator.share.state_client import LocalStateClient
-    from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequest
+    from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequestEntry
     from mansio.broker.services.broker_services import BrokerServices
 
 UNKNOWN_SENDER_ID: Final = -1
@@ -33,7 +33,7 @@ async def initialize_share_group_state(
 ) -> bytes:
     """Create the state of share partitions with a start offset and a state epoch, or replace it."""
 
-    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+    async def process(client: LocalStateClient, state_request: StateRequestEntry) -> StateResult:
         await client.initialize(state_request.key, state_request.state_epoch, state_request.start_offset)
         return StateResult()
 
@@ -43,7 +43,7 @@ async def initialize_share_group_state(
 async def read_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
     """Return the state of share partitions to their new leader."""
 
-    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+    async def process(client: LocalStateClient, state_request: StateRequestEntry) -> StateResult:
         state, session = await client.read(state_request.key, state_request.leader_epoch)
         return StateResult(session=session, state=state)
 
@@ -53,7 +53,7 @@ async def read_share_group_state(service: BrokerServices, request: bytes, contex
 async def write_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
     """Store updates of the state of share partitions."""
 
-    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+    async def process(client: LocalStateClient, state_request: StateRequestEntry) -> StateResult:
         assert state_request.write_token is not None, "decode_request sets the token of a write"
         assert state_request.update is not None, "decode_request sets the update of a write"
         await client.write(
@@ -71,7 +71,7 @@ async def write_share_group_state(service: BrokerServices, request: bytes, conte
 async def delete_share_group_state(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
     """Delete the state of share partitions."""
 
-    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+    async def process(client: LocalStateClient, state_request: StateRequestEntry) -> StateResult:
         await client.delete(state_request.key)
         return StateResult()
 
@@ -83,7 +83,7 @@ async def read_share_group_state_summary(
 ) -> bytes:
     """Return start offset, epochs and number of completed records of share partitions, without their batches."""
 
-    async def process(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+    async def process(client: LocalStateClient, state_request: StateRequestEntry) -> StateResult:
         return StateResult(summary=await client.summary(state_request.key))
 
     return await _answer(service, request, context, process)
@@ -93,7 +93,7 @@ async def _answer(
     service: BrokerServices,
     request: bytes,
     context: RequestContext,
-    process: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+    process: Callable[[LocalStateClient, StateRequestEntry], Awaitable[StateResult]],
 ) -> bytes:
     sender, state_requests = decode_request(context.api_key, request)
     refusal = _refusal(service, sender, context)
@@ -125,13 +125,13 @@ def _refusal(
 async def _process_all(
     service: BrokerServices,
     client: LocalStateClient,
-    state_requests: list[StateRequest],
-    process: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+    state_requests: list[StateRequestEntry],
+    process: Callable[[LocalStateClient, StateRequestEntry], Awaitable[StateResult]],
 ) -> list[StateResult]:
     """Call `process` for all entries concurrently, and return one result per entry in the same order."""
     answers = [StateResult()] * len(state_requests)
 
-    async def work(number: int, state_request: StateRequest) -> None:
+    async def work(number: int, state_request: StateRequestEntry) -> None:
         answers[number] = await process(client, state_request)
 
     works = [work(number, state_request) for number, state_request in enumerate(state_requests)]

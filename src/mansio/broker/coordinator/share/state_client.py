@@ -28,7 +28,7 @@ from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
 from mansio.broker.coordinator.share.state_lookup import coordinator_key, partition_for
 from mansio.broker.coordinator.share.state_messages import (
     RequestSender,
-    StateRequest,
+    StateRequestEntry,
     StateResult,
     decode_response,
     encode_request,
@@ -316,7 +316,7 @@ _ERRORS: Final[dict[int, type[MansioError]]] = {
 
 class _QueuedEntry(NamedTuple):
     api_key: int
-    state_request: StateRequest
+    state_request: StateRequestEntry
     promise: Promise[StateResult]
 
 
@@ -370,7 +370,7 @@ class RequestQueue:
         self._waiting: deque[_QueuedEntry] = deque()
         self._running = False
 
-    async def send(self, api_key: int, state_request: StateRequest) -> StateResult:
+    async def send(self, api_key: int, state_request: StateRequestEntry) -> StateResult:
         """Send an entry in one of the next requests; return its result, or raise its error."""
         if len(self._waiting) >= REQUEST_QUEUE_MAX:
             raise CoordinatorNotAvailable(f"{REQUEST_QUEUE_MAX} entries wait for broker {self._node_id}")
@@ -438,26 +438,28 @@ class RemoteStateClient:
         self._non_durable_queue = non_durable_queue
 
     async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
-        state_request = StateRequest(key, leader_epoch=leader_epoch)
+        state_request = StateRequestEntry(key, leader_epoch=leader_epoch)
         result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE, state_request)
         return result.state, result.session
 
     async def write(
         self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
     ) -> None:
-        state_request = StateRequest(key, state_epoch, leader_epoch, write_token=write_token, update=update)
+        state_request = StateRequestEntry(
+            key, state_epoch, leader_epoch, write_token=write_token, update=update
+        )
         queue = self._durable_queue if update.durable else self._non_durable_queue
         await queue.send(ApiKey.WRITE_SHARE_GROUP_STATE, state_request)
 
     async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
-        state_request = StateRequest(key, state_epoch, start_offset=start_offset)
+        state_request = StateRequestEntry(key, state_epoch, start_offset=start_offset)
         await self._durable_queue.send(ApiKey.INITIALIZE_SHARE_GROUP_STATE, state_request)
 
     async def delete(self, key: ShareKey) -> None:
-        await self._durable_queue.send(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequest(key))
+        await self._durable_queue.send(ApiKey.DELETE_SHARE_GROUP_STATE, StateRequestEntry(key))
 
     async def summary(self, key: ShareKey) -> ShareSummary | None:
-        result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequest(key))
+        result = await self._durable_queue.send(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, StateRequestEntry(key))
         return result.summary
 
 

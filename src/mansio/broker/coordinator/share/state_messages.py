@@ -88,8 +88,11 @@ class RequestSender(NamedTuple):
     broker_epoch: int
 
 
-class StateRequest(NamedTuple):
-    """Entry of a request for one share partition. Each API uses some of the fields; the others keep their defaults."""
+class StateRequestEntry(NamedTuple):
+    """One share partition in a request about share state.
+
+    Each API uses some of the fields; the others keep their defaults.
+    """
 
     key: ShareKey
     state_epoch: int = 0
@@ -116,7 +119,7 @@ class StateResult(NamedTuple):
 
 
 def encode_request(
-    api_key: int, sender: RequestSender, state_requests: Sequence[StateRequest], client_id: str
+    api_key: int, sender: RequestSender, state_requests: Sequence[StateRequestEntry], client_id: str
 ) -> bytes:
     """Return the encoded request with its length and correlation id 0."""
     group = state_requests[0].key.group
@@ -137,7 +140,7 @@ def encode_request(
     return len(body).to_bytes(4, "big") + body
 
 
-def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequest]]:
+def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequestEntry]]:
     """Return sender and entries of a request; the sender is None if the request does not contain it."""
     with _raising_wire_errors():
         reader = Reader(body, "share state request")
@@ -151,7 +154,7 @@ def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, lis
         return known, [state_request for state_requests in found for state_request in state_requests]
 
 
-def _encode_entry(api_key: int, group: str, state_request: StateRequest) -> bytes:
+def _encode_entry(api_key: int, group: str, state_request: StateRequestEntry) -> bytes:
     key, fields = state_request.key, {}
     if key.group != group:
         fields[_GROUP_TAG] = encode_string(key.group)
@@ -167,7 +170,7 @@ def _encode_entry(api_key: int, group: str, state_request: StateRequest) -> byte
     return start + encode_tagged_fields(fields)
 
 
-def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]:
+def _encode_write(state_request: StateRequestEntry) -> tuple[bytes, dict[int, bytes]]:
     update, write_token = state_request.update, state_request.write_token
     assert update is not None, "a write has an update"
     assert write_token is not None, "a write has a write token"
@@ -188,7 +191,7 @@ def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]
     return start + encode_changes(update.changes), fields
 
 
-def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> StateRequest:
+def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> StateRequestEntry:
     state_epoch = leader_epoch = start_offset = 0
     write_token = update = None
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
@@ -221,7 +224,7 @@ def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> 
         inside = reader.nested_reader(fields[_GROUP_TAG])
         group = inside.read_string()
         inside.check_end()
-    return StateRequest(
+    return StateRequestEntry(
         ShareKey(group, topic_id, index), state_epoch, leader_epoch, start_offset, write_token, update
     )
 
@@ -230,7 +233,10 @@ def _decode_entry(api_key: int, group: str, topic_id: bytes, reader: Reader) -> 
 
 
 def encode_response(
-    api_key: int, correlation_id: int, state_requests: Sequence[StateRequest], results: Sequence[StateResult]
+    api_key: int,
+    correlation_id: int,
+    state_requests: Sequence[StateRequestEntry],
+    results: Sequence[StateResult],
 ) -> bytes:
     """Return the encoded response with its length."""
     topics = (
@@ -255,7 +261,7 @@ def decode_response(api_key: int, frame: bytes) -> list[StateResult]:
         return [result for results in found for result in results]
 
 
-def _encode_result(api_key: int, state_request: StateRequest, result: StateResult) -> bytes:
+def _encode_result(api_key: int, state_request: StateRequestEntry, result: StateResult) -> bytes:
     start = _RESULT_HEADER.pack(state_request.key.partition, result.error_code) + encode_string(
         result.message
     )
