@@ -70,9 +70,9 @@ class Admin:
         """Delete the records of topics or partitions before an offset or a time, or all records ("end").
 
         Returns the new log start offset of each partition. When the method returns, the records are permanently deleted
-        and no reader receives them. With `dry_run` nothing is deleted. Raises `OffsetOutOfRange` for an offset beyond
-        the log end, `PolicyViolation` for a topic with `cleanup.policy=compact`, and `InvalidTopic` for an internal
-        topic."""
+        and no reader receives them. With `dry_run` nothing is deleted. Raises `OffsetOutOfRange` for an offset above
+        the high watermark, `PolicyViolation` for a topic with `cleanup.policy=compact` or for records that a retention
+        hold of a pipeline protects, `InvalidTopic` for an internal topic, and `InvalidRequest` for a negative offset."""
         ...
 
     def describe_config(self, name: str | int, *, kind: Literal["topic", "broker", "group"] = "topic", include_documentation: bool = False) -> dict[str, ConfigEntry]:
