@@ -98,7 +98,8 @@ def _class(name: str, kind: type) -> Iterator[str]:
             [f"class {name}{public_api.signature(kind.__init__, is_method=True).partition(' ->')[0]}"]
         )
     elif fields:
-        yield _code([f"class {name}:", *(f"    {member.declaration}" for member in fields)])
+        base = "(Message)" if kind.__bases__[0].__name__ == "Message" else ""
+        yield _code([f"class {name}{base}:", *(f"    {member.declaration}" for member in fields)])
     yield _text(inspect.getdoc(kind))
     syntax = public_api.syntax(kind)
     if syntax:
@@ -133,11 +134,13 @@ def _blocking_entries() -> Iterator[str]:
             if syntax:
                 yield f"Supports {', '.join(syntax)}.\n"
             own = {member.name: member for member in public_api.members(counterparts[name])}
-            for member in members:
-                known = own.get(member.name)
-                if known is None or (member.docstring != known.docstring and "; see" not in member.docstring):
-                    yield f"* `{member.name}`: {_joined(member.docstring)}"
-            yield ""
+            different = [
+                f"* `{member.name}`: {_joined(member.docstring)}\n"
+                for member in members
+                if member.docstring != own[member.name].docstring and "; see" not in member.docstring
+            ]
+            if different:
+                yield "".join(different)
         elif inspect.isfunction(value):
             yield _code([f"def {name}{public_api.signature(value)}"])
             yield f"Connected when it returns; otherwise as {link}.\n"
