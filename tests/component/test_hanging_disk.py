@@ -27,7 +27,7 @@ class HangingFlush:
         self._may_go = threading.Event()
         self._may_go.set()
         self.waiting = threading.Event()
-        sync = disk._sync_descriptor
+        sync = disk.sync_descriptor
 
         def delayed(descriptor: int) -> None:
             if not self._may_go.is_set():
@@ -35,7 +35,7 @@ class HangingFlush:
             self._may_go.wait()
             sync(descriptor)
 
-        monkeypatch.setattr(disk, "_sync_descriptor", delayed)
+        monkeypatch.setattr(disk, "sync_descriptor", delayed)
 
     def hang(self) -> None:
         self._may_go.clear()

@@ -40,7 +40,7 @@ LINUX_ONLY: Final = {
             "sched_setaffinity",
             "O_DIRECT",
         ),
-        *("O_TMPFILE", "getrandom", "setns", "unshare"),
+        *("getrandom", "setns", "unshare"),
     ),
     "socket": ("MSG_MORE", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "SO_REUSEPORT", "AF_NETLINK", "TCP_QUICKACK"),
     "select": ("epoll",),

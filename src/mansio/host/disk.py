@@ -41,7 +41,8 @@ _NOT_SUPPORTED = (
 )  # RWF_NOWAIT, by the file system or the kernel
 
 
-def _sync_descriptor(descriptor: int) -> None:
+def sync_descriptor(descriptor: int) -> None:
+    """Flush the bytes and the length of an open file to stable storage. Raises `OSError`."""
     if _FULL_SYNC is not None:
         fcntl.fcntl(descriptor, _FULL_SYNC)
     elif hasattr(os, "fdatasync"):
@@ -138,7 +139,7 @@ class HostFile:
         os.truncate(self._descriptor, size)
 
     def sync(self) -> None:
-        _sync_descriptor(self._descriptor)
+        sync_descriptor(self._descriptor)
 
     def fileno(self) -> int:
         return self._descriptor

@@ -187,6 +187,7 @@ def test_client_and_client_commands_run_on_windows(tmp_path: Path) -> None:
             (["topic", "create", "c", *to], b"", b""),
             (["produce", "c", *to], b"one\ntwo\n", b""),
             (["consume", "c", "--from-beginning", "--exit-at-end", *to], b"", b"one\ntwo\n"),
+            (["doctor", *to], b"", b"cluster"),
         ):
             done = on("win32", *arguments, place=tmp_path, given=given)
             assert done.returncode == 0, done.stderr.decode()

@@ -166,13 +166,14 @@ def measure_flush_ms(directory: str) -> tuple[float, float]:
     """Median and maximum duration of `MEASURED_FLUSHES` appends of `MEASURED_FLUSH_BYTES` with fdatasync, in
     milliseconds.
     """
-    flush = getattr(os, "fdatasync", os.fsync)
+    from mansio.host.disk import sync_descriptor
+
     durations = []
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         for _ in range(MEASURED_FLUSHES):
             file.write(bytes(MEASURED_FLUSH_BYTES))
             began = time.perf_counter()
-            flush(file.fileno())
+            sync_descriptor(file.fileno())
             durations.append((time.perf_counter() - began) * 1000)
     durations.sort()
     return durations[len(durations) // 2], durations[-1]
