@@ -173,9 +173,10 @@ class Cluster:
 
     # -- metadata --------
 
-    async def refresh_metadata(self, topics: Iterable[str] | None) -> None:
+    async def refresh_metadata(self, topics: Iterable[str] | None, *, may_create: bool = True) -> None:
         """Fetch the list of brokers and the metadata of `topics` (None: of all topics).
 
+        With `may_create` and `auto_create_topics` the broker may create missing topics, if it is configured so.
         Concurrent callers that name the same topics share one response.
         """
         wanted = None if topics is None else set(topics)
@@ -183,18 +184,18 @@ class Cluster:
         async with self._refreshing:
             if wanted and all(self._fetched_since(topic, requested) for topic in wanted):
                 return
-            await self._fetch_metadata(wanted)
+            await self._fetch_metadata(wanted, may_create=may_create)
 
     def _fetched_since(self, topic: str, time: float) -> bool:
         cached = self._topics.get(topic)
         return cached is not None and cached[0] >= time
 
-    async def _fetch_metadata(self, wanted: set[str] | None) -> None:
+    async def _fetch_metadata(self, wanted: set[str] | None, *, may_create: bool) -> None:
         connection = await self.any_connection()
         fetched = asyncio.get_running_loop().time()
         fields = {
             "topics": None if wanted is None else [{"name": name} for name in sorted(wanted)],
-            "allow_auto_topic_creation": self.auto_create_topics,
+            "allow_auto_topic_creation": may_create and self.auto_create_topics,
         }
         response = await connection.request(ApiKey.METADATA, fields)
         raise_for_code(response.error_code)
@@ -231,18 +232,20 @@ class Cluster:
         leader = view.partitions[partition].leader
         return (leader, fetched) if leader in self.nodes else None
 
-    async def topic(self, name: str, *, wait_ms: float | None = None) -> TopicMetadata:
+    async def topic(
+        self, name: str, *, wait_ms: float | None = None, may_create: bool = True
+    ) -> TopicMetadata:
         """Metadata of a topic, from the cache if it is no older than `metadata_age_ms_max`.
 
         Metadata of an unknown topic is requested again for `wait_ms` (default: `topic_wait_ms`), because the topic may
-        just have been created. Then `UnknownTopicOrPartition` is raised.
+        just have been created. Then `UnknownTopicOrPartition` is raised. `may_create`: see `refresh_metadata`.
         """
         newest = asyncio.get_running_loop().time() - self.metadata_age_ms_max / 1000
         if self._fetched_since(name, newest):
             return self._topics[name][1]
 
         async def request_topic() -> TopicMetadata:
-            await self.refresh_metadata((name,))
+            await self.refresh_metadata((name,), may_create=may_create)
             metadata = self.cached_topic(name)
             if metadata is None:
                 raise self._failed.get(name) or UnknownTopicOrPartition(f"there is no topic {name}")
@@ -275,7 +278,7 @@ class Cluster:
     async def leader(self, topic: str, partition: int) -> int:
         """Node id of a partition's leader, from the cache if possible. Raises `UnknownTopicOrPartition`, or
         `LeaderNotAvailable` if the partition has no leader."""
-        view = await self.topic(topic)
+        view = await self.topic(topic, may_create=False)
         try:
             return view.leader(partition)
         except (UnknownTopicOrPartition, LeaderNotAvailable):

@@ -66,6 +66,18 @@ def test_own_client_publishes_consumes_and_receives_from_topics_that_nobody_crea
     assert asyncio.run(scenario()) == (b"2", b"3")
 
 
+def test_administration_creates_no_topic_by_asking_for_one(broker: ServedBroker) -> None:
+    missing = mansio.TopicPartition("misspelled", 0)
+    with mansio.blocking.connect(broker.bootstrap_servers) as client:
+        for ask in (
+            lambda: client.admin.describe_topic("misspelled"),
+            lambda: client.admin.delete_records([missing], before=1),
+        ):
+            with pytest.raises(mansio.errors.UnknownTopicOrPartition):
+                ask()
+        assert "misspelled" not in {topic.name for topic in client.admin.describe_topics()}
+
+
 def test_dev_mode_and_its_settings_are_in_the_log(broker: ServedBroker) -> None:
     (line,) = [line for line in broker.text().splitlines() if " dev_mode " in line]
     assert " WARNING dev_mode auto_create_topics_enable=True group_initial_rebalance_delay_ms=0 " in line

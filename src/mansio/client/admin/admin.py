@@ -133,7 +133,7 @@ class Admin:
     async def describe_topic(self, name: str) -> TopicDescription:
         """Id and partitions of a topic. Raises `UnknownTopicOrPartition`."""
         self._cluster.mark_stale((name,))
-        return _topic_description(await self._cluster.topic(name, wait_ms=0))
+        return _topic_description(await self._cluster.topic(name, wait_ms=0, may_create=False))
 
     async def describe_topics(self, *, include_internal: bool = False) -> list[TopicDescription]:
         """Descriptions of all topics, sorted by name, without internal topics unless `include_internal`."""
