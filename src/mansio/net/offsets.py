@@ -35,8 +35,8 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 """ListOffsets timestamp that requests the offset of the record with the greatest timestamp (KIP-734)."""
 
-Request = TypeVar("Request")
-Result = TypeVar("Result")
+PartitionRequest = TypeVar("PartitionRequest")
+PartitionResult = TypeVar("PartitionResult")
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
@@ -71,16 +71,19 @@ class CommittedOffset(NamedTuple):
 
 async def request_leaders(
     cluster: Cluster,
-    requests: Mapping[TopicPartition, Request],
-    send: Callable[[int, Mapping[TopicPartition, Request], dict[TopicPartition, Result]], Awaitable[None]],
-) -> dict[TopicPartition, Result]:
+    requests: Mapping[TopicPartition, PartitionRequest],
+    send: Callable[
+        [int, Mapping[TopicPartition, PartitionRequest], dict[TopicPartition, PartitionResult]],
+        Awaitable[None],
+    ],
+) -> dict[TopicPartition, PartitionResult]:
     """Send one request per partition leader in parallel, and return the results by partition.
 
     `send(node_id, requests, results)` sends the requests of the partitions that broker `node_id` leads, stores results
     in `results`, and raises an error if a partition failed. Retriable errors are retried for the cluster's retry
     timeout, only for the partitions without a result.
     """
-    results: dict[TopicPartition, Result] = {}
+    results: dict[TopicPartition, PartitionResult] = {}
 
     async def attempt() -> None:
         missing = [partition for partition in requests if partition not in results]

@@ -882,7 +882,7 @@ class Log:
         if checked.is_complete(segment.size, segment.end_offset):
             segment.checked = None
 
-    def record_check_failure(self, segment: Segment, error: StorageError) -> None:
+    def on_check_failed(self, segment: Segment, error: StorageError) -> None:
         """Record that the disk failed while a segment was checked.
 
         The batches that are on disk count as not verified, and the segment's next reader gets the error.

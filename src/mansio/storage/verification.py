@@ -127,7 +127,7 @@ class _Reads:
         self._unreadable: list[tuple[int, int]] = []
 
     def read(self, length: int, position: int) -> bytes:
-        """Read with the function that the caller of the check provided."""
+        """Read with the function passed to the constructor."""
         return self._read_with(self._read, length, position)
 
     def read_at(self, length: int, position: int) -> bytes:

@@ -259,7 +259,7 @@ def test_a_failing_disk_is_reported_to_the_reader_that_waits_for_the_check() -> 
     disk = DISK.crash(random.Random(0))
     log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
     segment = log._segments.segments[0]
-    log.record_check_failure(segment, StorageError("no"))
+    log.on_check_failed(segment, StorageError("no"))
     with pytest.raises(StorageError, match="no"):
         log.read(0, 1, log.end_offset)
     assert log.read(0, 1, log.end_offset) is not None

@@ -192,7 +192,7 @@ class LogScrubber:
                 failed = (
                     error if isinstance(error, StorageError) else StorageError(f"{segment.path}: {error}")
                 )
-                log.record_check_failure(segment, failed)
+                log.on_check_failed(segment, failed)
                 logger.error(
                     "segment_not_scrubbed",
                     extra=fields(topic=partition.topic, partition=partition.index, reason=error),

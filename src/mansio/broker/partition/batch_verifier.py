@@ -129,7 +129,7 @@ class BatchVerifier:
         self._start()
 
     def _record_failure(self, segment: Segment, request: _Request, error: StorageError) -> None:
-        request.log.record_check_failure(segment, error)
+        request.log.on_check_failed(segment, error)
         request.on_checked()
 
     def _record_result(self, segment: Segment, request: _Request, result: CheckResult) -> None:

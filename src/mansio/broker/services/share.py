@@ -283,15 +283,15 @@ class ShareService:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")
         found = [SharePartitionDescription(topic_id, index) for topic_id, index in partitions]
 
-        async def describe(number: int, topic_id: bytes, index: int) -> None:
+        async def describe(position: int, topic_id: bytes, index: int) -> None:
             try:
                 leader = await self._load_existing(group_id, topic_id, index)
             except MansioError as error:
-                found[number] = SharePartitionDescription(topic_id, index, error)
+                found[position] = SharePartitionDescription(topic_id, index, error)
             else:
-                found[number] = self._described(leader, ranges_max)
+                found[position] = self._described(leader, ranges_max)
 
-        works = [describe(number, *each) for number, each in enumerate(partitions)]
+        works = [describe(position, *each) for position, each in enumerate(partitions)]
         await gather_results(self.scheduler, works, name="describe leases")
         return found
 

@@ -193,7 +193,7 @@ class SharePartition(NamedTuple):
 
 class RateLimit:
     """Limits a redrive to `per_second` records per second; 0: no limit. `on_progress` is called with the number of
-    records processed so far.
+    records counted so far.
     """
 
     def __init__(self, per_second: int, on_progress: Callable[[int], None]) -> None:

@@ -7,7 +7,7 @@ broker holds; for its brokers `share_fetcher` sends them. With both brokers, a f
 pending acknowledgements of its session.
 
 A request has one part per partition, which the broker accepts or refuses as a whole. The sender splits a refused part
-in split_in_halves and sends these again, until it has found the records whose lease is lost.
+in halves and sends these again, until it has found the records whose lease is lost.
 
 Invariants:
 * Every acknowledgement completes once: with the broker's result, or with `LeaseLost` when there is no result until the
@@ -658,7 +658,7 @@ class AckSender:
         self._update_idle()
 
     def on_failure(self, acks: PendingAcks, error: MansioError) -> None:
-        """Handle `error` as the result of all acknowledgements of a request that have no result."""
+        """Set `error` as the result of the acknowledgements of a request that have no result yet."""
         for partition in list(acks):
             self.on_result(acks, partition, error)
 
@@ -749,7 +749,7 @@ def _name(message: Leased) -> str:
 
 
 def split_in_halves(pending: list[PendingAck]) -> list[list[PendingAck]]:
-    """Split acknowledgements into two split_in_halves. Returns an empty list for a single record."""
+    """Split acknowledgements into two halves. Returns an empty list for a single record."""
     if len(pending) > 1:
         middle = len(pending) // 2
         return [pending[:middle], pending[middle:]]

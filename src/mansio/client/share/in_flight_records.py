@@ -352,7 +352,7 @@ class InFlightRecords:
         """Return the estimated number of seconds until the lease of the message ends."""
         return message._lease.deadline_s - self._loop.time()
 
-    def all_held(self) -> Iterator[Leased]:
+    def all_unfinished(self) -> Iterator[Leased]:
         """Yield all records that are neither acknowledged nor lost."""
         for held in self._held.values():
             yield from list(held.values())
@@ -360,7 +360,7 @@ class InFlightRecords:
     def close(self) -> None:
         """Mark all held records as lost."""
         self._earliest_timer.cancel()
-        for message in list(self.all_held()):
+        for message in list(self.all_unfinished()):
             self.mark_lost(message)
         self._ready.clear()
         self.record_available.set()
@@ -374,7 +374,7 @@ class InFlightRecords:
         """Request the renewal of leases of which half has passed, and mark records whose lease has ended as lost."""
         now = self._loop.time()
         next_time, step, over = float("inf"), float("inf"), 0
-        for message in self.all_held():
+        for message in self.all_unfinished():
             if message._state != HELD:
                 continue
             lease = message._lease

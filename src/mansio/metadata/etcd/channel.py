@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from mansio.metadata.etcd.config import Certificates
 
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
 
@@ -136,8 +136,8 @@ class Endpoint:
         self.checked = False
 
     async def call(
-        self, method: Method[Request, Answer], request: Request, metadata: Metadata, deadline_s: float
-    ) -> Answer:
+        self, method: Method[RequestT, ResponseT], request: RequestT, metadata: Metadata, deadline_s: float
+    ) -> ResponseT:
         """Execute one call, without retries. `deadline_s` includes the time to connect. Raises `CallFailed`."""
         end = asyncio.get_running_loop().time() + deadline_s
         await self._connect(deadline_s)
@@ -148,7 +148,7 @@ class Endpoint:
                 method.path, request_serializer=method.write, response_deserializer=method.read
             )
         try:
-            answer: Answer = await call(request, timeout=left_s, metadata=metadata)
+            answer: ResponseT = await call(request, timeout=left_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise CallFailed(classify(error.code(), error.details(), self.url)) from error
         except asyncio.CancelledError:
@@ -157,7 +157,9 @@ class Endpoint:
             raise
         return answer
 
-    async def stream(self, method: Method[Request, Answer], metadata: Metadata) -> Stream[Request, Answer]:
+    async def stream(
+        self, method: Method[RequestT, ResponseT], metadata: Metadata
+    ) -> Stream[RequestT, ResponseT]:
         """Open a stream. Raises `CallFailed` if there is no connection; the reads raise errors of the stream."""
         await self._connect(CALL_DEADLINE_S)
         begin = self._channel.stream_stream(
@@ -252,21 +254,21 @@ def _unsupported(message: str) -> CallFailed:
     return CallFailed(Failure(CallOutcome.NOT_DONE, EtcdUnsupported(message), try_other_endpoint=True))
 
 
-class Stream(Generic[Request, Answer]):
+class Stream(Generic[RequestT, ResponseT]):
     """A bidirectional gRPC stream. The caller has to close it."""
 
     def __init__(self, call: Any, url: str) -> None:
         self._call = call
         self._url = url
 
-    async def write(self, request: Request) -> None:
+    async def write(self, request: RequestT) -> None:
         """Send one message. Raises `CallFailed`."""
         try:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             raise await self._failed() from None
 
-    async def read(self, silence_s: float) -> Answer:
+    async def read(self, silence_s: float) -> ResponseT:
         """Wait for the next message. Raises `CallFailed` at the end, and after `silence_s` without a message."""
         try:
             async with asyncio.timeout(silence_s):
@@ -277,7 +279,7 @@ class Stream(Generic[Request, Answer]):
             raise CallFailed(classify(error.code(), error.details(), self._url)) from error
         if answer is grpc.aio.EOF:
             raise await self._failed()
-        message: Answer = answer
+        message: ResponseT = answer
         return message
 
     def close(self) -> None:

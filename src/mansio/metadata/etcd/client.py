@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from mansio.metadata.etcd.messages import Method
     from mansio.ports import Random
 
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 CALLS_DEADLINE_S: Final = 3.0
 """Deadline of all attempts of one call together. It is longer than etcd takes to elect a leader."""
@@ -62,10 +62,10 @@ class EndpointStatus(NamedTuple):
     reason: str = ""
 
 
-class OpenStream(NamedTuple, Generic[Request, Answer]):
+class OpenStream(NamedTuple, Generic[RequestT, ResponseT]):
     """An open stream, with its endpoint and the authentication token with which it was opened."""
 
-    stream: Stream[Request, Answer]
+    stream: Stream[RequestT, ResponseT]
     endpoint: Endpoint
     token: str | None
 
@@ -130,8 +130,8 @@ class EtcdClient:
         await asyncio.gather(*(endpoint.close() for endpoint in self._endpoints))
 
     async def call(
-        self, method: Method[Request, Answer], request: Request, *, repeatable: bool = True
-    ) -> Answer:
+        self, method: Method[RequestT, ResponseT], request: RequestT, *, repeatable: bool = True
+    ) -> ResponseT:
         """Execute a call, with retries. Raises the error of the last attempt.
 
         If a call that is not `repeatable` may have been executed, it is not retried and raises `AmbiguousOutcome`.
@@ -161,7 +161,7 @@ class EtcdClient:
             self.record_success(endpoint)
             return answer
 
-    async def stream(self, method: Method[Request, Answer]) -> OpenStream[Request, Answer]:
+    async def stream(self, method: Method[RequestT, ResponseT]) -> OpenStream[RequestT, ResponseT]:
         """Open a stream to the current endpoint, without retries.
 
         Raises `StreamFailed`; the caller calls `handle_failure` with its attributes, then retries.

@@ -15,16 +15,16 @@ from mansio.metadata.metadata_store import Compare, Delete, Entry, Event, Put
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-Request = TypeVar("Request")
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
 
 
-class Method(NamedTuple, Generic[Request, Answer]):
+class Method(NamedTuple, Generic[RequestT, ResponseT]):
     """One gRPC method: its path, and the functions that serialize requests and parse responses."""
 
     path: str
-    write: Callable[[Request], bytes]
-    read: Callable[[bytes], Answer]
+    write: Callable[[RequestT], bytes]
+    read: Callable[[bytes], ResponseT]
 
 
 RANGE: Final = Method(

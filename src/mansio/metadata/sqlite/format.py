@@ -81,7 +81,8 @@ CORRUPTION_REMEDY: Final = "restore a backup of the data directory, or start wit
 
 
 class Totals(NamedTuple):
-    """The single row of the table `store`: the numbers of entries and events, and the sums of their CRCs.
+    """The single row of the table `store`: format and revision, the numbers of entries and events, and the sums of their
+    CRCs.
 
     Events up to `compacted_revision` were deleted.
     """

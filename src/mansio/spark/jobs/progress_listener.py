@@ -96,7 +96,7 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: no batch is complete yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Commit the offsets after a micro-batch, and when there was no new data."""
+        """Commit the offsets after each micro-batch, also after one without new data."""
         if event.progress.name == self.name:
             self.publish(event.progress)
 

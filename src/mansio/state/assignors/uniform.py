@@ -37,7 +37,7 @@ class UniformAssignor:
         alike = all(each.topics is first or set(each.topics) == set(first) for each in ordered)
         kept, unassigned = _kept(ordered, partitions, alike=alike)
         return (
-            _balance_equal(kept, unassigned)
+            _balance_same_subscriptions(kept, unassigned)
             if alike
             else _HeterogeneousAssignment(ordered, kept).balance(sorted(unassigned))
         )
@@ -62,7 +62,7 @@ def _kept(
     return kept, free
 
 
-def _balance_equal(
+def _balance_same_subscriptions(
     kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
 ) -> dict[str, frozenset[TopicPartition]]:
     """Balance members with the same subscription: each gets its share and keeps as many partitions as possible. Visits

@@ -401,7 +401,7 @@ class DeadRanges:
         self.offset_count += added.last - added.first + 1 - insert_dead_range(self._ranges, added)
 
     def intersect(self, wanted: Sequence[tuple[int, int]]) -> list[DeadRange]:
-        """Return the parts of the dead ranges that lie in these offset ranges."""
+        """Return the parts of the dead ranges that lie in the `wanted` offset ranges."""
         found = []
         for first, last in wanted:
             at = max(bisect_right(self._ranges, first, key=lambda each: each.first) - 1, 0)

@@ -409,7 +409,7 @@ class RecoveryScan:
                 previous = previous._replace(sequence=previous.sequence + 1, needs_new_epoch=True)
                 yield partial(write_one_slot, self.disk, self.directory, previous)
         self._truncate(active, size, torn)
-        self._truncate_files(kept[-1:], always=False)
+        self._truncate_files(kept[-1:], rewrite_lengths=False)
         rolled = any(segment is not active for segment in self.uncertain_lengths)
         if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
@@ -460,16 +460,16 @@ class RecoveryScan:
             # Without the sync a crash could restore an index or segment that does not match the appended batches.
             self.disk.sync_directory(self.directory)
 
-    def _truncate_files(self, kept: list[Segment], *, always: bool) -> None:
+    def _truncate_files(self, kept: list[Segment], *, rewrite_lengths: bool) -> None:
         """Truncate the files of the `kept` segments to the end of their batches.
 
-        `always`: change the length of each file even if it is correct, so that the next sync writes it: the sync of an
-        earlier change may have failed.
+        `rewrite_lengths`: change the length of each file even if it is correct, so that the next sync writes it: the
+        sync of an earlier change may have failed.
         """
         for segment in self.uncertain_lengths:
             if segment not in kept or segment.file is None:
                 continue
-            if always:
+            if rewrite_lengths:
                 segment.file.truncate(segment.size + 1)
             if segment.file.size() > segment.size:
                 segment.file.truncate(segment.size)
@@ -504,7 +504,7 @@ class RecoveryScan:
 
         def write_again() -> PendingSync:
             # Part of the step, so that it is repeated if a batch sync fails.
-            self._truncate_files(kept, always=True)
+            self._truncate_files(kept, rewrite_lengths=True)
             return PendingSync((*self._write_again(kept), self._epochs_file(path)))
 
         def rename() -> PendingSync:

@@ -392,7 +392,8 @@ _NULL_LENGTH: Final = varint(-1)
 _OFFSET_DELTA_LIMITS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)
 """An offset delta takes one byte if it is below the first limit, two bytes if it is below the second, and so on."""
 _CACHED_LENGTHS_MAX: Final = 1 << 12
-_TEMPLATE_RECORDS_MAX: Final = 1 << 13
+_UNIFORM_RECORDS_MAX: Final = 1 << 13
+"""Uniform records of a batch whose bytes around the values come from a cached table."""
 
 
 def encode_records(records: Iterable[NewRecord]) -> bytearray:
@@ -425,7 +426,7 @@ def encode_value_only_records(timestamps_ms: Sequence[int], values: Sequence[byt
     if not is_one_timestamp and (max(timestamps_ms) - base > 0x3F or min(timestamps_ms) < base):
         return encode_records(zip(timestamps_ms, repeat(None), values, repeat(())))
     lengths = list(map(len, values))
-    if is_one_timestamp and lengths.count(lengths[0]) == count and count <= _TEMPLATE_RECORDS_MAX:
+    if is_one_timestamp and lengths.count(lengths[0]) == count and count <= _UNIFORM_RECORDS_MAX:
         parts: list[bytes] = [b""] * (2 * count)
         parts[0::2] = _value_prefixes(lengths[0], 1 << (count - 1).bit_length())[:count]
         parts[1::2] = values

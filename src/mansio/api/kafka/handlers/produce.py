@@ -85,7 +85,7 @@ def produce(
     if quotas is not None and (throttle_ms := quotas.record_produce(header.client_id, len(frame))):
         connection.pause_reading_ms(throttle_ms)
     if acks == ACKS_NONE:
-        _raise_error(service, results)
+        _raise_if_failed(service, results)
         if pending is not None and not pending.is_complete:
             _wait_recompressed(service, connection, pending)
             return None
@@ -180,7 +180,7 @@ def _recompressed(
         client=connection,
     )
     if template.acks == ACKS_NONE:
-        _raise_error(service, pending.results)
+        _raise_if_failed(service, pending.results)
         if pending.is_complete:
             return NO_RESPONSE
         _wait_recompressed(service, connection, pending)
@@ -195,7 +195,7 @@ def _recompressed(
 
 def _end_without_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
     try:
-        _raise_error(service, pending.results)
+        _raise_if_failed(service, pending.results)
     except MansioError as error:
         connection.reject(error)
         return
@@ -212,8 +212,8 @@ def _request_error(request: wire.ProduceRequest) -> MansioError | None:
     return None
 
 
-def _raise_error(service: BrokerServices, results: Sequence[TopicResults]) -> None:
-    """Raise the first error of a request with acks=0, which has no response. The connection is then closed, so that the
+def _raise_if_failed(service: BrokerServices, results: Sequence[TopicResults]) -> None:
+    """Raise the last error of a request with acks=0, which has no response. The connection is then closed, so that the
     client refreshes its metadata."""
     last: MansioError | None = None
     for _, _, entries in results:

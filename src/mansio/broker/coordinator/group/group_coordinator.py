@@ -200,7 +200,7 @@ class GroupCoordinator:
 
     def led_partitions(self, node_id: int) -> list[int]:
         """Return the partitions of `__consumer_offsets` that broker `node_id` leads according to the metadata, whether
-        or not it has loaded their groups; empty on a single node."""
+        or not it has loaded their groups; empty on a single node, which leads all of them."""
         if self.lookup is None:
             return []
         indexes = range(self.lookup.partition_count())

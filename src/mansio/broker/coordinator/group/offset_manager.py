@@ -375,7 +375,10 @@ class OffsetExpiration:
             self._scheduler.spawn(work, name="delete offsets of deleted topics")
 
     async def expire(self) -> int:
-        """Delete the expired offsets of all groups. Returns the number of expired offsets."""
+        """Delete the expired offsets of all groups, and groups that have neither members nor offsets then.
+
+        Groups that are being loaded are skipped. Returns the number of expired offsets.
+        """
         now_ms = self._clock.wall_ms()
         expired = 0
         for group_id in list(self._store.entries):
