@@ -105,8 +105,8 @@ class RedriveResult:
     """Numbers of records in the result of one redrive request.
 
     `redriven` records were made available by this request, `repeated` records by an earlier request with the same
-    redrive id; `deleted` records are no longer in the log; `dead` is the number of dead-lettered records of the partition that
-    were not made available again.
+    redrive id; `deleted` records are no longer in the log; `dead` is the number of dead-lettered records of the
+    partition that were not made available again.
     """
 
     redriven: int

@@ -81,8 +81,7 @@ CORRUPTION_REMEDY: Final = "restore a backup of the data directory, or start wit
 
 
 class Totals(NamedTuple):
-    """The single row of the table `store`: format and revision, the numbers of entries and events, and the sums of their
-    CRCs.
+    """The single row of the table `store`: format, revision, numbers of entries and events, sums of their CRCs.
 
     Events up to `compacted_revision` were deleted.
     """
