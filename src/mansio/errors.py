@@ -67,7 +67,7 @@ class UnsupportedVersion(RequestError):
 
 
 class DelayNotOffered(UnsupportedVersion):
-    """The broker does not support retry delays, as Apache Kafka does not. Call `retry` without `after`."""
+    """The broker, for example Apache Kafka, does not support retry delays. Call `retry` without `after`."""
 
 
 class CorruptMessage(RequestError):

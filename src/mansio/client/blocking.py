@@ -242,7 +242,7 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or the end was reached with automatic commits (see `Client.consume`)."""
+        """Whether the consumer is closed: by `close`, or with `auto_commit` by itself at the requested end."""
         return self._original.is_closed
 
     @property

@@ -134,7 +134,7 @@ class MetadataImage:
         self._watch_task = scheduler.spawn(self._watch(store, scheduler), name="watch metadata")
 
     def stop(self) -> None:
-        """Stop to apply changes; calls of `wait_for_revision` raise `Unavailable`."""
+        """Stop applying changes; calls of `wait_for_revision` raise `Unavailable`."""
         if self._watch_task is not None:
             self._watch_task.cancel()
             self._watch_task = self._store = None

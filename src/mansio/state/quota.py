@@ -44,7 +44,7 @@ EVICTION_SCAN_MAX: Final = 2
 they are created."""
 
 
-class SpecialName(Enum):
+class NonLiteralName(Enum):
     """Values of a `QuotaEntity` field that are not the name of a user or client."""
 
     DEFAULT = "default"
@@ -53,14 +53,14 @@ class SpecialName(Enum):
     """The quota does not depend on the user, or on the client id."""
 
 
-EntityName = str | SpecialName
+EntityName = str | NonLiteralName
 
 
 class QuotaEntity(NamedTuple):
     """Entity of a quota: a user, a client id, or a client id of a user. At least one field is not ABSENT."""
 
-    user: EntityName = SpecialName.ABSENT
-    client_id: EntityName = SpecialName.ABSENT
+    user: EntityName = NonLiteralName.ABSENT
+    client_id: EntityName = NonLiteralName.ABSENT
 
 
 class QuotaScope(NamedTuple):
@@ -79,14 +79,14 @@ def find_quota(
     The most specific quota applies: a quota of the user before one of the default user, and of each first the one that
     also names the client id (KIP-55).
     """
-    for user_part in (user, SpecialName.DEFAULT):
-        for client in (client_id, SpecialName.DEFAULT):
+    for user_part in (user, NonLiteralName.DEFAULT):
+        for client in (client_id, NonLiteralName.DEFAULT):
             if (rate := rates.get(QuotaEntity(user_part, client))) is not None:
                 return QuotaScope(user, client_id), rate
-        if (rate := rates.get(QuotaEntity(user_part, SpecialName.ABSENT))) is not None:
+        if (rate := rates.get(QuotaEntity(user_part, NonLiteralName.ABSENT))) is not None:
             return QuotaScope(user, None), rate
-    for client in (client_id, SpecialName.DEFAULT):
-        if (rate := rates.get(QuotaEntity(SpecialName.ABSENT, client))) is not None:
+    for client in (client_id, NonLiteralName.DEFAULT):
+        if (rate := rates.get(QuotaEntity(NonLiteralName.ABSENT, client))) is not None:
             return QuotaScope(None, client_id), rate
     return None
 

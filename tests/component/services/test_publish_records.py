@@ -23,7 +23,7 @@ from mansio.errors import (
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
-from mansio.state.quota import PRODUCER_BYTE_RATE, QuotaEntity, SpecialName
+from mansio.state.quota import PRODUCER_BYTE_RATE, NonLiteralName, QuotaEntity
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.murmur2 import partition_for_key
@@ -207,7 +207,7 @@ def test_records_that_are_not_committed_in_time_are_reported_as_timed_out(tmp_pa
 
 def test_the_quota_of_the_callers_client_id_is_charged(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.quotas.alter(QuotaEntity(SpecialName.ABSENT, "slow"), {PRODUCER_BYTE_RATE: 1000.0})
+        await services.quotas.alter(QuotaEntity(NonLiteralName.ABSENT, "slow"), {PRODUCER_BYTE_RATE: 1000.0})
         records = [RecordToPublish(bytes(100_000))]
         slow = await services.publish.publish_records(
             "t", records, timeout_ms=TIMEOUT_MS, caller=Caller(client_id="slow")

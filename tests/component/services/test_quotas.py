@@ -9,7 +9,7 @@ import pytest
 from component.services.services_fixtures import run
 from mansio.broker.services.quotas import CLIENT_ID, IP, USER, MatchType, QuotaAlteration, QuotaFilter
 from mansio.errors import InvalidRequest, UnsupportedVersion
-from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaEntity, SpecialName
+from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, NonLiteralName, QuotaEntity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +38,10 @@ def test_quotas_are_set_described_enforced_and_removed(tmp_path: Path) -> None:
         )
         assert errors == [None] * 3
         slow, default = (
-            QuotaEntity(SpecialName.ABSENT, "slow"),
-            QuotaEntity(SpecialName.ABSENT, SpecialName.DEFAULT),
+            QuotaEntity(NonLiteralName.ABSENT, "slow"),
+            QuotaEntity(NonLiteralName.ABSENT, NonLiteralName.DEFAULT),
         )
-        both = QuotaEntity("ANONYMOUS", SpecialName.DEFAULT)
+        both = QuotaEntity("ANONYMOUS", NonLiteralName.DEFAULT)
         assert entities(services) == {slow, default, both}
         assert entities(services, QuotaFilter(CLIENT_ID, MatchType.EXACT, "slow")) == {slow}
         assert entities(services, QuotaFilter(CLIENT_ID, MatchType.DEFAULT)) == {default, both}

@@ -14,7 +14,7 @@ from mansio.host.clock import HostClock, HostRandom
 from mansio.metadata import metadata_store
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Put
-from mansio.state.quota import QuotaEntity, SpecialName
+from mansio.state.quota import NonLiteralName, QuotaEntity
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
@@ -53,7 +53,7 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
         await asyncio.gather(
             quotas.alter(CLIENT, {"producer_byte_rate": 1}),
             quotas.alter(CLIENT, {"consumer_byte_rate": 2}),
-            quotas.alter(QuotaEntity(client_id=SpecialName.DEFAULT), {"consumer_byte_rate": 3}),
+            quotas.alter(QuotaEntity(client_id=NonLiteralName.DEFAULT), {"consumer_byte_rate": 3}),
         )
         assert Quota(CLIENT, {"producer_byte_rate": 1, "consumer_byte_rate": 2}) in quotas.list_quotas()
         assert len(quotas.list_quotas()) == 2
@@ -62,7 +62,7 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
             quotas.alter(CLIENT, {"consumer_byte_rate": None}),
         )
         assert [quota.entity for quota in quotas.list_quotas()] == [
-            QuotaEntity(client_id=SpecialName.DEFAULT)
+            QuotaEntity(client_id=NonLiteralName.DEFAULT)
         ]
 
     run(check)

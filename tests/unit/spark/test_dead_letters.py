@@ -17,7 +17,7 @@ from mansio.spark.iceberg.table_format import DEAD_LETTER_SCHEMA
 from mansio.spark.jobs.maintain import maintain
 from mansio.spark.options import ERROR_COLUMN
 from mansio.spark.sink.iceberg_sink import split_dead_letters
-from mansio.spark.source.task_reader import format_error
+from mansio.spark.source.task_reader import unreadable_offsets_text
 from mansio.wire.batch.record_batch import build_batch
 from support.iceberg import plan
 
@@ -47,7 +47,7 @@ def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[Wri
                 "partition": partition,
                 "offset": first,
                 "value": value,
-                ERROR_COLUMN: format_error(first, last, CorruptMessage("bad")),
+                ERROR_COLUMN: unreadable_offsets_text(first, last, CorruptMessage("bad")),
             }
             for partition, first, last, value in rows
         ],

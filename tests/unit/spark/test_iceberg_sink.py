@@ -25,7 +25,7 @@ from mansio.spark.sink.iceberg_sink import (
     split_dead_letters,
 )
 from mansio.spark.source.read_plan import TaskRange
-from mansio.spark.source.task_reader import format_error
+from mansio.spark.source.task_reader import unreadable_offsets_text
 from support.iceberg import expected, held, plan, write_parts
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def test_sink_refuses_what_it_cannot_do() -> None:
 def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     table: ArchiveTable, tmp_path: Path
 ) -> None:
-    said = {3: format_error(3, 5, CorruptMessage("CRC")), 8: "any text"}
+    said = {3: unreadable_offsets_text(3, 5, CorruptMessage("CRC")), 8: "any text"}
     rows = pa.RecordBatch.from_pylist(
         [
             {

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from mansio.state.quota import (
     THROTTLE_MS_MAX,
+    NonLiteralName,
     QuotaEntity,
     QuotaScope,
     RateLimiter,
-    SpecialName,
     TokenBucket,
     find_quota,
 )
 
-DEFAULT = SpecialName.DEFAULT
-ABSENT = SpecialName.ABSENT
+DEFAULT = NonLiteralName.DEFAULT
+ABSENT = NonLiteralName.ABSENT
 EVERYBODY = {QuotaEntity(client_id=DEFAULT): 100.0}
 
 rates = st.floats(1, 1e9, allow_nan=False)

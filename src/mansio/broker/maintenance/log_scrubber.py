@@ -6,7 +6,7 @@ A disk may change bytes long after they were verified. Each round reads every cl
 Damage is recorded in the log, whose readers then get CORRUPT_MESSAGE, and reported like damage that a reader finds.
 
 In addition, every `verify_again_ms` the scrubber marks the verified batches of each partition as unverified, so that
-their next read verifies them again. The partitions are divided into `VERIFY_AGAIN_PARTS` parts with different times.
+their next read verifies them again. The partitions are divided into `VERIFY_AGAIN_SHARES` shares with different times.
 
 Invariant: a result is recorded only if the segment is still in the log as it was when its check began.
 """
@@ -39,8 +39,9 @@ WORK_SHARE_MAX: Final = 0.25
 PAUSE_MS_MIN: Final = 1.0
 """Minimum pause between two slices."""
 
-VERIFY_AGAIN_PARTS: Final = 24
-"""Number of parts of the partitions; every `verify_again_ms / VERIFY_AGAIN_PARTS` one part is to be verified again."""
+VERIFY_AGAIN_SHARES: Final = 24
+"""Number of shares into which the partitions are divided; the checks of one share are forgotten every
+`verify_again_ms / VERIFY_AGAIN_SHARES`."""
 
 
 class ScrubCounts(NamedTuple):
@@ -82,7 +83,7 @@ class LogScrubber:
         self._pausing: tuple[Timer, Promise[None]] | None = None
         self._busy: Promise[None] | None = None
         self._started = self._stopped = False
-        self._next_part = 0
+        self._next_share = 0
         self.counts = ScrubCounts()
 
     def start(self) -> None:
@@ -91,7 +92,7 @@ class LogScrubber:
         if self._bytes_per_second:
             self._timers[0] = self._scheduler.call_later(self._interval_ms, self._start_round)
         self._timers[1] = self._scheduler.call_later(
-            self._verify_again_ms / VERIFY_AGAIN_PARTS, self._verify_part_again
+            self._verify_again_ms / VERIFY_AGAIN_SHARES, self._forget_checks_of_next_share
         )
 
     def set_bytes_per_second(self, bytes_per_second: int) -> None:
@@ -110,13 +111,13 @@ class LogScrubber:
         while self._busy is not None:
             await self._busy
 
-    def _verify_part_again(self) -> None:
+    def _forget_checks_of_next_share(self) -> None:
         for number, partition in enumerate(tuple(self._partitions)):
-            if number % VERIFY_AGAIN_PARTS == self._next_part and not partition.closed:
+            if number % VERIFY_AGAIN_SHARES == self._next_share and not partition.closed:
                 partition.log.forget_checks()
-        self._next_part = (self._next_part + 1) % VERIFY_AGAIN_PARTS
+        self._next_share = (self._next_share + 1) % VERIFY_AGAIN_SHARES
         self._timers[1] = self._scheduler.call_later(
-            self._verify_again_ms / VERIFY_AGAIN_PARTS, self._verify_part_again
+            self._verify_again_ms / VERIFY_AGAIN_SHARES, self._forget_checks_of_next_share
         )
 
     def _start_round(self) -> None:

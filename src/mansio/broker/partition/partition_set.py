@@ -67,7 +67,7 @@ _CODECS: Final = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
-OPEN_BATCH_MAX = 256
+PARTITIONS_OPENED_PER_JOB_MAX = 256
 """Logs created or recovered per job of the file thread: they share their flushes, and other jobs are not delayed for
 longer."""
 
@@ -271,7 +271,10 @@ class PartitionSet:
     async def _open(
         self, wanted: Sequence[AssignedReplica], is_new: Callable[[PartitionState], bool] | None = None
     ) -> list[tuple[Topic, int, StorageError]]:
-        """Open in batches of `OPEN_BATCH_MAX`; returns those that failed. `is_new`: see `PartitionFiles.open`."""
+        """Open partitions, at most `PARTITIONS_OPENED_PER_JOB_MAX` per job of the file thread.
+
+        Returns those that failed. `is_new`: see `PartitionFiles.open`.
+        """
         while self._opening is not None:
             await self._opening
         self._opening = self._scheduler.promise()
@@ -282,8 +285,8 @@ class PartitionSet:
             settings = {topic_id: self._settings_of(topic) for topic_id, topic in topics.items()}
             log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
             failed = []
-            for first in range(0, len(wanted), OPEN_BATCH_MAX):
-                part = wanted[first : first + OPEN_BATCH_MAX]
+            for first in range(0, len(wanted), PARTITIONS_OPENED_PER_JOB_MAX):
+                part = wanted[first : first + PARTITIONS_OPENED_PER_JOB_MAX]
                 hosted = await self._run_on_file_thread(partial(self._files.open, part, log_settings, is_new))
                 for (topic, index), result in zip(part, hosted, strict=True):
                     if isinstance(result, StorageError):

@@ -110,10 +110,10 @@ class ReplicaManager:
         included: opening its log is retried, because it may be the only copy."""
         for topic in self._state.topics.values():
             for index, opened in enumerate(self._partitions.partitions_or_errors(topic)):
-                if isinstance(opened, StorageError) and not self._may_reopen(topic, index, opened):
+                if isinstance(opened, StorageError) and not self._must_retry_open(topic, index, opened):
                     yield topic.topic_id, index
 
-    def _may_reopen(self, topic: Topic, index: int, opened: object) -> bool:
+    def _must_retry_open(self, topic: Topic, index: int, opened: object) -> bool:
         unread = isinstance(opened, StorageError) and not isinstance(opened, CorruptLog)
         return unread and topic.partitions[index].isr == (self._node_id,)
 
@@ -174,7 +174,7 @@ class ReplicaManager:
         state = topic.partitions[index]
         if self._node_id not in state.replicas or isinstance(opened, Partition):
             return False
-        return opened is None or self._node_id not in state.isr or self._may_reopen(topic, index, opened)
+        return opened is None or self._node_id not in state.isr or self._must_retry_open(topic, index, opened)
 
     # The task
 

@@ -94,7 +94,7 @@ class DescribedTopic:
 
 @dataclass(frozen=True, slots=True)
 class TopicsPage:
-    """One page of partitions. `next_cursor`: where the next page begins, None on the last page."""
+    """One page of topics with their partitions. `next_cursor`: where the next page begins, None on the last page."""
 
     topics: Sequence[DescribedTopic]
     next_cursor: Cursor | None = None

@@ -32,9 +32,9 @@ from mansio.state.quota import (
     CONSUMER_BYTE_RATE,
     PRODUCER_BYTE_RATE,
     EntityName,
+    NonLiteralName,
     QuotaEntity,
     RateLimiter,
-    SpecialName,
 )
 
 if TYPE_CHECKING:
@@ -327,13 +327,13 @@ def _matches(entity: QuotaEntity, filters: Sequence[QuotaFilter], *, strict: boo
         if each.kind == IP:
             return False
         name: EntityName = getattr(entity, ENTITY_FIELDS[each.kind])
-        if name is SpecialName.ABSENT:
+        if name is NonLiteralName.ABSENT:
             return False
         if each.match_type == MatchType.EXACT and name != each.name:
             return False
-        if each.match_type == MatchType.DEFAULT and name is not SpecialName.DEFAULT:
+        if each.match_type == MatchType.DEFAULT and name is not NonLiteralName.DEFAULT:
             return False
-    components = sum(name is not SpecialName.ABSENT for name in entity)
+    components = sum(name is not NonLiteralName.ABSENT for name in entity)
     return not (strict and filters) or components == len(filters)
 
 
@@ -350,7 +350,7 @@ def _named_entity(components: Sequence[tuple[str, str | None]]) -> QuotaEntity:
             raise InvalidRequest(f"{kind!r}: quotas are for user and client-id")
         if ENTITY_FIELDS[kind] in names:
             raise InvalidRequest(f"{kind} is named twice in one entity")
-        names[ENTITY_FIELDS[kind]] = SpecialName.DEFAULT if name is None else name
+        names[ENTITY_FIELDS[kind]] = NonLiteralName.DEFAULT if name is None else name
     if not names:
         raise InvalidRequest("an entity needs a user, a client-id, or both")
     return QuotaEntity(**names)
@@ -382,24 +382,24 @@ def _described(values: Mapping[str, float]) -> str:
 def _key(entity: QuotaEntity) -> str:
     parts = []
     for kind, name in entity._asdict().items():
-        if name is not SpecialName.ABSENT:
-            parts.append(kind if name is SpecialName.DEFAULT else f"{kind}={quote(name, safe='')}")
+        if name is not NonLiteralName.ABSENT:
+            parts.append(kind if name is NonLiteralName.DEFAULT else f"{kind}={quote(name, safe='')}")
     return ",".join(parts)
 
 
 def _entity_document(entity: QuotaEntity) -> dict[str, str | None]:
     """Return the stored form of an entity; a null name stands for the default of its type."""
     return {
-        kind: None if name is SpecialName.DEFAULT else name
+        kind: None if name is NonLiteralName.DEFAULT else name
         for kind, name in entity._asdict().items()
-        if name is not SpecialName.ABSENT
+        if name is not NonLiteralName.ABSENT
     }
 
 
 def _entity(document: Mapping[str, Any]) -> QuotaEntity:
     def name(kind: str) -> EntityName:
         if kind not in document:
-            return SpecialName.ABSENT
-        return SpecialName.DEFAULT if document[kind] is None else str(document[kind])
+            return NonLiteralName.ABSENT
+        return NonLiteralName.DEFAULT if document[kind] is None else str(document[kind])
 
     return QuotaEntity(name("user"), name("client_id"))

@@ -227,7 +227,7 @@ class Consumer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the consumer is closed: by `close`, or at the requested end with auto commit."""
+        """Whether the consumer is closed: by `close`, or with `auto_commit` by itself at the requested end."""
         return self._is_closed
 
     @property

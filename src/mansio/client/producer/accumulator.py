@@ -149,7 +149,7 @@ class Batch:
                 left.outcome(index) if index < len(left.values) else right.outcome(index - len(left.values))
             )
         if self.error is not None:
-            raise self._record_error(index)
+            raise self._error_of_record(index)
         timestamp_ms = self.timestamps_ms[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms))
@@ -169,7 +169,7 @@ class Batch:
             )
         )
 
-    def _record_error(self, index: int) -> MansioError:
+    def _error_of_record(self, index: int) -> MansioError:
         """Return a new error object for the record at `index`; each record has its own, because several tasks may raise
         the errors of one batch. The broker may have reported which records are invalid (KIP-467)."""
         if self.error is None:

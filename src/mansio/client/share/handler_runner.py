@@ -376,8 +376,7 @@ _ALTER_CONFIG_SET: Final = 0
 
 
 class RetryPolicy(NamedTuple):
-    """Retries of a handler that fails, in the ordered modes: number of attempts, and backoff between them in
-    seconds."""
+    """Retries of a handler that fails, in the modes "fifo" and "by_key": number of attempts, and backoff in seconds."""
 
     attempts_max: int = 5
     backoff_s: float = 1.0

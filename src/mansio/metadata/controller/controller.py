@@ -110,7 +110,7 @@ class Controller:
         self._running = self._scheduler.spawn(self._run(), name="controller")
 
     def stop(self) -> None:
-        """Stop to run rounds. The controller key is deleted when the session ends."""
+        """Stop running rounds. The controller key is deleted when the session ends."""
         if self._running is not None:
             self._running.cancel()
             self._running = None

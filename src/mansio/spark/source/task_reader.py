@@ -222,7 +222,7 @@ class _TaskReader:
 
     def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
         """The dead-letter row of the offsets from `row["offset"]` to `last`."""
-        error_message = format_error(row["offset"], last, error)
+        error_message = unreadable_offsets_text(row["offset"], last, error)
         row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: error_message}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
@@ -259,19 +259,19 @@ ISOLATION_ATTEMPTS_MAX: Final = 512
 _ERROR_TEXT_PATTERN: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
 
 
-def format_error(first: int, last: int, error: MansioError) -> str:
+def unreadable_offsets_text(first: int, last: int, error: MansioError) -> str:
     """The text of the column `error`: the first and last unreadable offset, both inclusive, and the reason."""
     return f"offsets {first} to {last} cannot be read: {error.message}"
 
 
 def parse_error_offsets(text: str) -> tuple[int, int] | None:
-    """The offsets in a text of `format_error`, both inclusive; None for any other text."""
+    """The offsets in a text of `unreadable_offsets_text`, both inclusive; None for any other text."""
     found = _ERROR_TEXT_PATTERN.match(text)
     return None if found is None else (int(found[1]), int(found[2]))
 
 
 def parse_error_reason(text: str) -> str:
-    """The reason in a text of `format_error`; any other text unchanged."""
+    """The reason in a text of `unreadable_offsets_text`; any other text unchanged."""
     found = _ERROR_TEXT_PATTERN.match(text)
     return text if found is None else text[found.end() :]
 

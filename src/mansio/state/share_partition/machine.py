@@ -112,7 +112,7 @@ _TYPES_MAX: Final = RENEW
 _NO_TOPIC: Final = bytes(16)
 
 
-class AcknowledgementRun(NamedTuple):
+class AcknowledgedRange(NamedTuple):
     """Offsets `first` to `last` with the same acknowledgement type, and the batch of the request that contains them."""
 
     first: int
@@ -384,7 +384,7 @@ class SharePartition:
     def _wall_ms_at(self, now_ms: float) -> float:
         return now_ms + self._wall_clock_offset_ms
 
-    def _end_delivery(self, batch: InFlightBatch, run: AcknowledgementRun, member: str, step: _Step) -> None:
+    def _end_delivery(self, batch: InFlightBatch, run: AcknowledgedRange, member: str, step: _Step) -> None:
         """Apply one acknowledgement. The delivery of a withheld record that a member acknowledges counts as an
         attempt."""
         uncounted = 0 if batch.state == WITHHELD else batch.uncounted_deliveries
@@ -702,13 +702,13 @@ class SharePartition:
         )
 
 
-def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[AcknowledgementRun]:
+def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[AcknowledgedRange]:
     """Split acknowledgement batches into ascending, disjoint runs of one type. Offsets below `start`, which are deleted
     from the log, are skipped.
 
     Raises `InvalidRequest` under the conditions of Kafka's ShareFetchUtils.
     """
-    found: list[AcknowledgementRun] = []
+    found: list[AcknowledgedRange] = []
     before, one_by_one = -1, 0
     for batch in batches:
         if batch.first <= before or batch.last < batch.first:
@@ -723,18 +723,18 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
             raise InvalidRequest(f"unknown acknowledgement type {max(batch.types)}")
         if len(batch.types) == 1:
             if before >= start:
-                found.append(AcknowledgementRun(max(batch.first, start), before, batch.types[0], batch))
+                found.append(AcknowledgedRange(max(batch.first, start), before, batch.types[0], batch))
             continue
         first = batch.first
         for type_, equal in groupby(batch.types):
             last = first + sum(1 for _ in equal) - 1
             if last >= start:
-                found.append(AcknowledgementRun(max(first, start), last, type_, batch))
+                found.append(AcknowledgedRange(max(first, start), last, type_, batch))
             first = last + 1
     return found
 
 
-def _check_held(ranges: BatchMap, member: str, run: AcknowledgementRun, *, renew: bool) -> None:
+def _check_held(ranges: BatchMap, member: str, run: AcknowledgedRange, *, renew: bool) -> None:
     """Raise `InvalidRecordState` unless the member has leased the whole range, and the delivery count that it sends, if
     any, is the current one.
 

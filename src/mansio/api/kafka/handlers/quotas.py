@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.services.quotas import ENTITY_FIELDS, QuotaAlteration, QuotaFilter
-from mansio.state.quota import QuotaEntity, SpecialName
+from mansio.state.quota import NonLiteralName, QuotaEntity
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_router import RequestContext
@@ -43,9 +43,9 @@ async def describe_client_quotas(
 
 def _entity(entity: QuotaEntity) -> list[dict[str, Any]]:
     return [
-        {"entity_type": kind, "entity_name": None if name is SpecialName.DEFAULT else name}
+        {"entity_type": kind, "entity_name": None if name is NonLiteralName.DEFAULT else name}
         for kind, field in ENTITY_FIELDS.items()
-        if (name := getattr(entity, field)) is not SpecialName.ABSENT
+        if (name := getattr(entity, field)) is not NonLiteralName.ABSENT
     ]
 
 

@@ -277,7 +277,7 @@ class SharePartitionManager:
                 )
 
     def drop(self, key: ShareKey) -> None:
-        """Drop the leader object and the known state of a share partition whose state was replaced or deleted."""
+        """Drop the `SharePartitionLeader` of a share partition whose state was replaced or deleted."""
         self._failures.pop(key, None)
         share_partition = self._share_partitions.get(key)
         if share_partition is not None:
