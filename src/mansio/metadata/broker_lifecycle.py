@@ -230,7 +230,8 @@ class BrokerLifecycle:
         """Give up leadership and in-sync membership of partitions (topic id, index) whose log failed at run time.
 
         Partitions without another in-sync replica are skipped; for the others the controller elects a new leader.
-        Returns the number of partitions that were given up. Raises `Unavailable`.
+        Returns the number of partitions of which this broker is no longer a leader or in-sync replica. Raises
+        `Unavailable`.
         """
         session = self.session
         if session is None:

@@ -94,7 +94,7 @@ def test_ids_times_partitions_and_counts_choose(
     ("arguments", "code", "said"),
     [
         (("--from-snapshot", "9" * 19), 1, "keeps no snapshot"),
-        (("--from-snapshot", "1000"), 1, "does not know what it held so early"),
+        (("--from-snapshot", "1000"), 1, "at that time are not recorded"),
         (("--from-snapshot", "yesterday"), 2, "not a snapshot's id, tag or time"),
         (("--from-snapshot", "now", "--group", "g"), 2, "an archive is read from its beginning"),
         (("--include-deleted",), 2, "requires --from-snapshot"),

@@ -163,7 +163,7 @@ def test_a_moment_is_found_by_id_by_tag_and_by_time(table: ArchiveTable, archive
     table.refresh()
     assert len(table.iceberg.metadata.snapshots) == 2
     assert count(version_at(table, table.offset_history()[0].at_ms)) == 20
-    with pytest.raises(SnapshotNotFound, match="so early"):
+    with pytest.raises(SnapshotNotFound, match="at that time are not recorded"):
         version_at(table, 1_000)
     with pytest.raises(SnapshotNotFound, match="keeps no snapshot 9999999999999999999"):
         find_version(table, "9" * 19, lambda text: 1 // 0 if len(text) < 15 else int("too late"))

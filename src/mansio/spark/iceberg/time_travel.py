@@ -102,7 +102,7 @@ def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
     before = [version for version in known if version.at_ms <= at_ms]
     if not before:
         raise SnapshotNotFound(
-            f"{table.name} does not know what it held so early; it knows of {_known_times_text(table)}"
+            f"the offsets of {table.name} at that time are not recorded; recorded are {_known_times_text(table)}"
         )
     return max(before, key=lambda version: version.at_ms)
 
@@ -131,5 +131,5 @@ def _known_times_text(table: ArchiveTable) -> str:
     times = [entry.at_ms for entry in table.offset_history()[:1]]
     times += [one.timestamp_ms for one in table.iceberg.metadata.snapshots]
     if not times:
-        return "nothing: no batch has been archived yet"
+        return "none: no batch has been archived yet"
     return f"times from {datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec='seconds')} on"
