@@ -10,15 +10,14 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.jobs.run import (
-    BatchProgress,
+from mansio.spark.jobs.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
-    PipelineFailed,
-    PipelineJob,
+    HadoopDirectory,
     bind_checkpoint,
-    run_pipeline,
 )
+from mansio.spark.jobs.progress_listener import OffsetPublisher
+from mansio.spark.jobs.run import BatchProgress, PipelineFailed, PipelineJob, run_pipeline
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 from system.spark.topics import contents, create, publish
@@ -124,6 +123,25 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
 
 
 @pytest.mark.full
+def test_run_killed_between_its_last_batch_and_the_commit_of_offsets_leaves_no_lag_after_the_next_start(
+    spark: SparkSession, job: PipelineJob
+) -> None:
+    fill(job, 0, 20)
+    run_pipeline(spark, job)
+    group = pipeline_group_id(job.name)
+    publisher = OffsetPublisher(job.name, job.bootstrap_servers)
+    publisher.publish({TopicPartition(job.inputs[0], index): 0 for index in (0, 1)})  # as the kill leaves it
+    publisher.close()
+    with mansio.blocking.connect(job.bootstrap_servers) as client:
+        assert sum(lag.lag or 0 for lag in client.admin.group_lag(group).values()) == 20
+        assert run_pipeline(spark, job).records == 0
+        assert [lag.lag for lag in client.admin.group_lag(group).values()] == [0, 0]
+        committed = client.admin.group_offsets(group)
+    holds = [parse_hold_metadata(offset.metadata) for offset in committed.values()]
+    assert all(hold is not None and hold.query for hold in holds), "the mark names the query"
+
+
+@pytest.mark.full
 def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
@@ -133,11 +151,12 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
     for name in (".mansio.json.partial", "..mansio.json.partial.crc"):
         (checkpoint / name).write_bytes(b"{")
     own = CheckpointBinding(job.name, {job.inputs[0]: "aa"}, job.target)
+    directory = HadoopDirectory(spark, str(checkpoint))
     for _ in range(2):
-        bind_checkpoint(spark, str(checkpoint), own)
+        bind_checkpoint(directory, own)
     assert json.loads((checkpoint / "mansio.json").read_text())["topics"] == own.topics
     with pytest.raises(CheckpointMismatch):
-        bind_checkpoint(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
+        bind_checkpoint(directory, dataclasses.replace(own, topics={"other": "bb"}))
 
 
 @pytest.mark.full

@@ -9,15 +9,16 @@ import pytest
 
 from mansio.errors import TopicRecreated
 from mansio.spark.jobs import progress_listener
-from mansio.spark.jobs.pipeline_file import PipelineFileError, dataframe_builder, load_pipeline_file
-from mansio.spark.jobs.progress_listener import offsets_in
-from mansio.spark.jobs.run import (
+from mansio.spark.jobs.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
-    batch_lag,
+    CompletedBatch,
     check_binding,
-    failure_reason,
+    completed_batch,
 )
+from mansio.spark.jobs.pipeline_file import PipelineFileError, dataframe_builder, load_pipeline_file
+from mansio.spark.jobs.progress_listener import offsets_in
+from mansio.spark.jobs.run import batch_lag, failure_reason
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -78,6 +79,44 @@ def test_checkpoint_serves_the_pipeline_it_was_begun_for(
     else:
         with pytest.raises(error, match="give another checkpoint, or remove this one to start again"):
             check_binding(KNOWN, wanted, "dir")
+
+
+class LocalCheckpoint:
+    """A checkpoint in a local directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.location = path, str(path)
+
+    def has_entries(self) -> bool:
+        return any(self.path.iterdir())
+
+    def names(self, directory: str) -> list[str]:
+        found = self.path / directory
+        return [one.name for one in found.iterdir()] if found.is_dir() else []
+
+    def read(self, name: str) -> str | None:
+        found = self.path / name
+        return found.read_text() if found.is_file() else None
+
+    def write(self, name: str, text: str) -> None:
+        (self.path / name).write_text(text)
+
+
+def test_last_complete_batch_is_the_newest_in_the_commit_log_not_the_newest_planned(tmp_path: Path) -> None:
+    checkpoint = LocalCheckpoint(tmp_path)
+    assert completed_batch(checkpoint) is None
+    for name in ("offsets", "commits"):
+        (tmp_path / name).mkdir()
+    checkpoint.write("metadata", '{"id":"q"}')
+    for batch in (9, 10, 11):
+        checkpoint.write(f"offsets/{batch}", f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"0":{batch}}}}}\n-')
+    assert completed_batch(checkpoint) is None, "no batch is complete"
+    for batch in (9, 10):
+        checkpoint.write(f"commits/{batch}", "v1\n{}")
+        checkpoint.write(f"commits/.{batch + 1}.crc", "")
+    assert completed_batch(checkpoint) == CompletedBatch("q", 10, ('{"t":{"0":10}}', "-"))
+    checkpoint.write("offsets/10", "v9\n{}\n{}")
+    assert completed_batch(checkpoint) is None, "a format of a later Spark"
 
 
 @pytest.mark.parametrize(

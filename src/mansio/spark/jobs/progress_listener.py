@@ -8,6 +8,7 @@ broker retain unread records, within the limits of the topic.
 Invariants:
 * A query resumes from its checkpoint, never from the committed offsets.
 * The committed offsets are never above those of complete batches, so the broker retains all unread records.
+* A run that starts commits the offsets of the checkpoint's last complete batch before it reads.
 * Errors of a commit are logged and do not stop the query.
 """
 
@@ -31,7 +32,7 @@ from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pip
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql.streaming.listener import (
         QueryIdleEvent,
@@ -107,15 +108,19 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: the offsets of complete batches are committed already."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit the offsets of a micro-batch. A failure is logged, and the next batch commits again. If two sources
-        read the same partition, as in a self-join, the lower offset is committed.
+        """Commit the offsets of a micro-batch."""
+        self.publish_offsets([source.endOffset for source in progress.sources], str(progress.id))
+
+    def publish_offsets(self, sources: Iterable[str | None], query_id: str) -> None:
+        """Commit the end offsets of all sources of a complete micro-batch. A failure is logged, and the next batch
+        commits again. If two sources read the same partition, as in a self-join, the lower offset is committed.
         """
         found: dict[TopicPartition, int] = {}
-        for source in progress.sources:
-            for partition, offset in offsets_in(source.endOffset).items():
+        for text in sources:
+            for partition, offset in offsets_in(text).items():
                 found[partition] = min(offset, found.get(partition, offset))
         try:
-            self._publisher.publish(found, str(progress.id))
+            self._publisher.publish(found, query_id)
         except MansioError as error:
             logger.warning(
                 "pipeline_progress_not_published", extra=fields(pipeline=self.name, error=error.message)

@@ -13,17 +13,17 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from mansio.errors import ConfigError, MansioError, TopicRecreated
+from mansio.errors import ConfigError, MansioError
 from mansio.logs import fields
+from mansio.spark.jobs.checkpoint import CheckpointBinding, HadoopDirectory, bind_checkpoint, completed_batch
 from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
@@ -137,8 +137,10 @@ def run_pipeline(
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
-    bind_checkpoint(spark, job.checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
+    checkpoint = HadoopDirectory(spark, job.checkpoint)
+    bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
     listener = ProgressListener(job.name, job.bootstrap_servers)
+    _publish_completed_batch(checkpoint, listener)
     spark.streams.addListener(listener)
     reporter = _ProgressReporter(report)
     try:
@@ -151,6 +153,16 @@ def run_pipeline(
     finally:
         spark.streams.removeListener(listener)
         listener.close()
+
+
+def _publish_completed_batch(checkpoint: HadoopDirectory, listener: ProgressListener) -> None:
+    """Commit the offsets of the last complete batch for the pipeline's group: a run that was killed between the end of
+    this batch and its commit left the group behind. Without records to process, Spark reports no progress that would
+    correct it.
+    """
+    batch = completed_batch(checkpoint)
+    if batch is not None:
+        listener.publish_offsets(batch.sources, batch.query)
 
 
 class _PipelineInputs:
@@ -313,109 +325,3 @@ def failure_reason(text: str) -> str:
         return str(ours[-1]).partition(": ")[2].strip()
     others = _ANY_ERROR.findall(text.partition("\n\nJVM stacktrace")[0])
     return " ".join((others[-1] if others else text).split())[:REASON_CHARACTERS_MAX]
-
-
-# -- checkpoint binding --------
-
-
-BINDING_FILE_NAME = "mansio.json"
-PARTIAL_FILE_SUFFIX = ".partial"
-
-
-class CheckpointMismatch(MansioError):
-    """The checkpoint belongs to another pipeline."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointBinding:
-    """What a checkpoint belongs to: the pipeline's name, the ids of its input topics (hexadecimal), and its target."""
-
-    name: str
-    topics: dict[str, str]
-    target: str
-
-
-def check_binding(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
-    """Check that a pipeline `wanted` may resume from a checkpoint that belongs to `bound`. Raises `CheckpointMismatch`
-    and `TopicRecreated`.
-    """
-    restart_hint = "give another checkpoint, or remove this one to start again"
-    if bound.topics.keys() != wanted.topics.keys():
-        raise CheckpointMismatch(
-            f"checkpoint {checkpoint} is of {', '.join(sorted(bound.topics))}, not of "
-            f"{', '.join(sorted(wanted.topics))}: {restart_hint}"
-        )
-    for topic, found in sorted(wanted.topics.items()):
-        if bound.topics[topic] != found:
-            raise TopicRecreated(
-                f"topic {topic} was deleted and created again since checkpoint {checkpoint} was begun, so its offsets "
-                f"mean other records now: {restart_hint}"
-            )
-    if bound.target != wanted.target:
-        raise CheckpointMismatch(
-            f"checkpoint {checkpoint} is of writing {bound.target}, not {wanted.target}: {restart_hint}"
-        )
-
-
-def bind_checkpoint(spark: SparkSession, checkpoint: str, wanted: CheckpointBinding) -> None:
-    """Store the binding in a new checkpoint; compare it with the stored one in an existing checkpoint
-    (`check_binding`).
-    """
-    files = _HadoopDirectory(spark, checkpoint)
-    text = files.read(BINDING_FILE_NAME)
-    if text is None:
-        if files.has_entries():
-            raise CheckpointMismatch(
-                f"{checkpoint} holds something, but nothing that `mansio pipeline run` has written: give another "
-                "checkpoint, or remove this one"
-            )
-        files.write(BINDING_FILE_NAME, json.dumps(asdict(wanted), indent=1, sort_keys=True))
-        return
-    check_binding(_parse_binding(text, checkpoint), wanted, checkpoint)
-
-
-def _parse_binding(text: str, checkpoint: str) -> CheckpointBinding:
-    try:
-        found = json.loads(text)
-        return CheckpointBinding(found["name"], dict(found["topics"]), found["target"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointMismatch(
-            f"{checkpoint}/{BINDING_FILE_NAME} cannot be read ({error}): remove the checkpoint"
-        ) from error
-
-
-class _HadoopDirectory:
-    """A directory on any file system that Spark supports, through Hadoop's classes."""
-
-    def __init__(self, spark: SparkSession, location: str) -> None:
-        assert spark._jvm is not None
-        self._jvm: Any = spark._jvm
-        self._path = self._jvm.org.apache.hadoop.fs.Path(location)
-        self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
-
-    def has_entries(self) -> bool:
-        """Whether the directory has entries other than the file of an interrupted `write`."""
-        if not self._files.exists(self._path):
-            return False
-        names = [str(one.getPath().getName()) for one in self._files.listStatus(self._path)]
-        return any(PARTIAL_FILE_SUFFIX not in name for name in names)
-
-    def read(self, name: str) -> str | None:
-        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file atomically: it is written under another name, then renamed."""
-        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL_FILE_SUFFIX}")
-        stream = self._files.create(partial, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
-        self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name))

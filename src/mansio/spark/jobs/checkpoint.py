@@ -1,0 +1,177 @@
+"""Checkpoint of a pipeline: the pipeline to which it belongs, and the last batch that Spark completed.
+
+Spark stores the end offsets of a batch under `offsets/` before the batch runs, and an entry with the same id under
+`commits/` when the batch is complete.
+
+Invariants:
+* A checkpoint is used only by the pipeline for which it was created, and only with the same topics and target.
+* A file of this module is written completely or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from mansio.errors import MansioError, TopicRecreated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BINDING_FILE_NAME: Final = "mansio.json"
+PARTIAL_FILE_SUFFIX: Final = ".partial"
+OFFSET_LOG: Final = "offsets"
+COMMIT_LOG: Final = "commits"
+LOG_VERSION: Final = "v1"
+"""First line of an entry of Spark's offset log: its format."""
+LOG_HEADER_LINES: Final = 2
+"""Lines before the offsets of the sources: the version, and the batch's metadata."""
+
+
+class CheckpointMismatch(MansioError):
+    """The checkpoint belongs to another pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBinding:
+    """What a checkpoint belongs to: the pipeline's name, the ids of its input topics (hexadecimal), and its target."""
+
+    name: str
+    topics: dict[str, str]
+    target: str
+
+
+def check_binding(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
+    """Check that a pipeline `wanted` may resume from a checkpoint that belongs to `bound`. Raises `CheckpointMismatch`
+    and `TopicRecreated`.
+    """
+    restart_hint = "give another checkpoint, or remove this one to start again"
+    if bound.topics.keys() != wanted.topics.keys():
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of {', '.join(sorted(bound.topics))}, not of "
+            f"{', '.join(sorted(wanted.topics))}: {restart_hint}"
+        )
+    for topic, found in sorted(wanted.topics.items()):
+        if bound.topics[topic] != found:
+            raise TopicRecreated(
+                f"topic {topic} was deleted and created again since checkpoint {checkpoint} was begun, so its offsets "
+                f"mean other records now: {restart_hint}"
+            )
+    if bound.target != wanted.target:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of writing {bound.target}, not {wanted.target}: {restart_hint}"
+        )
+
+
+def bind_checkpoint(checkpoint: CheckpointDirectory, wanted: CheckpointBinding) -> None:
+    """Store the binding in a new checkpoint; compare it with the stored one in an existing checkpoint
+    (`check_binding`).
+    """
+    text = checkpoint.read(BINDING_FILE_NAME)
+    if text is None:
+        if checkpoint.has_entries():
+            raise CheckpointMismatch(
+                f"{checkpoint.location} holds something, but nothing that `mansio pipeline run` has written: give "
+                "another checkpoint, or remove this one"
+            )
+        checkpoint.write(BINDING_FILE_NAME, json.dumps(asdict(wanted), indent=1, sort_keys=True))
+        return
+    check_binding(_parse_binding(text, checkpoint.location), wanted, checkpoint.location)
+
+
+def _parse_binding(text: str, checkpoint: str) -> CheckpointBinding:
+    try:
+        found = json.loads(text)
+        return CheckpointBinding(found["name"], dict(found["topics"]), found["target"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"{checkpoint}/{BINDING_FILE_NAME} cannot be read ({error}): remove the checkpoint"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedBatch:
+    """The last complete batch of a query. `sources`: the end offsets of each source, as the source has written them."""
+
+    query: str
+    batch: int
+    sources: tuple[str, ...]
+
+
+def completed_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
+    """Read the last batch that Spark recorded as complete. None before the first one, and for a checkpoint whose format
+    is unknown.
+    """
+    ids = [int(name) for name in checkpoint.names(COMMIT_LOG) if name.isdecimal()]
+    if not ids:
+        return None
+    batch = max(ids)
+    lines = (checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()
+    if not lines or lines[0] != LOG_VERSION:
+        return None
+    query = json.loads(checkpoint.read("metadata") or "{}").get("id", "")
+    return CompletedBatch(query, batch, tuple(lines[LOG_HEADER_LINES:]))
+
+
+class CheckpointDirectory(Protocol):
+    """A checkpoint's directory."""
+
+    location: str
+    """Its address, for messages."""
+
+    def has_entries(self) -> bool:
+        """Whether the directory has entries other than the file of an interrupted `write`."""
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the entries of a directory below it; empty if there is none."""
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if there is none."""
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file completely or not at all."""
+
+
+class HadoopDirectory:
+    """A directory on any file system that Spark supports, through Hadoop's classes."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        assert spark._jvm is not None
+        self.location = location
+        """The address of the directory."""
+        self._jvm: Any = spark._jvm
+        self._path = self._jvm.org.apache.hadoop.fs.Path(location)
+        self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+    def has_entries(self) -> bool:
+        """Whether the directory has entries other than the file of an interrupted `write`."""
+        return any(PARTIAL_FILE_SUFFIX not in name for name in self.names("."))
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the entries of a directory below this one, or of this one (`.`); empty if it does not exist."""
+        path = self._jvm.org.apache.hadoop.fs.Path(self._path, directory)
+        if not self._files.exists(path):
+            return []
+        return [str(one.getPath().getName()) for one in self._files.listStatus(path)]
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if it does not exist."""
+        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file atomically: it is written under another name, then renamed."""
+        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL_FILE_SUFFIX}")
+        stream = self._files.create(partial, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name))
