@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from mansio.client.admin.shares import (
         LeasedRange,
         LeaseHolder,
-        RedriveResult,
         ShareAdmin,
         ShareGroupDescription,
         ShareLeases,
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from mansio.errors import DelayNotOffered, LeaseLost, MansioError
     from mansio.net.metadata import Node, PartitionMetadata
     from mansio.net.offsets import CommittedOffset, ListedOffset
+    from mansio.net.redrive import RedriveResult
     from mansio.node.embedded import EmbeddedBroker as Broker
     from mansio.ports import Backoff
 
@@ -183,7 +183,7 @@ _LAZY = {
     "RebalanceCallback": "mansio.client.consumer.consumer",
     "Receiver": "mansio.client.share.receiver",
     "RecordMetadata": _TYPES,
-    "RedriveResult": _SHARES,
+    "RedriveResult": "mansio.net.redrive",
     "ShareAdmin": _SHARES,
     "ShareGroupDescription": _SHARES,
     "ShareLeases": _SHARES,

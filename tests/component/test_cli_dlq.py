@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position, to_ranges
+from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position
+from mansio.net.redrive import offset_ranges
 from mansio.state.share_partition.types import REJECT
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
@@ -186,7 +187,7 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
 def test_filters_and_places_are_read_as_they_are_written() -> None:
     assert parse_filter("header.a=b=c") == Filter("header.a", "b=c")
     assert parse_position("3:42") == (3, 42)
-    assert to_ranges([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 7), (9, 10)]
+    assert offset_ranges([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 7), (9, 10)]
     for wrong in ("key", "header.=1", "=1"):
         with pytest.raises(ValueError, match="is none of"):
             parse_filter(wrong)

@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 from tools import generate, share_states
 
-from mansio.broker.coordinator.share.dead_letter_copies import DEAD_LETTER_ID_HEADER, VALUE_OMITTED_HEADER
 from mansio.config import group_config
 from mansio.config.settings import Settings
 from mansio.state.share_partition import dead_letters, in_flight, machine
 from mansio.state.share_partition.types import ARCHIVED, ARCHIVING
+from mansio.wire.internal_records.dead_letter_headers import ID_HEADER, VALUE_OMITTED_HEADER
 from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
@@ -49,9 +49,7 @@ def test_every_named_setting_exists() -> None:
 
 
 def test_headers_and_limits_match_the_code() -> None:
-    assert {DEAD_LETTER_ID_HEADER, VALUE_OMITTED_HEADER} <= set(
-        re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT)
-    )
+    assert {ID_HEADER, VALUE_OMITTED_HEADER} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
     for limit in (
         dead_letters.DEAD_RANGES_MAX,
         dead_letters.REDRIVES_MAX,

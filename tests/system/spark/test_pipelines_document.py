@@ -44,11 +44,13 @@ EXPECTED = {
     "compact": "keys in the table",
     "hot-keys": "N14228",
     "schema-check": "",
+    "dead-letters": "",
+    "dlq": "REDRIVEN",
     "lag": "mansio.pipeline.archive-flights",
     "release": "HELD",
 }
 
-IN_A_SHELL = ("flights", "schema-check")
+IN_A_SHELL = ("flights", "schema-check", "dead-letters")
 """These need no Spark, and a shell."""
 
 
@@ -78,7 +80,7 @@ def handlers() -> Iterator[None]:
 
 @pytest.mark.full
 @pytest.mark.usefixtures("handlers")
-@pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S8", "S9", "S11")
+@pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S6", "S8", "S9", "S11")
 def test_the_examples_of_the_document_work_in_their_order(
     spark: SparkSession,
     broker_process: ServedBroker,

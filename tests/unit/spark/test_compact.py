@@ -13,8 +13,8 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
-from mansio.spark.jobs.compact import COMPACTED_OFFSETS_PROPERTY, open_target_table, replace_files
-from mansio.spark.jobs.compact_files import write_files
+from mansio.spark.jobs.compact import COMPACTED_OFFSETS_PROPERTY, open_target_table, replace_rows
+from mansio.spark.jobs.task_files import write_files
 from support.archive_tables import Archive, row
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def written(table: ArchiveTable, *counts: int) -> list[str]:
     for task, count in enumerate(counts):
         rows = pa.RecordBatch.from_pylist([row(task, offset) for offset in range(count)], TABLE_SCHEMA)
         batches = iter([rows.slice(0, 1), rows.slice(1), rows.slice(0, 0)])
-        for result in write_files(table.data_location, batches):
+        for result in write_files(table.data_location, "compact", TABLE_SCHEMA, batches):
             (one,) = result.to_pylist()
             assert one["rows"] == count
             paths.append(one["path"])
@@ -61,16 +61,16 @@ def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_
         table = opened(source)
         paths = written(table, *counts)
         assert len(paths) == sum(count > 0 for count in counts)
-        replace_files(table, paths, {0: number})
+        replace_rows(table, paths, {0: number})
         assert len(rows_in(source)) == sum(counts)
         assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == f'{{"0":{number}}}'
 
 
 def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable) -> None:
     slow, fast = opened(source), opened(source)
-    replace_files(fast, written(fast, 4), {0: 4})
+    replace_rows(fast, written(fast, 4), {0: 4})
     with pytest.raises(CommitConflict, match="run it again"):
-        replace_files(slow, written(slow, 9), {0: 9})
+        replace_rows(slow, written(slow, 9), {0: 9})
     assert len(rows_in(source)) == 4
 
 
@@ -78,7 +78,7 @@ def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable
 def test_exchange_of_unknown_outcome_is_looked_up(
     source: ArchiveTable, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
-    replace_files(opened(source), written(opened(source), 4), {0: 4})
+    replace_rows(opened(source), written(opened(source), 4), {0: 4})
     table = opened(source)
     catalog = table.iceberg.catalog
     original = catalog.commit_table
@@ -91,7 +91,7 @@ def test_exchange_of_unknown_outcome_is_looked_up(
 
     monkeypatch.setattr(catalog, "commit_table", unknown)
     with nullcontext() if landed else pytest.raises(CommitConflict, match="it is not there"):
-        replace_files(table, written(table, 6), {0: 6})
+        replace_rows(table, written(table, 6), {0: 6})
     assert len(rows_in(source)) == (6 if landed else 4)
     assert opened(source).iceberg.properties[COMPACTED_OFFSETS_PROPERTY] == (
         '{"0":6}' if landed else '{"0":4}'

@@ -8,7 +8,7 @@ import pytest
 
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import CatalogUnavailable, ConcurrentArchive, TableNotFound
-from mansio.spark.jobs.compact import open_target_table, replace_files
+from mansio.spark.jobs.compact import open_target_table, replace_rows
 from mansio.spark.jobs.maintain import maintain
 from support.iceberg import add, expected, held, plan
 from support.rest_catalog import RestCatalog
@@ -60,7 +60,7 @@ def test_maintenance_and_compaction_work_as_with_a_file(rest: RestCatalog, tmp_p
     target = open_target_table(table, "latest")
     latest = ArchiveTable(target, "t", target.location())
     rest.fail_next = "after"
-    replace_files(latest, [], {0: 8})
+    replace_rows(latest, [], {0: 8})
     assert open_target_table(table, "latest").properties["mansio.compacted-offsets"] == '{"0":8}'
 
 

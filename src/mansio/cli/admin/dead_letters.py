@@ -9,15 +9,19 @@ Invariants:
 
 from __future__ import annotations
 
-import base64
-import binascii
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import MansioError, UnknownTopicOrPartition
+from mansio.wire.internal_records.dead_letter_headers import (
+    ID_HEADER,
+    KAFKA_HEADER_PREFIX,
+    MANSIO_HEADER_PREFIX,
+    parse_dead_letter_headers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from mansio.client import Client
     from mansio.client.types import Message, TopicPartition
@@ -26,8 +30,6 @@ DLQ_ENABLE_CONFIG: Final = "errors.deadletterqueue.group.enable"
 DLQ_TOPIC_PREFIX: Final = "dlq."
 """Default prefix of dead-letter topics."""
 
-KAFKA_HEADER_PREFIX: Final = "__dlq.errors."
-MANSIO_HEADER_PREFIX: Final = "mansio-dlq-"
 REDRIVE_HEADER: Final = "mansio-redrive-id"
 
 FILTER_HELP: Final = (
@@ -37,8 +39,9 @@ FILTER_NAMES: Final = ("key", "group", "topic", "reason", "consumer")
 
 
 class DeadLetter(NamedTuple):
-    """One dead letter. `topic`, `topic_id`, `partition`, `offset`: position of the original record. `has_value`:
-    whether the dead letter contains the value of the original record.
+    """One dead letter. `topic`, `topic_id`, `partition`, `offset`: position of the original record. `reason`: that of
+    the consumer, otherwise Kafka's text. `has_value`: whether the dead letter contains the value of the original
+    record.
     """
 
     message: Message
@@ -57,30 +60,23 @@ class DeadLetter(NamedTuple):
 
 def parse_dead_letter(message: Message) -> DeadLetter | None:
     """Parse a record of a dead-letter topic; None if it was not written by a Mansio broker."""
-    dead_letter_id = _text(message, f"{MANSIO_HEADER_PREFIX}id")
-    try:
-        uuid = dead_letter_id.rsplit("/", 4)[1]
-        return DeadLetter(
-            message,
-            _text(message, f"{KAFKA_HEADER_PREFIX}group"),
-            _text(message, f"{KAFKA_HEADER_PREFIX}topic"),
-            base64.urlsafe_b64decode(uuid + "=="),
-            int(_text(message, f"{KAFKA_HEADER_PREFIX}partition")),
-            int(_text(message, f"{KAFKA_HEADER_PREFIX}offset")),
-            int(_text(message, f"{KAFKA_HEADER_PREFIX}delivery.count")),
-            _text(message, f"{MANSIO_HEADER_PREFIX}reason")
-            or _text(message, f"{KAFKA_HEADER_PREFIX}message"),
-            _text(message, f"{MANSIO_HEADER_PREFIX}consumer"),
-            int(_text(message, f"{MANSIO_HEADER_PREFIX}first-ms")),
-            dead_letter_id,
-            message.header(f"{MANSIO_HEADER_PREFIX}value-omitted") is None,
-        )
-    except (ValueError, IndexError, binascii.Error):
+    headers = parse_dead_letter_headers(message.headers)
+    if headers is None:
         return None
-
-
-def _text(message: Message, name: str) -> str:
-    return (message.header(name) or b"").decode(errors="replace")
+    return DeadLetter(
+        message,
+        headers.group,
+        headers.topic,
+        headers.topic_id,
+        headers.partition,
+        headers.offset,
+        headers.deliveries,
+        headers.reason or headers.message,
+        headers.consumer,
+        headers.dead_lettered_ms,
+        headers.dead_letter_id,
+        headers.has_value,
+    )
 
 
 def original_headers(message: Message) -> list[tuple[str, bytes | None]]:
@@ -264,6 +260,7 @@ async def _redrive(
     row: dict[str, Any],
 ) -> None:
     from mansio.client.types import TopicPartition
+    from mansio.net.redrive import offset_ranges
 
     partition = TopicPartition(share_partition.topic, share_partition.partition)
     try:
@@ -279,7 +276,7 @@ async def _redrive(
                 share_partition.group,
                 partition,
                 redrive_id=redrive_id,
-                offsets=to_ranges(chunk),
+                offsets=offset_ranges(chunk),
                 records_max=len(chunk),
             )
             row["redriven"] += found.redriven
@@ -289,17 +286,6 @@ async def _redrive(
             await rate_limit.done(len(chunk))
     except MansioError as error:
         row["error"] = error.message
-
-
-def to_ranges(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Convert ascending offsets to ranges (first, last), both inclusive."""
-    ranges: list[tuple[int, int]] = []
-    for offset in offsets:
-        if ranges and ranges[-1][1] + 1 == offset:
-            ranges[-1] = (ranges[-1][0], offset)
-        else:
-            ranges.append((offset, offset))
-    return ranges
 
 
 async def redrive_to_topic(
@@ -363,7 +349,7 @@ async def _append(
     records = []
     for dead_letter in waiting:
         own = (
-            (f"{MANSIO_HEADER_PREFIX}id", dead_letter.dead_letter_id.encode()),
+            (ID_HEADER, dead_letter.dead_letter_id.encode()),
             (REDRIVE_HEADER, redrive_id.encode()),
         )
         headers = (*original_headers(dead_letter.message), *own)
@@ -385,5 +371,5 @@ async def _find_appended_ids(client: Client, target: str, redrive_id: str, since
         async for batch in consumer.batches():
             for message in batch:
                 if message.header(REDRIVE_HEADER) == redrive_id.encode():
-                    found.add((message.header(f"{MANSIO_HEADER_PREFIX}id") or b"").decode(errors="replace"))
+                    found.add((message.header(ID_HEADER) or b"").decode(errors="replace"))
     return found

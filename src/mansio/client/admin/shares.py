@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from mansio.errors import GroupIdNotFound, MansioError, UnknownTopicId
+from mansio.errors import GroupIdNotFound, MansioError
 from mansio.net.cluster import group_by_topic
 from mansio.net.offsets import request_leaders
+from mansio.net.redrive import RedriveResult, redrive_records
 from mansio.net.retry import client_error_for_code, raise_for_code
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mansio.net.cluster import Cluster
-
-REDRIVE_RECORDS_MAX: Final = 10_000
-"""Maximum number of records that one request redrives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +96,6 @@ class ShareLeases:
     dead_letter_error: str
     holders: tuple[LeaseHolder, ...]
     ranges: tuple[LeasedRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RedriveResult:
-    """Numbers of records in the result of one redrive request.
-
-    `redriven` records were made available by this request, `repeated` records by an earlier request with the same
-    redrive id; `deleted` records are no longer in the log; `dead` is the number of dead-lettered records of the
-    partition that were not made available again.
-    """
-
-    redriven: int
-    repeated: int
-    deleted: int
-    dead: int
 
 
 class ShareAdmin:
@@ -264,34 +247,9 @@ class ShareAdmin:
         partition yet.
         """
 
-        async def send_redrive(
-            node_id: int,
-            requests: Mapping[TopicPartition, None],
-            results: dict[TopicPartition, RedriveResult],
-        ) -> None:
-            (one,) = requests
-            topic_id = (await self._cluster.topic(one.topic)).topic_id
-            ranges = None
-            if offsets is not None:
-                ranges = [{"first_offset": first, "last_offset": last} for first, last in offsets]
-            fields = {
-                "redrive_id": redrive_id,
-                "group_id": group,
-                "topic_id": topic_id,
-                "partition_index": one.partition,
-                "offsets": ranges,
-                "most": min(records_max, REDRIVE_RECORDS_MAX),
-            }
-            connection = await self._cluster.connection(node_id)
-            response = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
-            if response.error_code == UnknownTopicId.kafka_code:
-                self._cluster.mark_stale((one.topic,))
-            raise_for_code(response.error_code, response.error_message)
-            results[one] = RedriveResult(
-                response.redriven, response.repeated, response.deleted, response.dead
-            )
-
-        return (await request_leaders(self._cluster, {partition: None}, send_redrive))[partition]
+        return await redrive_records(
+            self._cluster, group, partition, redrive_id=redrive_id, offsets=offsets, records_max=records_max
+        )
 
 
 def _member(member: Any) -> ShareMember:

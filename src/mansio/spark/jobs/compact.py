@@ -16,23 +16,17 @@ Invariants:
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import (
-    CommitFailedException,
-    CommitStateUnknownException,
-    NoSuchTableError,
-    TableAlreadyExistsError,
-)
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
 from pyspark.sql import Observation, functions
 
 from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
-from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
+from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.spark.iceberg.replace_files import replace_files
 from mansio.spark.iceberg.table_format import (
     LANE_COLUMN,
     OFFSET_COLUMN,
@@ -43,7 +37,7 @@ from mansio.spark.iceberg.table_format import (
     TIMESTAMP_TYPE_COLUMN,
     format_offsets,
 )
-from mansio.spark.jobs.compact_files import write_files
+from mansio.spark.jobs.task_files import WRITTEN_FILE_COLUMNS, write_files
 from mansio.spark.jobs.topic_table import ARCHIVE_SCHEMA
 
 if TYPE_CHECKING:
@@ -104,15 +98,15 @@ def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport
     latest = latest_by_key(rows).observe(
         kept, functions.count_if(functions.col("value").isNull()).alias("deleted_keys")
     )
-    write = partial(write_files, table.data_location)
+    write = partial(write_files, table.data_location, "compact", TABLE_SCHEMA)
     written = (
         latest.where("value is not null")
         .select(*TABLE_SCHEMA.names)
-        .mapInArrow(write, "path string, rows bigint")
+        .mapInArrow(write, WRITTEN_FILE_COLUMNS)
         .collect()
     )
     paths = [row["path"] for row in written]
-    replace_files(table, paths, offsets)
+    replace_rows(table, paths, offsets)
     remove_orphan_files(table, snapshots_kept=SNAPSHOTS_RETAINED, grace_s=GRACE_S)
     return CompactReport(
         table=table.name,
@@ -173,36 +167,8 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
     return table
 
 
-def replace_files(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
-    """Replace all files of the table by `paths` and set its offsets, in one commit.
-
-    Raises:
-        CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
-        not applied.
-    """
-    iceberg, run = table.iceberg, uuid.uuid4().hex
-    with table.catalog_errors():
-        old = [task.file for task in iceberg.scan().plan_files()]
-        new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
-        try:
-            with table.transaction() as transaction:
-                transaction.set_properties(
-                    {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets), RUN_ID_PROPERTY: run}
-                )
-                if old or new:
-                    with transaction.update_snapshot().overwrite() as change:
-                        for file in old:
-                            change.delete_data_file(file)
-                        for file in new:
-                            change.append_data_file(file)
-        except CommitFailedException as error:
-            raise CommitConflict(
-                f"{table.name} was changed by another program during this run; run it again"
-            ) from error
-        except CommitStateUnknownException as error:
-            iceberg.refresh()
-            if iceberg.properties.get(RUN_ID_PROPERTY) != run:
-                raise CommitConflict(
-                    f"the catalog did not say what became of the change of {table.name}, and it is not there; run it "
-                    "again"
-                ) from error
+def replace_rows(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
+    """Replace all files of the table by `paths` and set its offsets, in one commit. Raises `CommitConflict`."""
+    replace_files(
+        table, paths, {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets)}, run_property=RUN_ID_PROPERTY
+    )

@@ -12,7 +12,6 @@ Source: KIP-1191 (the headers `__dlq.errors.*`). Extensions: the copy of the rec
 
 from __future__ import annotations
 
-import base64
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
@@ -27,13 +26,29 @@ from mansio.state.share_partition.types import CAUSE_REJECTED
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch, read_header
 from mansio.wire.batch.record_reader import read_records
+from mansio.wire.internal_records.dead_letter_headers import (
+    CONSUMER_HEADER,
+    DELIVERIES_EXCEEDED_MESSAGE,
+    DELIVERY_COUNT_HEADER,
+    FIRST_MS_HEADER,
+    GROUP_HEADER,
+    ID_HEADER,
+    MESSAGE_HEADER,
+    OFFSET_HEADER,
+    PARTITION_HEADER,
+    REASON_HEADER,
+    REJECTED_MESSAGE,
+    TOPIC_HEADER,
+    VALUE_OMITTED_HEADER,
+    dead_letter_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
     from mansio.state.share_partition.dead_letters import DeadLetterBatch
-    from mansio.state.share_partition.types import ArchivingRange, ShareKey
+    from mansio.state.share_partition.types import ArchivingRange
     from mansio.wire.batch.record_batch import Header, NewRecord
 
 RECORDS_MAX: Final = 500
@@ -45,18 +60,10 @@ DECODED_BYTES_MAX: Final = 128 * 1024 * 1024
 ADDED_HEADERS_BYTES_MAX: Final = 1024
 """Upper bound of the size in bytes of the headers added to one record, unless group name or reason is very long."""
 
-DEAD_LETTER_ID_HEADER: Final = "mansio-dlq-id"
-VALUE_OMITTED_HEADER: Final = "mansio-dlq-value-omitted"
-
 REASON_DELETED: Final = "the record was deleted from the log"
 REASON_UNREADABLE: Final = "the record cannot be read"
 REASON_TOO_LARGE: Final = "the record is too large for the dead-letter topic"
 REASON_COPY_DISABLED: Final = "errors.deadletterqueue.copy.record.enable=false is set for the group"
-
-ERROR_MESSAGES: Final = {
-    True: "Offset rejected by client.",
-    False: "Offset delivery count exceeded the threshold.",
-}
 
 
 class DeadLetterCopy(NamedTuple):
@@ -201,24 +208,22 @@ def _encode(
 
 
 def _added_headers(archiving_range: ArchivingRange, copy: DeadLetterCopy, topic: str) -> Iterator[Header]:
-    key, reservation = archiving_range.key, archiving_range.reservation
-    rejected = reservation.cause == CAUSE_REJECTED
-    yield "__dlq.errors.topic", topic.encode()
-    yield "__dlq.errors.partition", b"%d" % key.partition
-    yield "__dlq.errors.offset", b"%d" % copy.offset
-    yield "__dlq.errors.group", key.group.encode()
-    yield "__dlq.errors.delivery.count", b"%d" % archiving_range.deliveries
-    yield "__dlq.errors.message", ERROR_MESSAGES[rejected].encode()
-    yield DEAD_LETTER_ID_HEADER, dead_letter_id(key, copy.offset, archiving_range.deliveries).encode()
-    yield "mansio-dlq-consumer", reservation.consumer.encode()
-    yield "mansio-dlq-first-ms", b"%d" % reservation.archiving_since_ms
+    key, reservation, deliveries = (
+        archiving_range.key,
+        archiving_range.reservation,
+        archiving_range.deliveries,
+    )
+    is_rejected = reservation.cause == CAUSE_REJECTED
+    yield TOPIC_HEADER, topic.encode()
+    yield PARTITION_HEADER, b"%d" % key.partition
+    yield OFFSET_HEADER, b"%d" % copy.offset
+    yield GROUP_HEADER, key.group.encode()
+    yield DELIVERY_COUNT_HEADER, b"%d" % deliveries
+    yield MESSAGE_HEADER, (REJECTED_MESSAGE if is_rejected else DELIVERIES_EXCEEDED_MESSAGE).encode()
+    yield ID_HEADER, dead_letter_id(key.group, key.topic_id, key.partition, copy.offset, deliveries).encode()
+    yield CONSUMER_HEADER, reservation.consumer.encode()
+    yield FIRST_MS_HEADER, b"%d" % reservation.archiving_since_ms
     if reservation.reason:
-        yield "mansio-dlq-reason", reservation.reason.encode()
+        yield REASON_HEADER, reservation.reason.encode()
     if copy.omitted_reason:
         yield VALUE_OMITTED_HEADER, copy.omitted_reason.encode()
-
-
-def dead_letter_id(key: ShareKey, offset: int, deliveries: int) -> str:
-    """Return the unique id of a dead letter, `group/topic id/partition/offset/delivery count`."""
-    uuid = base64.urlsafe_b64encode(key.topic_id).rstrip(b"=").decode()
-    return f"{key.group}/{uuid}/{key.partition}/{offset}/{deliveries}"

@@ -1,4 +1,4 @@
-"""Writing of the files of the compact job in Spark's tasks. This is a separate module, so that tasks import little.
+"""Writing of the data files of batch jobs in Spark's tasks. This is a separate module, so that tasks import little.
 
 Invariants:
 * A task writes one file, or none if it has no rows, and returns its path after the file is flushed to the disk.
@@ -15,20 +15,22 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from mansio.spark.iceberg.parquet_writer import file_system, fsync_file
-from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROW_GROUP_BYTES: Final = 16 << 20
 COMPRESSION: Final = "zstd"
+WRITTEN_FILE_COLUMNS: Final = "path string, rows bigint"
 
 
-def write_files(location: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write the rows of one task as one Parquet file under this address; yields its path and number of rows, if there
-    are rows.
+def write_files(
+    location: str, prefix: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of one task as one Parquet file `PREFIX-<id>.parquet` with this schema under this address; yields
+    its path and number of rows (`WRITTEN_FILE_COLUMNS`), if there are rows.
     """
-    name = f"compact-{uuid.uuid4().hex}.parquet"
+    name = f"{prefix}-{uuid.uuid4().hex}.parquet"
     system, directory = file_system(location)
     writer, rows = None, 0
     buffered: list[pa.RecordBatch] = []
@@ -38,13 +40,13 @@ def write_files(location: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
                 continue
             if writer is None:
                 place = f"{directory}/{name}"
-                writer = pq.ParquetWriter(place, TABLE_SCHEMA, filesystem=system, compression=COMPRESSION)
+                writer = pq.ParquetWriter(place, schema, filesystem=system, compression=COMPRESSION)
             buffered.append(batch)
             if sum(one.nbytes for one in buffered) >= ROW_GROUP_BYTES:
-                _write_group(writer, buffered)
+                _write_group(writer, schema, buffered)
             rows += batch.num_rows
         if writer is not None and buffered:
-            _write_group(writer, buffered)
+            _write_group(writer, schema, buffered)
     finally:
         if writer is not None:
             writer.close()
@@ -56,8 +58,8 @@ def write_files(location: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
         )
 
 
-def _write_group(writer: pq.ParquetWriter, buffered: list[pa.RecordBatch]) -> None:
+def _write_group(writer: pq.ParquetWriter, schema: pa.Schema, buffered: list[pa.RecordBatch]) -> None:
     group = pa.Table.from_batches(buffered)
-    columns = [group.column(field.name).cast(field.type) for field in TABLE_SCHEMA]
-    writer.write_table(pa.Table.from_arrays(columns, schema=TABLE_SCHEMA), row_group_size=group.num_rows)
+    columns = [group.column(field.name).cast(field.type) for field in schema]
+    writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=group.num_rows)
     buffered.clear()

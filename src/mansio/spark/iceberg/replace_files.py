@@ -1,0 +1,67 @@
+"""Replacement of data files of a table and change of its properties, in one commit (Iceberg's overwrite).
+
+Invariants:
+* Readers see either the old or the new files. A failed replacement leaves the table unchanged.
+* A commit whose result the catalog did not return is looked up by the run id that it sets as a property.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+from mansio.spark.iceberg.errors import CommitConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+
+
+def replace_files(
+    table: ArchiveTable,
+    paths: Sequence[str],
+    properties: Mapping[str, str],
+    *,
+    run_property: str,
+    is_replaced: Callable[[str], bool] = lambda _path: True,
+    summary: Mapping[str, str] | None = None,
+) -> int:
+    """Replace the files of the table that `is_replaced` selects by path, by the new files `paths`, and set these
+    properties. `run_property`: name of the property for the run id. `summary`: properties of the snapshot. Returns the
+    number of replaced files.
+
+    Raises:
+        CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
+        not applied.
+    """
+    iceberg, run = table.iceberg, uuid.uuid4().hex
+    with table.catalog_errors():
+        old = [task.file for task in iceberg.scan().plan_files() if is_replaced(task.file.file_path)]
+        new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
+        try:
+            with table.transaction() as transaction:
+                transaction.set_properties({**properties, run_property: run})
+                if old or new:
+                    with transaction.update_snapshot(
+                        snapshot_properties=dict(summary or {})
+                    ).overwrite() as change:
+                        for file in old:
+                            change.delete_data_file(file)
+                        for file in new:
+                            change.append_data_file(file)
+        except CommitFailedException as error:
+            raise CommitConflict(
+                f"{table.name} was changed by another program during this run; run it again"
+            ) from error
+        except CommitStateUnknownException as error:
+            iceberg.refresh()
+            if iceberg.properties.get(run_property) != run:
+                raise CommitConflict(
+                    f"the catalog did not say what became of the change of {table.name}, and it is not there; run it "
+                    "again"
+                ) from error
+    return len(old)
