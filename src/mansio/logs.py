@@ -78,11 +78,11 @@ def _escape(found: re.Match[str]) -> str:
     )
 
 
-def _fields_of(record: logging.LogRecord) -> Mapping[str, object] | None:
+def _event_fields(record: logging.LogRecord) -> Mapping[str, object] | None:
     return getattr(record, FIELDS, None)
 
 
-def _held_back(record: logging.LogRecord) -> int:
+def _suppressed_count(record: logging.LogRecord) -> int:
     return getattr(record, "held_back", 0)
 
 
@@ -98,7 +98,7 @@ def _message(record: logging.LogRecord) -> str:
         return f"{record.msg} {record.args!r}"
 
 
-def _ours(record: logging.LogRecord) -> bool:
+def _is_from_mansio(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] == "mansio"
 
 
@@ -106,20 +106,20 @@ class TextFormatter(logging.Formatter):
     """Text lines: time (UTC), level, event, fields. A traceback follows on indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        where = "" if _ours(record) else f"{record.name}: "
+        where = "" if _is_from_mansio(record) else f"{record.name}: "
         line = f"{_time_of(record)} {record.levelname} {where}{escaped(_message(record), MESSAGE_CHARACTERS_MAX)}"
-        known = dict(_fields_of(record) or {})
-        if count := _held_back(record):
+        known = dict(_event_fields(record) or {})
+        if count := _suppressed_count(record):
             known["held_back"] = count
         for name, value in known.items():
-            line += f" {name}={_shown(value)}"
+            line += f" {name}={_format_value(value)}"
         if record.exc_info and record.exc_info[0] is not None:
             traced = self.formatException(record.exc_info)
             line += "".join(f"\n    {escaped(part)}" for part in traced.split("\n"))
         return line
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = "-" if value is None else str(value)
     safe = escaped(text)
     if _PLAIN_VALUE.fullmatch(safe):
@@ -131,7 +131,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line, in ASCII. `event` is a stable name, `message` the formatted text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        known = _fields_of(record)
+        known = _event_fields(record)
         shown: dict[str, Any] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
@@ -142,7 +142,7 @@ class JsonFormatter(logging.Formatter):
             shown["message"] = _truncated(_message(record), MESSAGE_CHARACTERS_MAX)
         for name, value in (known or {}).items():
             shown[f"{name}_" if name in _RESERVED else name] = _json_value(value)
-        if count := _held_back(record):
+        if count := _suppressed_count(record):
             shown["held_back"] = count
         if record.exc_info and record.exc_info[0] is not None:
             shown["exception"] = _truncated(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
@@ -165,16 +165,18 @@ COUNTS: Final = LogCounts()
 """Counts of this process."""
 
 
-class _Kind:
-    __slots__ = ("due", "held", "last")
+class _LineKind:
+    """State of the rate limit of one kind of line. `due`: monotonic time from which the next line is written."""
+
+    __slots__ = ("due", "last_record", "suppressed_count")
 
     def __init__(self) -> None:
         self.due = 0.0
-        self.held = 0
-        self.last: logging.LogRecord | None = None
+        self.suppressed_count = 0
+        self.last_record: logging.LogRecord | None = None
 
 
-class Gate(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Rate limit: passes lines that a peer can cause once per `interval_s` and kind, and counts the others.
 
     A kind is a logger and an unformatted message, so their number is that of the logging calls in the source; if a
@@ -187,7 +189,7 @@ class Gate(logging.Filter):
         super().__init__()
         self._interval_s = interval_s
         self._monotonic = monotonic
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._kinds: dict[tuple[str, str], _LineKind] = {}
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -198,22 +200,22 @@ class Gate(logging.Filter):
         with self._lock:
             kind = self._kind((record.name, str(record.msg)))
             if now < kind.due:
-                kind.held += 1
-                kind.last = record
+                kind.suppressed_count += 1
+                kind.last_record = record
                 COUNTS.held_back += 1
                 return False
             kind.due = now + self._interval_s
-            if kind.held:
-                record.held_back = kind.held
-                kind.held, kind.last = 0, None
+            if kind.suppressed_count:
+                record.held_back = kind.suppressed_count
+                kind.suppressed_count, kind.last_record = 0, None
         return True
 
-    def _kind(self, name: tuple[str, str]) -> _Kind:
+    def _kind(self, name: tuple[str, str]) -> _LineKind:
         found = self._kinds.get(name)
         if found is None:
             if len(self._kinds) >= KINDS_MAX:
                 name = ("", "")
-            found = self._kinds.setdefault(name, _Kind())
+            found = self._kinds.setdefault(name, _LineKind())
         return found
 
     def release(self, *, at_end: bool = False) -> list[logging.LogRecord]:
@@ -225,23 +227,23 @@ class Gate(logging.Filter):
         due = []
         with self._lock:
             for kind in self._kinds.values():
-                if kind.held and (at_end or now >= kind.due) and kind.last is not None:
-                    record = kind.last
-                    record.held_back = kind.held - 1
+                if kind.suppressed_count and (at_end or now >= kind.due) and kind.last_record is not None:
+                    record = kind.last_record
+                    record.held_back = kind.suppressed_count - 1
                     record.released = True
-                    kind.held, kind.last = 0, None
+                    kind.suppressed_count, kind.last_record = 0, None
                     kind.due = now + self._interval_s
                     due.append(record)
         return due
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines to a stream. The process calls `release_held` about once a second."""
+    """Writes lines to a stream. The process calls `write_suppressed` about once a second."""
 
-    def __init__(self, stream: TextIO | None = None, gate: Gate | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, rate_limit: RateLimitFilter | None = None) -> None:
         super().__init__(stream)
-        self._gate = gate or Gate()
-        self.addFilter(self._gate)
+        self._rate_limit = rate_limit or RateLimitFilter()
+        self.addFilter(self._rate_limit)
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
@@ -249,9 +251,9 @@ class LineHandler(logging.StreamHandler[TextIO]):
             COUNTS.lines[level] += 1
         super().emit(record)
 
-    def release_held(self, *, at_end: bool = False) -> None:
+    def write_suppressed(self, *, at_end: bool = False) -> None:
         """Write the last suppressed line of each kind whose interval is over; `at_end`: of all kinds."""
-        for record in self._gate.release(at_end=at_end):
+        for record in self._rate_limit.release(at_end=at_end):
             self.handle(record)
 
 

@@ -52,7 +52,7 @@ def start_compaction(
         what = plan_log_compaction(log, settings, limit_offset=limit, now_ms=now_ms)
         if log.needs_maintenance:
             log.sync()
-    if not what.due:
+    if not what.is_due:
         return None
     return begin_compaction(
         disk,
@@ -68,7 +68,7 @@ def start_compaction(
 
 def one_piece(run: CompactionRun) -> bool:
     """Run the next piece of work; False if there is none."""
-    work = run.advance()
+    work = run.next_job()
     if work is None:
         return False
     while work is not None:
@@ -81,8 +81,8 @@ def finish(run: CompactionRun, work: Callable[[], object]) -> Callable[[], objec
     try:
         result = work()
     except Exception as error:  # noqa: BLE001  # whatever it is, the run is told
-        return run.finish(None, error)
-    return run.finish(result, None)
+        return run.finish_job(None, error)
+    return run.finish_job(result, None)
 
 
 def run_to_end(run: CompactionRun) -> CompactionOutcome:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.logs import COUNTS, KINDS_MAX, Gate, JsonFormatter, LineHandler, TextFormatter, fields
+from mansio.logs import COUNTS, KINDS_MAX, JsonFormatter, LineHandler, RateLimitFilter, TextFormatter, fields
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) ")
 FORGERY = "x\n2026-01-01T00:00:00.000Z INFO broker_ready node=1\r\x1b[2K\u2028\u202e\x85"
@@ -20,7 +20,7 @@ FORGERY = "x\n2026-01-01T00:00:00.000Z INFO broker_ready node=1\r\x1b[2K\u2028\u
 class Sink:
     """A logger of its own over a text stream."""
 
-    def __init__(self, name: str, formatter: logging.Formatter, gate: Gate | None = None) -> None:
+    def __init__(self, name: str, formatter: logging.Formatter, gate: RateLimitFilter | None = None) -> None:
         self.stream = io.StringIO()
         self.handler = LineHandler(self.stream, gate)
         self.handler.setFormatter(formatter)
@@ -133,7 +133,7 @@ def test_traceback_is_there_and_none_of_its_lines_looks_like_a_line_of_ours(text
 
 def test_peer_gets_one_line_per_kind_and_second_and_the_rest_is_counted() -> None:
     clock = Clock()
-    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), Gate(monotonic=clock))
+    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
     before = COUNTS.held_back
     for number in range(1000):
         sink.logger.warning("connection_closed", extra=fields(peer=f"10.0.0.{number % 250}"))
@@ -150,14 +150,14 @@ def test_peer_gets_one_line_per_kind_and_second_and_the_rest_is_counted() -> Non
 
 def test_last_of_the_held_back_lines_comes_out_when_nothing_more_happens() -> None:
     clock = Clock()
-    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), Gate(monotonic=clock))
+    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), RateLimitFilter(monotonic=clock))
     for number in range(5):
         sink.logger.warning("connection_closed", extra=fields(number=number))
-    sink.handler.release_held()
+    sink.handler.write_suppressed()
     assert len(sink.lines()) == 1, "its second is not over"
     clock.now = 1.5
-    sink.handler.release_held()
-    sink.handler.release_held()
+    sink.handler.write_suppressed()
+    sink.handler.write_suppressed()
     assert [line.split(" WARNING ")[1] for line in sink.lines()] == [
         "connection_closed number=0",
         "connection_closed number=4 held_back=3",
@@ -172,7 +172,7 @@ def test_what_no_peer_can_cause_is_never_held_back(text: Sink) -> None:
 
 def test_number_of_log_line_kinds_is_bounded() -> None:
     clock = Clock()
-    gate = Gate(monotonic=clock)
+    gate = RateLimitFilter(monotonic=clock)
     sink = Sink("uvicorn.error", TextFormatter(), gate)
     for number in range(KINDS_MAX + 500):
         sink.logger.warning(f"made up {number}")

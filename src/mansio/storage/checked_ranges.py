@@ -98,7 +98,7 @@ class CheckedRanges:
             if old.end_offset > new.end_offset and old.end_position > new.end_position:
                 kept.append(old._replace(position=new.end_position, offset=new.end_offset))
         kept.append(new)
-        kept.sort(key=_offset_of)
+        kept.sort(key=_first_offset_of)
         joined: list[CheckedRange] = []
         for each in kept:
             last = joined[-1] if joined else None
@@ -112,16 +112,16 @@ class CheckedRanges:
             else:
                 joined.append(each)
         while len(joined) > RANGES_MAX:
-            joined.remove(min((each for each in joined if each.offset != new.offset), key=_bytes_of))
+            joined.remove(min((each for each in joined if each.offset != new.offset), key=_position_of))
         self.ranges = joined
         self._offsets = [each.offset for each in joined]
 
 
-def _offset_of(one: CheckedRange) -> int:
+def _first_offset_of(one: CheckedRange) -> int:
     return one.offset
 
 
-def _bytes_of(one: CheckedRange) -> int:
+def _position_of(one: CheckedRange) -> int:
     return one.end_position - one.position
 
 

@@ -80,7 +80,7 @@ class FileCache:
             return segment.index
         index = self._indexes.get(segment)
         if index is None:
-            index = self._load(segment)
+            index = self._load_index(segment)
             segment.max_timestamp_ms = index.max_timestamp_ms
             self._indexes[segment] = index
             self._index_entries += len(index)
@@ -107,7 +107,7 @@ class FileCache:
         if index is not None:
             self._index_entries -= len(index)
 
-    def _load(self, segment: Segment) -> SparseIndex:
+    def _load_index(self, segment: Segment) -> SparseIndex:
         try:
             loaded = (
                 None if segment.replaced else load_index(self._disk, segment.index_path, segment.base_offset)
@@ -116,7 +116,7 @@ class FileCache:
             raise StorageError(f"cannot read {segment.index_path}: {error}") from error
         if loaded is not None and loaded.covered_bytes == segment.size:
             if loaded.end_offset < segment.end_offset:
-                self._segments_missing(segment, loaded.end_offset)
+                self._record_missing_segments(segment, loaded.end_offset)
             return loaded.index
         index = SparseIndex(REBUILD_INTERVAL_BYTES)
         last: tuple[int, int, int] | None = None
@@ -136,7 +136,7 @@ class FileCache:
             logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
         return index
 
-    def _segments_missing(self, segment: Segment, recorded_end_offset: int) -> None:
+    def _record_missing_segments(self, segment: Segment, recorded_end_offset: int) -> None:
         """Record and log that the segments between `recorded_end_offset` and the next segment are missing."""
         if segment.recorded_end_offset is None:
             logger.error(

@@ -116,11 +116,11 @@ class LogReport:
     batch_count: int = 0
     damaged_offset_count: int = 0
     bad_ranges: list[BadRange] = field(default_factory=list)
-    other_names: list[str] = field(default_factory=list)
+    other_file_names: list[str] = field(default_factory=list)
     """Names of files that are not part of a log, including those of the broker (producer snapshots)."""
     has_damage: bool = False
-    has_rebuilds: bool = False
-    """Whether a `rebuild` finding was not repaired."""
+    needs_rebuild: bool = False
+    """Whether a file with redundant data (such as an index) is missing or damaged and was not repaired."""
 
     def add_bad_range(self, start: int, end: int, *, torn: bool = False) -> None:
         """Add a bad range; it is merged with the last one if they are adjacent."""
@@ -137,7 +137,7 @@ class LogReport:
             self.has_damage = True
             self.damaged_offset_count += max(finding.end_offset - finding.first_offset, 0)
         elif finding.severity is Severity.REBUILD and not finding.repaired:
-            self.has_rebuilds = True
+            self.needs_rebuild = True
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding)
         else:
@@ -213,11 +213,11 @@ class Inspection:
         if segments:
             self._check_beginning(segments[0])
         for number, segment in enumerate(segments):
-            following = segments[number + 1].base_offset if number + 1 < len(segments) else None
+            next_base_offset = segments[number + 1].base_offset if number + 1 < len(segments) else None
             if self.is_tail_torn:
                 self.report_torn_tail(segment.path, 0, segment.size)
             else:
-                self._check_segment(segment, following)
+                self._check_segment(segment, next_base_offset)
             self.preceding_bytes += segment.size
         self.report.end_offset = self.expected_offset
         self._check_end(segments)
@@ -229,7 +229,7 @@ class Inspection:
     def _path(self, name: str) -> str:
         return f"{self.directory}/{name}"
 
-    def _add(self, severity: Severity, path: str, what: str, meaning: str, **more: object) -> None:
+    def _add_finding(self, severity: Severity, path: str, what: str, meaning: str, **more: object) -> None:
         self.report.add(Finding(severity, path, what, meaning, **more))  # type: ignore[arg-type]  # the fields by name
 
     # The small files
@@ -249,7 +249,7 @@ class Inspection:
             elif parse_quarantine_name(name) is not None:
                 self._check_quarantined(name)
             elif name not in (CHECKPOINT_NAME, EPOCHS_NAME, TIMESTAMPS_NAME, COMPACTION_NAME):
-                self.report.other_names.append(name)
+                self.report.other_file_names.append(name)
         segments.sort(key=lambda segment: segment.base_offset)
         known = {f"{segment.base_offset:0{OFFSET_DIGITS}d}{INDEX_SUFFIX}" for segment in segments}
         for name in indexes:
@@ -263,7 +263,7 @@ class Inspection:
         """Report a quarantine file, with bytes that an earlier start truncated from the end of the log."""
         file = self.disk.open_readonly(self._path(name))
         found = find_batches([FileRange(file, 0, file.size())])
-        self._add(
+        self._add_finding(
             Severity.NOTE,
             self._path(name),
             f"quarantined by an earlier start after a damaged position: {_describe(found)}",
@@ -273,13 +273,13 @@ class Inspection:
 
     def _report_leftover(self, name: str, what: str) -> None:
         """Report a leftover file. It is not removed, because only the next start knows whether it still needs it."""
-        self._add(Severity.NOTE, self._path(name), what, "the next start removes it")
+        self._add_finding(Severity.NOTE, self._path(name), what, "the next start removes it")
 
     def _check_checkpoint(self) -> None:
         path = self._path(CHECKPOINT_NAME)
         self.checkpoint = found = load_checkpoint(self.disk, path)
         if found is None:
-            self._add(
+            self._add_finding(
                 Severity.REBUILD,
                 path,
                 "missing" if not self.disk.exists(path) else "both slots are damaged",
@@ -294,7 +294,7 @@ class Inspection:
             if self.repair:
                 write_checkpoint(self.disk, path, found._replace(sequence=found.sequence + 1))
                 repaired = "replaced by a copy of the intact slot"
-            self._add(
+            self._add_finding(
                 Severity.REBUILD,
                 path,
                 f"the slot at {other} is damaged",
@@ -308,7 +308,7 @@ class Inspection:
         path = self._path(COMPACTION_NAME)
         if state is None:
             self.sparse_end_offset = OFFSET_END_MAX
-            self._add(
+            self._add_finding(
                 Severity.REBUILD,
                 path,
                 "damaged",
@@ -318,13 +318,15 @@ class Inspection:
         self.sparse_end_offset = max(self.sparse_end_offset, state.sparse_end_offset)
         if state.swap is not None:
             self.sparse_end_offset = max(self.sparse_end_offset, state.swap.end_offset)
-            self._add(Severity.NOTE, path, "a compaction was interrupted", "the next start completes it")
+            self._add_finding(
+                Severity.NOTE, path, "a compaction was interrupted", "the next start completes it"
+            )
 
     def _check_beginning(self, first: Segment) -> None:
         start = self.checkpoint.start_offset if self.checkpoint is not None else first.base_offset
         self.expected_offset = first.base_offset
         if first.base_offset > start:
-            self._add(
+            self._add_finding(
                 Severity.DAMAGE,
                 first.path,
                 f"the first segment begins at offset {first.base_offset}, the log at {start}",
@@ -340,7 +342,7 @@ class Inspection:
         if segments and checkpoint.durable_end_offset == checkpoint.start_offset:
             return  # the log was trimmed to an offset in a batch that was truncated later; no record was left
         path = segments[-1].path if segments else self.directory
-        self._add(
+        self._add_finding(
             Severity.DAMAGE,
             path,
             f"the log ends at offset {self.expected_offset} instead of {checkpoint.durable_end_offset}",
@@ -358,7 +360,7 @@ class Inspection:
         if self.repair:
             write_checksummed(self.disk, path, self.found_epochs.encode(), durable=True)
             repaired = "rewritten from the batches"
-        self._add(
+        self._add_finding(
             Severity.REBUILD,
             path,
             "damaged" if self.disk.exists(path) else "missing",
@@ -388,7 +390,7 @@ class Inspection:
         if self.repair:
             write_checksummed(self.disk, path, encode_segment_timestamps(self.timestamps), durable=True)
             repaired = "rewritten from the batches"
-        self._add(
+        self._add_finding(
             Severity.REBUILD,
             path,
             what,
@@ -400,15 +402,15 @@ class Inspection:
 
     # Segments
 
-    def _check_segment(self, segment: Segment, following: int | None) -> None:
+    def _check_segment(self, segment: Segment, next_base_offset: int | None) -> None:
         if segment.base_offset != self.expected_offset:
             self._check_gap(segment)
-        segment_inspection = _SegmentInspection(self, segment, following)
+        segment_inspection = _SegmentInspection(self, segment, next_base_offset)
         for scanned in scan(
             self.disk.open_readonly(segment.path),
             segment.size,
             segment.base_offset,
-            following if following is not None else OFFSET_END_MAX,
+            next_base_offset if next_base_offset is not None else OFFSET_END_MAX,
             self.on_bytes,
         ):
             if scanned.header is not None:
@@ -420,7 +422,7 @@ class Inspection:
 
     def _check_gap(self, segment: Segment) -> None:
         if segment.base_offset > self.expected_offset:
-            self._add(
+            self._add_finding(
                 Severity.DAMAGE,
                 segment.path,
                 f"the segment before it ends at offset {self.expected_offset}",
@@ -429,7 +431,7 @@ class Inspection:
                 end_offset=segment.base_offset,
             )
         elif self.sparse_end_offset < segment.base_offset:
-            self._add(
+            self._add_finding(
                 Severity.DAMAGE,
                 segment.path,
                 f"begins below offset {self.expected_offset}, where the segment before it ends",
@@ -449,7 +451,7 @@ class Inspection:
         self.add_bad_range(position, size, torn=True)
         found = find_batches([FileRange(self.disk.open_readonly(path), position, size)])
         kept = bool(found.batch_count) or not found.is_complete
-        self._add(
+        self._add_finding(
             Severity.DAMAGE if kept else Severity.NOTE,
             path,
             f"{size - position} bytes from {position} on are after a damaged position: {_describe(found)}"
@@ -484,39 +486,39 @@ class _SegmentInspection:
     is the base offset of the next segment; None for the active segment.
     """
 
-    def __init__(self, inspection: Inspection, segment: Segment, following: int | None) -> None:
+    def __init__(self, inspection: Inspection, segment: Segment, next_base_offset: int | None) -> None:
         self.inspection = inspection
         self.segment = segment
-        self.next_base_offset = following
+        self.next_base_offset = next_base_offset
         self.end_offset = segment.base_offset
         self.index = SparseIndex(inspection.index_interval_bytes)
         self.loaded: LoadedIndex | None = load_index(inspection.disk, segment.index_path, segment.base_offset)
         self.entries = iter(self.loaded.index.entries()) if self.loaded is not None else iter(())
         self.entry = next(self.entries, None)
-        self.index_wrong = ""
+        self.index_problem = ""
         self.has_damage = False
-        self.pending: tuple[ScannedRange, int] | None = None
+        self.pending_range: tuple[ScannedRange, int] | None = None
         """The last damaged range and its first offset, until the next intact batch shows its end offset."""
 
     def check_batch(self, position: int, header: BatchHeader) -> None:
         """Check offset, leader epoch and index entry of a batch with a valid CRC."""
         inspection, segment = self.inspection, self.segment
         inspection.report.batch_count += 1
-        if self.pending is not None:
-            self._end_pending(header.base_offset)
+        if self.pending_range is not None:
+            self._report_pending_range(header.base_offset)
         expected = self.end_offset
         base = header.base_offset
         limit = self.next_base_offset if self.next_base_offset is not None else OFFSET_END_MAX
         count = header.last_offset_delta + 1
         if base < expected or base >= limit or (base > expected and base > inspection.sparse_end_offset):
-            self._out_of_order(position, header)
+            self._report_out_of_order_batch(position, header)
             base = expected
         self._check_epoch(position, base, header)
-        self._check_entry(position, base, header)
+        self._check_index_entries(position, base, header)
         self.index.add(base - segment.base_offset, position, header.max_timestamp_ms)
         self.end_offset = base + count
 
-    def _out_of_order(self, position: int, header: BatchHeader) -> None:
+    def _report_out_of_order_batch(self, position: int, header: BatchHeader) -> None:
         inspection = self.inspection
         end = self.end_offset + header.last_offset_delta + 1
         self.has_damage = True
@@ -560,18 +562,18 @@ class _SegmentInspection:
             )
         )
 
-    def _check_entry(self, position: int, base: int, header: BatchHeader) -> None:
+    def _check_index_entries(self, position: int, base: int, header: BatchHeader) -> None:
         """Check that the entries of the index up to `position` describe existing batches."""
         entry = self.entry
         if entry is not None and entry[1] == position:
             expected = (base - self.segment.base_offset, position, self.index.max_timestamp_ms)
             if entry != expected and not self.has_damage:
-                self.index_wrong = self.index_wrong or f"its entry for position {position} is wrong"
+                self.index_problem = self.index_problem or f"its entry for position {position} is wrong"
             self.entry = next(self.entries, None)
         elif entry is not None and entry[1] < position:
             if not self.has_damage:
-                self.index_wrong = (
-                    self.index_wrong or f"it has an entry for {entry[1]}, where no batch begins"
+                self.index_problem = (
+                    self.index_problem or f"it has an entry for {entry[1]}, where no batch begins"
                 )
             while self.entry is not None and self.entry[1] < position + header.size:
                 self.entry = next(self.entries, None)
@@ -580,8 +582,8 @@ class _SegmentInspection:
         """Record a range without an intact batch. Returns False if it is the end of the log: a torn tail or
         preallocated zeros."""
         inspection, segment = self.inspection, self.segment
-        if self.pending is not None:
-            self._end_pending(self.end_offset)
+        if self.pending_range is not None:
+            self._report_pending_range(self.end_offset)
         last = self.next_base_offset is None
         if not inspection.is_durable(segment, scanned.position) and (
             last or inspection.checkpoint is not None
@@ -597,15 +599,15 @@ class _SegmentInspection:
             return False
         self.has_damage = True
         inspection.add_bad_range(scanned.position, scanned.position + scanned.length)
-        self.pending = (scanned, self.end_offset)
+        self.pending_range = (scanned, self.end_offset)
         self.index.next_entry_position = scanned.position  # so that the first batch after it is indexed
         return True
 
-    def _end_pending(self, next_offset: int) -> None:
+    def _report_pending_range(self, next_offset: int) -> None:
         """Report the pending damaged range, whose end offset is known now."""
-        assert self.pending is not None
-        scanned, first = self.pending
-        self.pending = None
+        assert self.pending_range is not None
+        scanned, first = self.pending_range
+        self.pending_range = None
         end = max(next_offset, first)
         self.end_offset = end
         reachable = (
@@ -628,13 +630,15 @@ class _SegmentInspection:
     def finish(self) -> None:
         """Check, after the last range, the end offset of the segment and its index."""
         inspection = self.inspection
-        if self.pending is not None:
+        if self.pending_range is not None:
             checkpoint = inspection.checkpoint
             durable_end = checkpoint.durable_end_offset if checkpoint is not None else self.end_offset
-            self._end_pending(self.next_base_offset if self.next_base_offset is not None else durable_end)
+            self._report_pending_range(
+                self.next_base_offset if self.next_base_offset is not None else durable_end
+            )
         next_base = self.next_base_offset
         if next_base is not None and self.end_offset < next_base and not inspection.is_tail_torn:
-            recorded = self._recorded_end()
+            recorded = self._recorded_end_offset()
             if recorded is not None and self.end_offset <= recorded < next_base:
                 self.end_offset = recorded  # the segments that followed it are missing
                 self._report_missing_end(next_base)
@@ -649,26 +653,26 @@ class _SegmentInspection:
         if self.next_base_offset is None:
             inspection.timestamps.pop()
 
-    def _recorded_end(self) -> int | None:
+    def _recorded_end_offset(self) -> int | None:
         """End offset of the segment when its index was saved, if that index covers all of it."""
         loaded = self.loaded
         return loaded.end_offset if loaded is not None and loaded.covered_bytes == self.segment.size else None
 
-    def _report_missing_end(self, following: int) -> None:
+    def _report_missing_end(self, next_base_offset: int) -> None:
         self.inspection.report.add(
             Finding(
                 Severity.DAMAGE,
                 self.segment.path,
-                f"ends at offset {self.end_offset}, but the next segment begins at {following}",
-                f"{describe_records(self.end_offset, following)} are lost",
+                f"ends at offset {self.end_offset}, but the next segment begins at {next_base_offset}",
+                f"{describe_records(self.end_offset, next_base_offset)} are lost",
                 self.end_offset,
-                following,
+                next_base_offset,
                 self.segment.size,
             )
         )
         self.inspection.add_bad_range(max(self.segment.size - 1, 0), self.segment.size)
         self.has_damage = True
-        self.end_offset = following
+        self.end_offset = next_base_offset
 
     def _check_index(self) -> None:
         inspection, segment = self.inspection, self.segment
@@ -676,26 +680,26 @@ class _SegmentInspection:
         closed = self.next_base_offset is not None
         if not disk.exists(path):
             if closed and segment.size:
-                self._index_finding("missing", "readers rebuild it each time")
+                self._report_index_finding("missing", "readers rebuild it each time")
             return
         if self.loaded is None:
-            self._index_finding("damaged", "readers rebuild it each time")
+            self._report_index_finding("damaged", "readers rebuild it each time")
         elif closed and not self.has_damage and self.loaded.covered_bytes != segment.size:
-            self._index_finding(
+            self._report_index_finding(
                 f"covers {self.loaded.covered_bytes} bytes of a segment of {segment.size}",
                 "readers rebuild it each time",
             )
-        elif self.index_wrong or (
+        elif self.index_problem or (
             closed
             and not self.has_damage
             and self.loaded.index.max_timestamp_ms != self.index.max_timestamp_ms
         ):
-            self._index_finding(
-                self.index_wrong or "its largest timestamp is wrong",
+            self._report_index_finding(
+                self.index_problem or "its largest timestamp is wrong",
                 "searches by offset or time may be wrong",
             )
 
-    def _index_finding(self, what: str, meaning: str) -> None:
+    def _report_index_finding(self, what: str, meaning: str) -> None:
         inspection, segment = self.inspection, self.segment
         repaired = ""
         if inspection.repair:

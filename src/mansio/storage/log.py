@@ -293,7 +293,7 @@ class Log:
         try:
             active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
-            raise self._append_failed(error, position) from error
+            raise self._handle_append_error(error, position) from error
         index = active.index
         if position >= index.next_entry_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
             index.add(base_offset - active.base_offset, position, timestamp)  # type: ignore[union-attr]  # the same
@@ -323,7 +323,7 @@ class Log:
         try:
             self._preallocation.extend(self._disk, active, active.size + size, self.settings.segment_bytes)
         except OSError as error:
-            raise self._append_failed(error, active.size) from error
+            raise self._handle_append_error(error, active.size) from error
         return active
 
     def _check_writable(self) -> None:
@@ -349,7 +349,7 @@ class Log:
         age_ms = self._clock.wall_ms() - header.max_timestamp_ms
         return min(max(age_ms, 0), self.settings.segment_ms) / 1000
 
-    def _append_failed(self, error: OSError, position: int) -> StorageError:
+    def _handle_append_error(self, error: OSError, position: int) -> StorageError:
         """Handle a failed write at `position` and return the error to raise.
 
         On a full disk the partly written bytes are removed; after any other error the log has failed.
@@ -490,15 +490,15 @@ class Log:
             )
         sparse = [header for header in headers if header.record_count <= header.last_offset_delta]
         if sparse and sparse[-1].base_offset >= self.compaction.state.sparse_end_offset:
-            self._allow_gaps(max(sparse_end_offset, sparse[-1].last_offset + 1))
+            self._record_gaps_allowed(max(sparse_end_offset, sparse[-1].last_offset + 1))
         if base_offset > end_before:
-            self._allow_gaps(sparse_end_offset)
+            self._record_gaps_allowed(sparse_end_offset)
             # Which epoch wrote the missing records is unknown: they are assigned to the new one. If the old epoch
             # appeared to reach further than it did, a replica with uncommitted records of it could keep them.
             if self.leader_epochs.assign(leader_epoch, end_before):
                 self._flush_state.epochs_dirty = True
         if last.last_offset - end_before > RELATIVE_OFFSET_MAX:
-            self._skip_to(base_offset)
+            self._start_segment_after_gap(base_offset)
         size = len(run)
         active = self._active
         position = active.size
@@ -514,7 +514,7 @@ class Log:
         try:
             active.file.write_at([run], position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
-            raise self._append_failed(error, position) from error
+            raise self._handle_append_error(error, position) from error
         index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
         segment_base = active.base_offset
         for header in headers:
@@ -524,7 +524,7 @@ class Log:
         active.size = position
         self.end_offset = active.end_offset = last.last_offset + 1
 
-    def _allow_gaps(self, end_offset: int) -> None:
+    def _record_gaps_allowed(self, end_offset: int) -> None:
         """Record in the compaction state, durably, that offsets below `end_offset` may be missing. Blocks."""
         if self.failure is not None:
             raise self.failure
@@ -543,13 +543,13 @@ class Log:
             self.compaction.state = state
         self._segments.sparse_end_offset = max(self._segments.sparse_end_offset, end_offset)
 
-    def _skip_to(self, offset: int) -> None:
+    def _start_segment_after_gap(self, offset: int) -> None:
         """Start a new segment at `offset`, after a gap that is wider than one segment can span. Blocks.
 
         A checkpoint at `offset` is written first: above the checkpoint recovery treats offsets that are missing between
         two segments as lost.
         """
-        self._check_idle("append to")
+        self._raise_if_busy("append to")
         self.end_offset = self._active.end_offset = offset
         self._run_inline(self.prepare_flush(), self.finish_flush)
         self._run_inline(self.prepare_maintenance(), self.finish_maintenance)
@@ -732,7 +732,7 @@ class Log:
         assert checked is not None
         found = checked.find(offset)
         if found is None:
-            found = self._check_now(segment, checked, offset, max_bytes)
+            found = self._check_inline(segment, checked, offset, max_bytes)
         if found.damage:
             if self.repair_pending:
                 raise VerificationPending(f"{segment.path}: offset {offset} is being repaired")
@@ -781,7 +781,7 @@ class Log:
             positions[next_offset] = (segment, stop)
         return LogSlice(file, position, stop - position, next_offset)
 
-    def _check_now(
+    def _check_inline(
         self, segment: Segment, checked: CheckedRanges, offset: int, max_bytes: int
     ) -> CheckedRange:
         """Check batches from `offset` on, within the limits for the event loop; returns the range with `offset`.
@@ -797,7 +797,7 @@ class Log:
             file, task = self.check_task(segment, offset, with_index=inline)
             batches_max = OPEN_RANGE_END if inline else CHECK_BATCHES_MAX
             if not inline and task.position + LARGE_BATCH_BYTES_MIN <= task.end_position:
-                size = self._size_at(file, task.position)
+                size = self._batch_size_at(file, task.position)
                 if size >= LARGE_BATCH_BYTES_MIN:
                     batches_max = 0
                 elif size >= CHECK_LARGE_BATCH_BYTES_MIN:
@@ -825,7 +825,7 @@ class Log:
                 raise VerificationPending(f"{segment.path}: offset {offset} is being verified")
         return found
 
-    def _size_at(self, file: DiskFile, position: int) -> int:
+    def _batch_size_at(self, file: DiskFile, position: int) -> int:
         """Size of the batch at `position` in bytes, from its header. Raises `StorageError`.
 
         Returns `LARGE_BATCH_BYTES_MIN` if the disk cannot read the header.
@@ -1063,7 +1063,7 @@ class Log:
             return
         if offset < self.start_offset:
             raise OffsetOutOfRange(f"cannot truncate to {offset}, the log starts at {self.start_offset}")
-        self._check_idle("truncate")
+        self._raise_if_busy("truncate")
         segment, position, end = self._segments.truncation_point(offset)
         end = max(end, self.start_offset)
         self._read_positions.clear()
@@ -1076,7 +1076,7 @@ class Log:
         self._preallocation.switch_segment(position)
         self.end_offset = self.durable_end_offset = end
 
-    def _check_idle(self, action: str) -> None:
+    def _raise_if_busy(self, action: str) -> None:
         if self.unfinished_job_count or self.compaction.is_busy or self.repairing:
             raise ConcurrentChange(
                 f"cannot {action} {self.directory} while a flush, compaction or repair runs"
@@ -1132,7 +1132,7 @@ class Log:
         """
         if self.failure is not None:
             raise self.failure
-        self._check_idle("reset")
+        self._raise_if_busy("reset")
         self._read_positions.clear()
         try:
             self._delete_records()
@@ -1340,11 +1340,11 @@ class Log:
             return
         try:
             if save and self.failure is None:
-                self._save()
+                self._flush_and_checkpoint()
         finally:
             self._release()
 
-    def _save(self) -> None:
+    def _flush_and_checkpoint(self) -> None:
         self._run_inline(self.prepare_flush(), self.finish_flush)
         if not self.unfinished_job_count:
             self._run_inline(self.prepare_maintenance(closing=True), self.finish_maintenance)
@@ -1368,7 +1368,7 @@ class Log:
     def delete(self) -> None:
         """Remove the log and its directory. Raises `StorageError`, and `ConcurrentChange` while a flush job, compaction
         or repair of this log runs."""
-        self._check_idle("delete")
+        self._raise_if_busy("delete")
         self._release()
         try:
             self._disk.remove_tree(self.directory)

@@ -62,7 +62,9 @@ class Preallocation:
         """Extend the file beyond `needed_bytes`, to at most `segment_bytes` or `needed_bytes`. Raises `OSError`."""
         if needed_bytes <= self.writable_bytes:
             return
-        zeros = self._zeros_are_faster(segment.size) and disk.free_bytes(segment.directory) >= FREE_BYTES_MIN
+        zeros = (
+            self._should_write_zeros(segment.size) and disk.free_bytes(segment.directory) >= FREE_BYTES_MIN
+        )
         ahead = min(
             max(needed_bytes, PREALLOCATION_BYTES_MIN), ZEROS_BYTES_MAX if zeros else PREALLOCATION_BYTES_MAX
         )
@@ -72,7 +74,7 @@ class Preallocation:
         self._file_bytes = self.writable_bytes = grown
         self._size_before, self._awaited_syncs_before = segment.size, self.awaited_syncs
 
-    def _zeros_are_faster(self, size: int) -> bool:
+    def _should_write_zeros(self, size: int) -> bool:
         """Whether, since the last extension, there were awaited syncs of a size that zeros make faster."""
         syncs = self.awaited_syncs - self._awaited_syncs_before
         written = size - self._size_before

@@ -20,8 +20,8 @@ UNLIMITED = -1
 class ExpiredSegments(NamedTuple):
     """The first `segment_count` segments of a log, which have expired: `size_bytes` in total, ending at `end_offset`.
 
-    If none has expired, `segment_count` is 0 and `end_offset` is -1. `is_time_exceeded`: a segment expired because
-    it is older than retention.ms; `is_size_exceeded`: a segment expired only because the log is larger than
+    If none has expired, `segment_count` is 0 and `end_offset` is -1. `exceeds_retention_ms`: a segment expired because
+    it is older than retention.ms; `exceeds_retention_bytes`: a segment expired only because the log is larger than
     retention.bytes. `includes_active`: the active segment has expired, too, so the log has to be rolled before the
     deletion.
     """
@@ -29,14 +29,14 @@ class ExpiredSegments(NamedTuple):
     end_offset: int = -1
     segment_count: int = 0
     size_bytes: int = 0
-    is_time_exceeded: bool = False
-    is_size_exceeded: bool = False
+    exceeds_retention_ms: bool = False
+    exceeds_retention_bytes: bool = False
     includes_active: bool = False
 
     @property
     def reason(self) -> str:
         """Why segments expired: "time", "size" or "time and size"; empty if none has."""
-        return " and ".join(["time"] * self.is_time_exceeded + ["size"] * self.is_size_exceeded)
+        return " and ".join(["time"] * self.exceeds_retention_ms + ["size"] * self.exceeds_retention_bytes)
 
 
 def find_expired(
@@ -59,29 +59,33 @@ def find_expired(
     excess_bytes = size_bytes - retention_bytes
     found = ExpiredSegments()
     for segment in closed:
-        by_time = _is_old(segment, now_ms, retention_ms)
+        by_time = _is_older_than(segment, now_ms, retention_ms)
         by_size = retention_bytes != UNLIMITED and excess_bytes >= segment.size_bytes
         if not (by_time or by_size) or segment.end_offset > floor_offset:
             return found
         excess_bytes -= segment.size_bytes
-        found = _with(found, segment, by_time=by_time, includes_active=False)
-    if active.size_bytes and active.end_offset <= floor_offset and _is_old(active, now_ms, retention_ms):
-        return _with(found, active, by_time=True, includes_active=True)
+        found = _add_segment(found, segment, by_time=by_time, includes_active=False)
+    if (
+        active.size_bytes
+        and active.end_offset <= floor_offset
+        and _is_older_than(active, now_ms, retention_ms)
+    ):
+        return _add_segment(found, active, by_time=True, includes_active=True)
     return found
 
 
-def _is_old(segment: SegmentInfo, now_ms: int, retention_ms: int) -> bool:
+def _is_older_than(segment: SegmentInfo, now_ms: int, retention_ms: int) -> bool:
     return retention_ms != UNLIMITED and now_ms - segment.max_timestamp_ms > retention_ms
 
 
-def _with(
+def _add_segment(
     found: ExpiredSegments, segment: SegmentInfo, *, by_time: bool, includes_active: bool
 ) -> ExpiredSegments:
     return ExpiredSegments(
         segment.end_offset,
         found.segment_count + 1,
         found.size_bytes + segment.size_bytes,
-        found.is_time_exceeded or by_time,
-        found.is_size_exceeded or not by_time,
+        found.exceeds_retention_ms or by_time,
+        found.exceeds_retention_bytes or not by_time,
         includes_active,
     )

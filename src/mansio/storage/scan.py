@@ -60,20 +60,20 @@ class _Window:
     """Buffered sequential view of a file's first `size` bytes, which counts the bytes it examines."""
 
     def __init__(
-        self, file: ReadableFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
+        self, file: ReadableFile, size: int, on_bytes: Callable[[int], object], examined_bytes_max: int | None
     ) -> None:
         self._file = file
         self._size = size
         self._start = 0
         self._chunk = b""
         self._on_bytes = on_bytes
-        self._work_bytes_max = work_bytes_max
+        self._examined_bytes_max = examined_bytes_max
         self._examined_bytes = 0
 
     @property
-    def exhausted(self) -> bool:
-        """Whether more than `work_bytes_max` bytes were examined."""
-        return self._work_bytes_max is not None and self._examined_bytes > self._work_bytes_max
+    def is_exhausted(self) -> bool:
+        """Whether more than `examined_bytes_max` bytes were examined."""
+        return self._examined_bytes_max is not None and self._examined_bytes > self._examined_bytes_max
 
     def view(self, position: int, length: int) -> memoryview:
         """`length` bytes from `position`, fewer at the end of the file."""
@@ -109,15 +109,15 @@ def scan(
     on_bytes: Callable[[int], object] = lambda _: None,
     *,
     position: int = 0,
-    work_bytes_max: int | None = None,
+    examined_bytes_max: int | None = None,
 ) -> Iterator[ScannedRange]:
     """Yield the ranges of the bytes [position, size) of a file: intact batches, and ranges without an intact batch.
 
     A batch after damage is accepted only with an offset in [offset_min, end_offset). `on_bytes` is called with the
-    number of bytes of each read. With `work_bytes_max` the scan ends early when it has examined that many bytes; bytes
-    that are examined twice count twice. Raises `OSError`.
+    number of bytes of each read. With `examined_bytes_max` the scan ends early when it has examined that many bytes;
+    bytes that are examined twice count twice. Raises `OSError`.
     """
-    window = _Window(file, size, on_bytes, work_bytes_max)
+    window = _Window(file, size, on_bytes, examined_bytes_max)
     lowest = offset_min
     while position < size:
         header, problem = _batch_at(window, position, size)
@@ -127,7 +127,7 @@ def scan(
             lowest = header.last_offset + 1
             continue
         end = _next_batch(window, position, size, header, lowest, end_offset)
-        if window.exhausted:
+        if window.is_exhausted:
             return
         yield ScannedRange(position, end - position, None, problem)
         position = end
@@ -178,7 +178,7 @@ def _next_batch(
         if header is not None and (not problem or lowest < header.base_offset < end_offset):
             return following
     at = window.find_magic(position + 1)
-    while at >= 0 and not window.exhausted:
+    while at >= 0 and not window.is_exhausted:
         header, problem = _batch_at(window, at, size)
         if header is not None and not problem and lowest <= header.base_offset < end_offset:
             return at

@@ -83,13 +83,13 @@ def max_timestamp(
         whole = segment.base_offset >= start and segment.end_offset <= limit
         if best is not None and whole and files.max_timestamp(segment) <= best[1]:
             continue
-        found = _largest_in(segment, files, start, limit, output_bytes_max)
+        found = _largest_in_segment(segment, files, start, limit, output_bytes_max)
         if found is not None and (best is None or found[1] > best[1]):
             best = found
     return best
 
 
-def _largest_in(
+def _largest_in_segment(
     segment: Segment, files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> FoundRecord | None:
     """`max_timestamp` in one segment: combines the last index entry's timestamp with those of the batches after it."""
@@ -137,11 +137,11 @@ def _walk(segment: Segment, file: DiskFile, position: int) -> Iterator[tuple[int
         if segment.checked is not None:
             found = segment.checked.find(header.base_offset)
             if found is None or found.damage:
-                _check(file, at, header)
+                _check_batch_crc(file, at, header)
         yield at, header
 
 
-def _check(file: DiskFile, position: int, header: BatchHeader) -> None:
+def _check_batch_crc(file: DiskFile, position: int, header: BatchHeader) -> None:
     try:
         check_stored_batch(read_exactly(file, header.size, position))
     except RequestError as damage:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES: Final = 128 << 10
 SEARCH_BYTES_MIN: Final = 1 << 20
-SEARCH_WORK_PER_BYTE: Final = 16
+SEARCH_EXAMINED_BYTES_PER_BYTE: Final = 16
 """Maximum work of a search for the next intact batch: bytes examined per byte of the searched range."""
 
 PIECE_BYTES: Final = 4 << 10
@@ -100,7 +100,7 @@ def check_batches(
     Raises `StorageError` if the disk fails; without `in_pieces` also if it cannot read a part of the file (see
     `is_unreadable`).
     """
-    reads = _Reads(file, read_at or file.read_at, in_pieces=in_pieces)
+    reads = _CheckReader(file, read_at or file.read_at, in_pieces=in_pieces)
     try:
         return _Check(reads, task, bytes_max, batches_max).run(delimit=delimit)
     except OSError as error:
@@ -113,16 +113,16 @@ def is_unreadable(error: StorageError) -> bool:
     return isinstance(cause, OSError) and cause.errno in UNREADABLE_ERRNOS
 
 
-class _Reads:
+class _CheckReader:
     """The reads of one check. An unreadable piece is returned as zeros, and `problem` reports the batches with one."""
 
-    __slots__ = ("_file", "_in_pieces", "_pieces_left", "_read", "_reason", "_unreadable")
+    __slots__ = ("_file", "_in_pieces", "_read", "_reason", "_unreadable", "_unreadable_pieces_left")
 
     def __init__(self, file: DiskFile, read: ReadAt, *, in_pieces: bool) -> None:
         self._file = file
         self._read = read
         self._in_pieces = in_pieces
-        self._pieces_left = UNREADABLE_PIECES_MAX
+        self._unreadable_pieces_left = UNREADABLE_PIECES_MAX
         self._reason = ""
         self._unreadable: list[tuple[int, int]] = []
 
@@ -148,22 +148,24 @@ class _Reads:
         pieces: list[bytes] = []
         end = position + length
         while position < end:
-            following = min(end, (position // PIECE_BYTES + 1) * PIECE_BYTES) if self._pieces_left else end
-            piece = self._piece(read, position, following)
+            following = (
+                min(end, (position // PIECE_BYTES + 1) * PIECE_BYTES) if self._unreadable_pieces_left else end
+            )
+            piece = self._read_piece(read, position, following)
             pieces.append(piece)
             if len(piece) < following - position:
                 break
             position = following
         return b"".join(pieces)
 
-    def _piece(self, read: ReadAt, position: int, end: int) -> bytes:
-        if self._pieces_left:
+    def _read_piece(self, read: ReadAt, position: int, end: int) -> bytes:
+        if self._unreadable_pieces_left:
             try:
                 return read(end - position, position)
             except OSError as error:
                 if error.errno not in UNREADABLE_ERRNOS:
                     raise
-                self._pieces_left -= 1
+                self._unreadable_pieces_left -= 1
         adjacent = self._unreadable and self._unreadable[-1][1] == position
         first = self._unreadable.pop()[0] if adjacent else position
         self._unreadable.append((first, end))
@@ -182,7 +184,7 @@ class _Check:
 
     __slots__ = ("_batches_max", "_bytes_max", "_read_bytes", "_reads", "_task")
 
-    def __init__(self, reads: _Reads, task: CheckTask, bytes_max: int, batches_max: int) -> None:
+    def __init__(self, reads: _CheckReader, task: CheckTask, bytes_max: int, batches_max: int) -> None:
         self._reads = reads
         self._task = task
         self._bytes_max = bytes_max
@@ -194,7 +196,7 @@ class _Check:
         ranges: list[CheckedRange] = []
         while True:
             start_position, start_offset = self._task.position, self._task.offset
-            position, offset, problem, skip = self._follow()
+            position, offset, problem, skip = self._check_until_problem()
             if offset > start_offset:
                 ranges.append(CheckedRange(start_position, position, start_offset, offset))
             if not problem or not delimit:
@@ -206,7 +208,7 @@ class _Check:
                     problem,
                     self._read_bytes,
                 )
-            following, following_offset = self._next_intact(position, offset, skip)
+            following, following_offset = self._next_intact_batch(position, offset, skip)
             if following_offset > offset or following >= end_position:
                 break
             # Bytes that belong to no batch; no offset is missing.
@@ -216,7 +218,7 @@ class _Check:
         done = following >= end_position
         return CheckResult(ranges, following, following_offset, done, problem, self._read_bytes)
 
-    def _follow(self) -> tuple[int, int, str, int]:
+    def _check_until_problem(self) -> tuple[int, int, str, int]:
         """Check batches up to the first problem; returns (position, offset, problem, bytes to skip).
 
         Position and offset are the end of the intact batches. Bytes to skip is the size of the batch there if its CRC
@@ -303,13 +305,13 @@ class _Check:
             found = epoch
         return found, OFFSET_END_MAX
 
-    def _next_intact(self, position: int, offset: int, skip: int) -> tuple[int, int]:
+    def _next_intact_batch(self, position: int, offset: int, skip: int) -> tuple[int, int]:
         """(position, offset) of the next intact batch after the damage at `position`; the end of the task if none."""
         task = self._task
         end = min(task.end_position, self._reads.size())
-        at, work = position + skip, max(SEARCH_BYTES_MIN, SEARCH_WORK_PER_BYTE * (end - position))
+        at, work = position + skip, max(SEARCH_BYTES_MIN, SEARCH_EXAMINED_BYTES_PER_BYTE * (end - position))
         while at < end and work > 0:
-            found = self._first_intact(at, end, offset, work)
+            found = self._first_intact_batch(at, end, offset, work)
             if found is None:
                 break
             at, base = found
@@ -326,8 +328,8 @@ class _Check:
                 return entry_position, entry_offset
         return task.end_position, task.end_offset
 
-    def _first_intact(
-        self, position: int, end: int, offset: int, work_bytes_max: int
+    def _first_intact_batch(
+        self, position: int, end: int, offset: int, examined_bytes_max: int
     ) -> tuple[int, int] | None:
         """(position, offset) of the first batch with a valid CRC between `position` and `end`, if any."""
         for found in scan(
@@ -336,7 +338,7 @@ class _Check:
             offset,
             self._task.end_offset,
             position=position,
-            work_bytes_max=work_bytes_max,
+            examined_bytes_max=examined_bytes_max,
         ):
             if (
                 found.header is not None

@@ -123,7 +123,7 @@ class Workload:
         for _ in range(SLICES_PER_STEP):
             if self.run.outcome is not None:
                 break
-            work = self.run.advance()
+            work = self.run.next_job()
             while work is not None:
                 work = finish(self.run, work)
         if self.run.outcome is not None:

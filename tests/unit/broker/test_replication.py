@@ -598,7 +598,7 @@ def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> N
     cluster.kill(3)
     cluster.end_session(3)
     leader = cluster[1]
-    leader.log._allow_gaps(50)
+    leader.log._record_gaps_allowed(50)
     leader.log.end_offset = leader.log._active.end_offset = (
         50  # as if compaction had left nothing from here on
     )

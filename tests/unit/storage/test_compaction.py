@@ -407,10 +407,10 @@ def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
     run = start_compaction(world.log, world.disk, now_ms=NOW)
     assert run is not None
     while not world.log.compaction.is_busy:
-        work = run.advance()
+        work = run.next_job()
         assert work is not None
         if not world.log.compaction.is_busy:
-            run.finish(work(), None)
+            run.finish_job(work(), None)
     swap = finish(run, work)
     assert swap is not None
     assert len(world.values()) < 12
@@ -763,19 +763,23 @@ def judged(
 def test_compaction_plan() -> None:
     settings = CompactionSettings()
     clean = CompactionState(10, 10)
-    assert judged(clean, settings) == CompactionPlan(3, 1, 400, 0.4, forced=False, due=False)
-    assert judged(clean, CompactionSettings(min_cleanable_dirty_ratio=0.4)).due
-    assert judged(CompactionState(), settings) == CompactionPlan(3, 0, 1000, 1.0, forced=False, due=True)
+    assert judged(clean, settings) == CompactionPlan(3, 1, 400, 0.4, is_forced=False, is_due=False)
+    assert judged(clean, CompactionSettings(min_cleanable_dirty_ratio=0.4)).is_due
+    assert judged(CompactionState(), settings) == CompactionPlan(
+        3, 0, 1000, 1.0, is_forced=False, is_due=True
+    )
     assert judged(clean, CompactionSettings(min_compaction_lag_ms=600))[:3] == (2, 1, 300)
-    assert judged(CompactionState(30, 30), settings) == CompactionPlan(3, 3, 0, 0.0, forced=False, due=False)
+    assert judged(CompactionState(30, 30), settings) == CompactionPlan(
+        3, 3, 0, 0.0, is_forced=False, is_due=False
+    )
     assert judged(CompactionState(), settings, limit=25)[:3] == (2, 0, 900)
     assert judged(CompactionState(), settings, limit=5) == NOTHING_TO_COMPACT
     old = judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=400)
-    assert old.forced
-    assert old.due
-    assert not judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=600).due
-    assert judged(CompactionState(30, 30, 999), settings).forced
-    assert not judged(CompactionState(30, 30, 1000), settings).due
+    assert old.is_forced
+    assert old.is_due
+    assert not judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=600).is_due
+    assert judged(CompactionState(30, 30, 999), settings).is_forced
+    assert not judged(CompactionState(30, 30, 1000), settings).is_due
 
 
 def test_groups_are_adjacent_and_fit_into_a_segment() -> None:

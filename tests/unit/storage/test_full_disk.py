@@ -151,7 +151,7 @@ def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -
         bench.write(number, leader_epoch=3)
     bench.full(lambda operation, path: operation == "write" and path == "/data/0/epochs.tmp")
     for log in bench.logs:
-        bench.group_commit._dirty[log] = None
+        bench.group_commit._dirty_logs[log] = None
     bench.sync()
     assert [log.durable_end_offset for log in bench.logs] == [1] + [2] * (logs - 1)
     bench.check()

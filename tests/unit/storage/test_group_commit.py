@@ -67,7 +67,7 @@ def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
         bench.group_commit.request_flush(bench.write(0))
         bench.background.run_one()
         for number in range(logs):
-            bench.group_commit._dirty[bench.write(number)] = None
+            bench.group_commit._dirty_logs[bench.write(number)] = None
         bench.group_commit.request_flush(bench.logs[0])
         bench.background.run_one()
         assert bench.group_commit.file_system_sync_count == file_system_sync_count
@@ -77,7 +77,7 @@ def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
 def test_without_syncfs_every_file_is_synced() -> None:
     bench = Bench(20, can_sync_all=False)
     for number in range(20):
-        bench.group_commit._dirty[bench.write(number)] = None
+        bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.group_commit.request_flush(bench.logs[0])
     bench.background.run_one()
     assert all(log.durable_end_offset == 1 for log in bench.logs)
@@ -110,7 +110,7 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
 def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
     bench = Bench(8)
     for number in range(8):
-        bench.group_commit._dirty[bench.write(number)] = None
+        bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation == "sync_all" else None
     bench.group_commit.request_flush(bench.logs[0])
     bench.background.run_all()
@@ -218,7 +218,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
     for log in bench.logs[:2]:
         log.on_durable = log.on_failure = raising
     for number in range(logs):
-        bench.group_commit._dirty[bench.write(number)] = None
+        bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.group_commit.request_flush(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
@@ -234,7 +234,7 @@ def test_listener_that_raises_does_not_affect_other_logs(logs: int, caplog: pyte
     assert bench.logs[2].durable_end_offset == 2
 
     for number in range(logs):
-        bench.group_commit._dirty[bench.write(number)] = None
+        bench.group_commit._dirty_logs[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation.startswith("sync") else None
     bench.group_commit.request_flush(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
@@ -250,7 +250,7 @@ def test_listener_that_requests_a_sync_does_not_overtake_the_current_one() -> No
     for _ in range(3):
         bench.write(1)
     first.on_durable = lambda _: bench.group_commit.request_flush(second)
-    bench.group_commit._dirty[bench.write(0)] = None
+    bench.group_commit._dirty_logs[bench.write(0)] = None
     bench.group_commit.request_flush(second)
     for _ in range(2):
         bench.write(1)

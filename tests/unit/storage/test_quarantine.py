@@ -257,7 +257,7 @@ def test_data_check_reports_before_the_first_start_and_names_the_file_after_it()
     (finding,) = [one for one in report.findings if parse_quarantine_name(one.path.rpartition("/")[2])]
     assert finding.severity is Severity.NOTE
     assert "2 complete batches, records 4 to 5" in finding.what
-    assert not report.other_names
+    assert not report.other_file_names
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class DataCheckReport:
     def is_clean(self) -> bool:
         """Whether no file is damaged and no file remains to be repaired."""
         return not any(
-            partition.log.has_damage or partition.log.has_rebuilds for partition in self.partitions
+            partition.log.has_damage or partition.log.needs_rebuild for partition in self.partitions
         ) and all(
             finding.severity is Severity.NOTE or (finding.severity is Severity.REBUILD and finding.repaired)
             for finding in self.findings
@@ -309,7 +309,7 @@ class _Examination:
                 "the partition fails when it is read",
             )
             return
-        for name in report.other_names:
+        for name in report.other_file_names:
             self._check_other_file(report, name)
         self.report.partitions.append(PartitionReport(location.topic, location.partition, report))
 

@@ -216,7 +216,7 @@ class LogCleaner:
                     self._mark_uncleanable(partition, error)
                 continue
             highest = max(highest, found.plan.dirty_ratio)
-            if found.plan.due and (best is None or found[:4] > best[:4]):
+            if found.plan.is_due and (best is None or found[:4] > best[:4]):
                 best = found
         self.dirty_ratio_max = highest
         self._failed = {log: why for log, why in self._failed.items() if log in alive}
@@ -237,7 +237,7 @@ class LogCleaner:
         if (floor := partition.retention_floor()) is not None:
             limit_offset = min(limit_offset, floor)
         plan = plan_log_compaction(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
-        return Candidate(plan.forced, plan.dirty_ratio, plan.dirty_bytes, partition.name, partition, plan)
+        return Candidate(plan.is_forced, plan.dirty_ratio, plan.dirty_bytes, partition.name, partition, plan)
 
     def _log_postponed(self, partition: Partition, error: BaseException) -> None:
         logger.warning(
@@ -290,7 +290,7 @@ class LogCleaner:
 
     async def _run_slice(self, run: CompactionRun) -> None:
         """Run one slice of work, and pause according to its duration and the number of bytes read and written."""
-        work = run.advance()
+        work = run.next_job()
         if work is None:
             if run.outcome is None:
                 await self._pause(BUSY_LOG_RETRY_MS)
@@ -300,7 +300,7 @@ class LogCleaner:
         while work is not None:
             result, error, took = await self._run_in_thread(work)
             seconds += took
-            work = run.finish(result, error)
+            work = run.finish_job(result, error)
         moved = run.bytes_read + run.bytes_written - moved
         self.counts = self.counts._replace(work_seconds=self.counts.work_seconds + seconds)
         pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self.bytes_per_second - seconds)

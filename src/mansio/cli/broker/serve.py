@@ -159,7 +159,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
             if member is not None:
                 await member.stop()
         heartbeats.cancel()
-        lines.release_held(at_end=True)
+        lines.write_suppressed(at_end=True)
         manager.close()
     return code
 
@@ -207,7 +207,7 @@ async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None
         if loop.time() >= next_heartbeat_s:
             manager.heartbeat()
             next_heartbeat_s = loop.time() + manager.heartbeat_interval_s
-        lines.release_held()
+        lines.write_suppressed()
         await asyncio.sleep(min(SUPPRESSED_LINES_INTERVAL_S, manager.heartbeat_interval_s))
 
 

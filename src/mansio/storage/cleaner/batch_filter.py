@@ -54,8 +54,8 @@ class CompactionRules(NamedTuple):
     """Parameters of one compaction.
 
     `now_ms`: time of the compaction. `delete_retention_ms`: delete.retention.ms of the topic.
-    `delete_horizon_below`: only below this offset bit 6 of a batch means a delete horizon; above it a client may have
-    set the bit. `map_end_offset`: records at or above this offset are not in the offset map and are kept.
+    `delete_horizon_end_offset`: only below this offset bit 6 of a batch means a delete horizon; above it a client may
+    have set the bit. `map_end_offset`: records at or above this offset are not in the offset map and are kept.
     `output_bytes_max`: maximum decompressed size of a batch. `tombstone_floor`: tombstones at or above this offset are
     kept, because a reader that has older values will continue from this offset.
     `is_aborted(header)`: the batch is data of an aborted transaction and is removed. `is_obsolete_marker(header)`: the
@@ -66,7 +66,7 @@ class CompactionRules(NamedTuple):
 
     now_ms: int
     delete_retention_ms: int
-    delete_horizon_below: int
+    delete_horizon_end_offset: int
     map_end_offset: int
     output_bytes_max: int
     tombstone_floor: int = INT64_MAX
@@ -133,12 +133,12 @@ def filter_batch(
     if header.base_offset >= rules.map_end_offset:
         return FilteredBatch(batch, header)
     has_delete_horizon = (
-        bool(header.attributes & DELETE_HORIZON_FLAG) and header.base_offset < rules.delete_horizon_below
+        bool(header.attributes & DELETE_HORIZON_FLAG) and header.base_offset < rules.delete_horizon_end_offset
     )
     if header.is_control:
         return _filter_marker(batch, header, rules, has_delete_horizon=has_delete_horizon)
     if header.record_count == 0 or rules.is_aborted(header):
-        return _without_records(batch, header, rules)
+        return _remove_all_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     if data is None:
         return FilteredBatch(batch, header, is_unfiltered=True)
@@ -164,7 +164,7 @@ def filter_batch(
     except RequestError:
         return FilteredBatch(batch, header)
     if not kept:
-        return _without_records(batch, header, rules)
+        return _remove_all_records(batch, header, rules)
     delete_horizon_ms = NO_DELETE_HORIZON
     if tombstones:
         later_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
@@ -172,11 +172,11 @@ def filter_batch(
     if len(kept) == header.record_count and (has_delete_horizon or not tombstones):
         return FilteredBatch(batch, header, delete_horizon_ms)
     new_delete_horizon_ms = delete_horizon_ms if tombstones and not has_delete_horizon else None
-    rebuilt = _rebuilt(data, header, kept, new_delete_horizon_ms, delete_horizon_ms)
+    rebuilt = _rebuild_batch(data, header, kept, new_delete_horizon_ms, delete_horizon_ms)
     return rebuilt or FilteredBatch(batch, header, is_unfiltered=True)
 
 
-def _rebuilt(
+def _rebuild_batch(
     data: bytes,
     header: BatchHeader,
     kept: list[RecordLocation],
@@ -184,6 +184,8 @@ def _rebuilt(
     delete_horizon_ms: int,
 ) -> FilteredBatch | None:
     """The batch with only the records `kept`; `new_delete_horizon_ms`, unless None, becomes its delete horizon.
+
+    `delete_horizon_ms` is the delete horizon of its tombstones, `NO_DELETE_HORIZON` if it has none.
 
     Returns None if the difference between a timestamp and the delete horizon exceeds 64 bits.
     """
@@ -209,15 +211,19 @@ def _rebuilt(
         record_count=len(kept),
     )
     codec = header.codec
-    return _encoded(new, body if codec == Codec.NONE else compress(codec, body), delete_horizon_ms)
+    return _encode_filtered_batch(
+        new, body if codec == Codec.NONE else compress(codec, body), delete_horizon_ms
+    )
 
 
-def _encoded(header: BatchHeader, body: Buffer, delete_horizon_ms: int = NO_DELETE_HORIZON) -> FilteredBatch:
+def _encode_filtered_batch(
+    header: BatchHeader, body: Buffer, delete_horizon_ms: int = NO_DELETE_HORIZON
+) -> FilteredBatch:
     batch = encode_batch(header, body)
     return FilteredBatch(batch, header._replace(batch_length=len(batch) - 12), delete_horizon_ms)
 
 
-def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
+def _remove_all_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
     """The batch without its records, or its removal, unless it is the last one of a producer or of the cleaned part."""
     ends_cleaned_part = header.base_offset + header.last_offset_delta + 1 == rules.map_end_offset
     if not ends_cleaned_part and not (header.producer_id >= 0 and rules.is_last_of_producer(header)):
@@ -230,7 +236,7 @@ def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules)
         max_timestamp_ms=NO_TIMESTAMP,
         record_count=0,
     )
-    return _encoded(empty, b"")
+    return _encode_filtered_batch(empty, b"")
 
 
 def _filter_marker(
@@ -242,7 +248,7 @@ def _filter_marker(
     if has_delete_horizon:
         if rules.now_ms <= header.base_timestamp_ms:
             return FilteredBatch(batch, header, header.base_timestamp_ms)
-        return _without_records(batch, header, rules)
+        return _remove_all_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     try:
         records = (
@@ -253,6 +259,6 @@ def _filter_marker(
     if data is None or not records:
         return FilteredBatch(batch, header)
     delete_horizon_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
-    return _rebuilt(data, header, records, delete_horizon_ms, delete_horizon_ms) or FilteredBatch(
+    return _rebuild_batch(data, header, records, delete_horizon_ms, delete_horizon_ms) or FilteredBatch(
         batch, header
     )

@@ -13,7 +13,7 @@ map of fixed size; if the map gets full, the run covers only the dirty records u
 from the start of the log up to that offset again, in groups of adjacent segments, and writes the records that are kept
 to one new file per group. When such a file is on stable storage, the log replaces the group by it.
 
-The work is divided into slices of about a millisecond (`step`), because the thread shares the interpreter with the
+The work is divided into slices of about a millisecond (`run_slice`), because the thread shares the interpreter with the
 event loop.
 
 Invariants: a compaction changes no file that the log uses. It raises `CorruptLog` at a batch with a wrong CRC, which is
@@ -70,22 +70,23 @@ class CompactionSettings:
 
 
 class CompactionPlan(NamedTuple):
-    """Plan of a compaction: it rewrites the first `segment_count` segments, which are dirty from `first_dirty` on.
+    """Plan of a compaction: it rewrites the first `segment_count` segments.
 
-    `dirty_bytes` is the size of the dirty segments, `dirty_ratio` their share of all segments of the plan. `due`: the
-    compaction should run now. `forced`: it is due whatever the dirty ratio is, because a record is older than
-    max.compaction.lag.ms or a tombstone is past its delete horizon.
+    The segments from the index `first_dirty_index` on are dirty. `dirty_bytes` is their size, `dirty_ratio` their share
+    of all segments of the plan. `is_due`: the compaction should run now. `is_forced`: it is due
+    whatever the dirty ratio is, because a record is older than max.compaction.lag.ms or a tombstone is past its delete
+    horizon.
     """
 
     segment_count: int
-    first_dirty: int
+    first_dirty_index: int
     dirty_bytes: int
     dirty_ratio: float
-    forced: bool
-    due: bool
+    is_forced: bool
+    is_due: bool
 
 
-NOTHING_TO_COMPACT = CompactionPlan(0, 0, 0, 0.0, forced=False, due=False)
+NOTHING_TO_COMPACT = CompactionPlan(0, 0, 0, 0.0, is_forced=False, is_due=False)
 
 
 def plan_compaction(
@@ -103,14 +104,14 @@ def plan_compaction(
     None if it is unknown.
     """
     clean_bytes = dirty_bytes = 0
-    count = first_dirty = 0
+    count = first_dirty_index = 0
     lag_ms = settings.min_compaction_lag_ms
     for segment in segments[:-1]:
         if segment.end_offset > limit_offset:
             break
         if segment.end_offset <= state.cleaned_end_offset:
             clean_bytes += segment.size_bytes
-            first_dirty += 1
+            first_dirty_index += 1
         elif lag_ms and segment.max_timestamp_ms > now_ms - lag_ms:
             break
         else:
@@ -118,16 +119,16 @@ def plan_compaction(
         count += 1
     ratio = dirty_bytes / (clean_bytes + dirty_bytes) if dirty_bytes else 0.0
     too_old = (
-        first_dirty < count
+        first_dirty_index < count
         and oldest_dirty_ms is not None
         and oldest_dirty_ms < now_ms - settings.max_compaction_lag_ms
     )
     tombstones = (
         count > 0 and state.last_delete_horizon_ms != UNSET_FIELD and state.last_delete_horizon_ms < now_ms
     )
-    forced = too_old or tombstones
-    due = forced or (first_dirty < count and ratio >= settings.min_cleanable_dirty_ratio)
-    return CompactionPlan(count, first_dirty, dirty_bytes, ratio, forced, due)
+    is_forced = too_old or tombstones
+    is_due = is_forced or (first_dirty_index < count and ratio >= settings.min_cleanable_dirty_ratio)
+    return CompactionPlan(count, first_dirty_index, dirty_bytes, ratio, is_forced, is_due)
 
 
 def group_segments(segments: Sequence[SegmentInfo], segment_bytes: int) -> list[tuple[int, int]]:
@@ -170,15 +171,15 @@ class CompactionTask(NamedTuple):
     """Input of a compaction, copied from the log on the event loop.
 
     `segments` are the closed segments from the log's start on, `segment_infos` their descriptions. From the index
-    `first_dirty` on they are dirty, beginning at `dirty_offset`. The compaction itself sets `rules.map_end_offset`.
-    `map_bytes_max` is the maximum size of the offset map.
+    `first_dirty_index` on they are dirty, beginning at `first_dirty_offset`. The compaction itself sets
+    `rules.map_end_offset`. `map_bytes_max` is the maximum size of the offset map.
     """
 
     directory: str
     segments: tuple[Segment, ...]
     segment_infos: tuple[SegmentInfo, ...]
-    first_dirty: int
-    dirty_offset: int
+    first_dirty_index: int
+    first_dirty_offset: int
     rules: CompactionRules
     segment_bytes: int
     index_interval_bytes: int
@@ -229,36 +230,36 @@ class Compaction:
         self._records = 0
         self._bytes_read = 0
         self._bytes_written = 0
-        self._unfinished = ""
-        self._work = self._run()
+        self._unfinished_path = ""
+        self._steps = self._run()
 
-    def step(self) -> CompactionProgress | CleanedSegment | CompactionFinished:
+    def run_slice(self) -> CompactionProgress | CleanedSegment | CompactionFinished:
         """Run the next slice and return its result. After a `CleanedSegment` the next call starts the next group.
 
         Raises `CorruptLog`, `StorageError`, `OSError`. After an error, or to stop early, the caller calls `abandon`.
         """
-        return next(self._work)
+        return next(self._steps)
 
     def abandon(self) -> None:
         """End the compaction and remove its unfinished file. Raises `OSError`; then recovery removes the file."""
-        self._work.close()
-        if self._unfinished:
-            path, self._unfinished = self._unfinished, ""
+        self._steps.close()
+        if self._unfinished_path:
+            path, self._unfinished_path = self._unfinished_path, ""
             if self._disk.exists(path):
                 self._disk.remove(path)
 
     def release_file(self) -> None:
         """Pass the file of the last `CleanedSegment` to the log, so that `abandon` does not remove it."""
-        self._unfinished = ""
+        self._unfinished_path = ""
 
     def _run(self) -> Generator[CompactionProgress | CleanedSegment | CompactionFinished, None, None]:
         task = self.task
         for segment in task.segments:
-            self._check_end(segment)
+            self._check_no_segments_missing(segment)
             self._records += RECORDS_PER_BATCH
             if self._records >= RECORDS_PER_SLICE:
-                yield self._slice()
-        newest, map_end = yield from self._build_map()
+                yield self._take_progress()
+        newest, map_end = yield from self._build_offset_map()
         self._rules = task.rules._replace(map_end_offset=map_end)
         count = sum(info.base_offset < map_end for info in task.segment_infos)
         last_delete_horizon_ms = NO_DELETE_HORIZON
@@ -267,7 +268,7 @@ class Compaction:
             last_delete_horizon_ms = max(last_delete_horizon_ms, delete_horizon_ms)
         yield CompactionFinished(map_end, last_delete_horizon_ms)
 
-    def _check_end(self, segment: Segment) -> None:
+    def _check_no_segments_missing(self, segment: Segment) -> None:
         """Raise `CorruptLog` if segments between `segment` and the next one are missing."""
         recorded = recorded_end_offset(self._disk, segment)
         if recorded is not None and recorded < segment.end_offset:
@@ -277,25 +278,25 @@ class Compaction:
 
     # The map
 
-    def _build_map(self) -> Generator[CompactionProgress, None, tuple[OffsetMap, int]]:
+    def _build_offset_map(self) -> Generator[CompactionProgress, None, tuple[OffsetMap, int]]:
         """Build the offset map of the dirty segments; returns it and the offset up to which it is complete."""
         task = self.task
-        dirty = task.segments[task.first_dirty :]
+        dirty = task.segments[task.first_dirty_index :]
         end = task.segments[-1].end_offset
         wanted = sum(segment.size for segment in dirty) // BYTES_PER_KEY_ESTIMATE
         newest = OffsetMap(task.map_bytes_max, entries_wanted=wanted)
-        map_end = yield from self._fill(newest, dirty, end)
-        if map_end <= task.dirty_offset and dirty:  # not even the first batch fitted
+        map_end = yield from self._fill_offset_map(newest, dirty, end)
+        if map_end <= task.first_dirty_offset and dirty:  # not even the first batch fitted
             newest = OffsetMap(task.map_bytes_max)
-            map_end = yield from self._fill(newest, dirty, end)
-        if map_end <= task.dirty_offset and dirty:
+            map_end = yield from self._fill_offset_map(newest, dirty, end)
+        if map_end <= task.first_dirty_offset and dirty:
             raise StorageError(
                 f"{dirty[0].path} has a batch at offset {map_end} with more keys than a map of "
                 f"{newest.entries_max * ENTRY_BYTES} bytes can hold: raise log_cleaner_dedupe_buffer_size"
             )
         return newest, map_end
 
-    def _fill(
+    def _fill_offset_map(
         self, newest: OffsetMap, dirty: Sequence[Segment], end: int
     ) -> Generator[CompactionProgress, None, int]:
         """Put the keys of the dirty segments into the map `newest`.
@@ -303,23 +304,23 @@ class Compaction:
         Returns the offset of the first batch whose keys do not all fit, or `end` if all fit. Some keys of that batch
         may be in the map: their older values are removed and the batch itself is kept, so the result is correct.
         """
-        rules, dirty_offset = self._rules, self.task.dirty_offset
+        rules, first_dirty_offset = self._rules, self.task.first_dirty_offset
         for _ in newest.prepare():
-            yield self._slice()
+            yield self._take_progress()
         for segment in dirty:
-            for header, batch in self._batches(segment):
-                if header.base_offset + header.last_offset_delta >= dirty_offset and not (
+            for header, batch in self._checked_batches(segment):
+                if header.base_offset + header.last_offset_delta >= first_dirty_offset and not (
                     header.is_control or rules.is_aborted(header)
                 ):
-                    keys = yield from self._sliced(key_digests(batch, header, rules.output_bytes_max))
+                    keys = yield from self._in_slices(key_digests(batch, header, rules.output_bytes_max))
                     for digest, offset in keys:
                         if not newest.put(digest, offset):
-                            return max(header.base_offset, dirty_offset)
+                            return max(header.base_offset, first_dirty_offset)
                         self._records += 1
                         if self._records >= RECORDS_PER_SLICE:
-                            yield self._slice()
+                            yield self._take_progress()
                 if self._records >= RECORDS_PER_SLICE:
-                    yield self._slice()
+                    yield self._take_progress()
         return end
 
     # The new segments
@@ -335,7 +336,7 @@ class Compaction:
         if not old:
             return NO_DELETE_HORIZON
         path = cleaned_path(self.task.directory, old[0].base_offset)
-        self._unfinished = path
+        self._unfinished_path = path
         file = self._disk.open(path, create=True)
         file.truncate(0)
         index = SparseIndex(self.task.index_interval_bytes)
@@ -344,8 +345,8 @@ class Compaction:
         changed = len(old) > 1
         delete_horizon_ms = NO_DELETE_HORIZON
         for segment in old:
-            for header, batch in self._batches(segment):
-                kept = yield from self._sliced(filter_batch(batch, header, newest, self._rules))
+            for header, batch in self._checked_batches(segment):
+                kept = yield from self._in_slices(filter_batch(batch, header, newest, self._rules))
                 if kept.is_unfiltered:  # the tombstones after it delete values that may be in it
                     floor = min(self._rules.tombstone_floor, header.base_offset)
                     self._rules = self._rules._replace(tombstone_floor=floor)
@@ -363,30 +364,30 @@ class Compaction:
                 else:
                     self.records_dropped += header.record_count
                 if waiting_bytes >= WRITE_BYTES or len(waiting) >= WRITE_BUFFERS:
-                    position += self._write(file, waiting, position)
+                    position += self._write_buffers(file, waiting, position)
                     waiting_bytes = 0
-                    yield self._slice()
+                    yield self._take_progress()
                     if position - synced >= SYNC_BYTES:
                         file.sync()
                         synced = position
-                        yield self._slice()
+                        yield self._take_progress()
                 elif self._records >= RECORDS_PER_SLICE:
-                    yield self._slice()
-        position += self._write(file, waiting, position)
+                    yield self._take_progress()
+        position += self._write_buffers(file, waiting, position)
         if not changed:
             self._disk.remove(path)
-            self._unfinished = ""
+            self._unfinished_path = ""
             return delete_horizon_ms
         file.sync()
         # The name is durable before any state refers to it.
         sync_log_directory(self._disk, self.task.directory)
-        yield self._slice()
+        yield self._take_progress()
         end = old[-1].end_offset
         swap = PendingSwap(old[0].base_offset, end, position)
         yield CleanedSegment(swap, old, file, index, delete_horizon_ms, min(end, self._rules.map_end_offset))
         return delete_horizon_ms
 
-    def _write(self, file: DiskFile, waiting: list[Buffer], position: int) -> int:
+    def _write_buffers(self, file: DiskFile, waiting: list[Buffer], position: int) -> int:
         if not waiting:
             return 0
         written = file.write_at(waiting, position)
@@ -396,7 +397,7 @@ class Compaction:
 
     # Reading, in slices
 
-    def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
+    def _checked_batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Yield (header, bytes) of every batch of a segment, checked.
 
         Raises `CorruptLog` if a batch is damaged, or if the last batches of the segment are missing.
@@ -408,12 +409,12 @@ class Compaction:
         while position < segment.size:
             at = position - start
             if at + HEADER_BYTES > len(chunk):
-                chunk, start, at = self._read(file, position, segment.size, HEADER_BYTES), position, 0
+                chunk, start, at = self._read_chunk(file, position, segment.size, HEADER_BYTES), position, 0
             length = read_header(chunk, at).batch_length + PREFIX_BYTES
             if not HEADER_BYTES <= length <= segment.size - position:
                 raise CorruptLog(f"{segment.path} has no batch at {position}, where one should begin")
             if at + length > len(chunk):
-                chunk, start, at = self._read(file, position, segment.size, length), position, 0
+                chunk, start, at = self._read_chunk(file, position, segment.size, length), position, 0
             batch = memoryview(chunk)[at : at + length]
             try:
                 header = check_stored_batch(batch)
@@ -426,17 +427,17 @@ class Compaction:
             self._records += RECORDS_PER_BATCH + length // BYTES_PER_RECORD
             yield header, batch
             position += length
-        if lowest < segment.end_offset > max(self._rules.delete_horizon_below, self.start_offset):
+        if lowest < segment.end_offset > max(self._rules.delete_horizon_end_offset, self.start_offset):
             raise CorruptLog(f"{segment.path} ends at offset {lowest}, not {segment.end_offset}")
 
-    def _read(self, file: DiskFile, position: int, size: int, wanted: int) -> bytes:
+    def _read_chunk(self, file: DiskFile, position: int, size: int, wanted: int) -> bytes:
         if wanted > size - position:
             raise CorruptLog(f"{file.path} has {size - position} stray bytes at {position}")
         data = read_exactly(file, min(max(READ_BYTES, wanted), size - position), position)
         self._bytes_read += len(data)
         return data
 
-    def _sliced(self, work: Generator[int, None, T]) -> Generator[CompactionProgress, None, T]:
+    def _in_slices(self, work: Generator[int, None, T]) -> Generator[CompactionProgress, None, T]:
         while True:
             try:
                 self._records += next(work)
@@ -444,9 +445,9 @@ class Compaction:
                 result: T = done.value
                 return result
             if self._records >= RECORDS_PER_SLICE:
-                yield self._slice()
+                yield self._take_progress()
 
-    def _slice(self) -> CompactionProgress:
+    def _take_progress(self) -> CompactionProgress:
         done = CompactionProgress(self._bytes_read, self._bytes_written)
         self._records = self._bytes_read = self._bytes_written = 0
         return done

@@ -1,7 +1,7 @@
-"""State machine of one compaction run: `CompactionRun` selects the next piece of work and handles its result.
+"""State machine of one compaction run: `CompactionRun` selects the next job and handles its result.
 
-The caller runs on the event loop. It gets the next piece of work from `advance`, runs it on another thread, and passes
-the result to `finish`, at a rate that it chooses. Meanwhile the log is in use: if it is trimmed, closed or fails, the
+The caller runs on the event loop. It gets the next job from `next_job`, runs it on another thread, and passes the
+result to `finish_job`, at a rate that it chooses. Meanwhile the log is in use: if it is trimmed, closed or fails, the
 run ends without any effect.
 
 Stages of a segment swap: the new file is written; the intent to swap is recorded in the compaction state on disk;
@@ -66,13 +66,15 @@ class CompactionOutcome(Enum):
 
 
 class _Stage(Enum):
-    PREPARE = auto()
-    WORK = auto()
-    WRITTEN = auto()
-    INTENT = auto()
+    """What a compaction run does now or next. `SEGMENT_WRITTEN`: a compacted file is complete, its swap can begin."""
+
+    CLEAR_EARLIER_SWAP = auto()
+    COMPACT = auto()
+    SEGMENT_WRITTEN = auto()
+    WRITE_PENDING_SWAP = auto()
     SWAP = auto()
-    CLEAR_INTENT = auto()
-    FINAL_STATE = auto()
+    CLEAR_PENDING_SWAP = auto()
+    WRITE_FINAL_STATE = auto()
     ABANDON = auto()
 
 
@@ -121,7 +123,7 @@ def begin_compaction(
     rules = CompactionRules(
         now_ms=now_ms,
         delete_retention_ms=settings.delete_retention_ms,
-        delete_horizon_below=segment_swap.state.sparse_end_offset,
+        delete_horizon_end_offset=segment_swap.state.sparse_end_offset,
         map_end_offset=0,
         output_bytes_max=log.settings.decompressed_batch_bytes_max,
         tombstone_floor=tombstone_floor,
@@ -133,8 +135,8 @@ def begin_compaction(
         directory=log.directory,
         segments=segment_swap.first_segments(plan.segment_count),
         segment_infos=tuple(log.segments()[: plan.segment_count]),
-        first_dirty=plan.first_dirty,
-        dirty_offset=max(segment_swap.state.cleaned_end_offset, log.start_offset),
+        first_dirty_index=plan.first_dirty_index,
+        first_dirty_offset=max(segment_swap.state.cleaned_end_offset, log.start_offset),
         rules=rules,
         segment_bytes=log.settings.segment_bytes,
         index_interval_bytes=log.settings.index_interval_bytes,
@@ -159,11 +161,11 @@ class CompactionRun:
         self._log = log
         self._compaction = compaction
         self._generation = log.generation
-        self._stage = _Stage.WORK if log.compaction.state.swap is None else _Stage.PREPARE
+        self._stage = _Stage.COMPACT if log.compaction.state.swap is None else _Stage.CLEAR_EARLIER_SWAP
         self._next_state = CompactionState()
         self._replacement: CleanedSegment | None = None
         self.waits_for_disk_space = False
-        """Whether a swap stopped on a full disk; the caller calls `advance` again, preferably after a delay."""
+        """Whether a swap stopped on a full disk; the caller calls `next_job` again, preferably after a delay."""
         self._stop_requested = False
         self._pause_requested = False
         self._outcome_if_abandoned = CompactionOutcome.ABANDONED
@@ -188,8 +190,8 @@ class CompactionRun:
 
     # On the loop
 
-    def advance(self) -> Callable[[], object] | None:
-        """The next piece of work, to be called on another thread; None if the run has to wait or has ended."""
+    def next_job(self) -> Callable[[], object] | None:
+        """The next job, to be called on another thread; None if the run has to wait or has ended."""
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         is_over = self._stop_requested or log.closed or log.failure is not None
@@ -197,35 +199,35 @@ class CompactionRun:
         if stage is _Stage.SWAP and is_over:
             self.outcome = CompactionOutcome.ABANDONED
             return None
-        if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.WRITTEN) and abandoned:
+        if stage in (_Stage.CLEAR_EARLIER_SWAP, _Stage.COMPACT, _Stage.SEGMENT_WRITTEN) and abandoned:
             self._stage = stage = _Stage.ABANDON
         if stage is _Stage.ABANDON:
             return self._compaction.abandon
         if log.repairing:
             return None
-        if stage is _Stage.WORK:
+        if stage is _Stage.COMPACT:
             self._compaction.start_offset = log.start_offset
-            return self._compaction.step
-        if stage is _Stage.PREPARE:
-            return self._write(segment_swap.state._replace(swap=None))
-        if stage is _Stage.WRITTEN:
-            return self._begin_swap()
+            return self._compaction.run_slice
+        if stage is _Stage.CLEAR_EARLIER_SWAP:
+            return self._write_state(segment_swap.state._replace(swap=None))
+        if stage is _Stage.SEGMENT_WRITTEN:
+            return self._prepare_swap()
         replacement = self._replacement
         assert replacement is not None
         if stage is _Stage.SWAP:  # again, after the disk was full
             return lambda: swap_files(self._disk, log.directory, replacement.swap)
         raise AssertionError(stage)
 
-    def finish(self, result: object, error: BaseException | None) -> Callable[[], object] | None:
-        """Handle the result, or the error, of a piece of work.
+    def finish_job(self, result: object, error: BaseException | None) -> Callable[[], object] | None:
+        """Handle the result, or the error, of a job.
 
-        Returns the next piece of work if it must be run immediately, otherwise None.
+        Returns the next job if it must be run immediately, otherwise None.
         """
         if error is None:
-            return self._succeeded(result)
-        return self._failed(error)
+            return self._job_succeeded(result)
+        return self._job_failed(error)
 
-    def _begin_swap(self) -> Callable[[], object] | None:
+    def _prepare_swap(self) -> Callable[[], object] | None:
         log, segment_swap, replacement = self._log, self._log.compaction, self._replacement
         assert replacement is not None
         if not segment_swap.contains(replacement.old_segments):  # trimmed meanwhile
@@ -239,8 +241,8 @@ class CompactionRun:
             return self._abandon(failed)
         state = segment_swap.state
         self._delete_horizon_ms = max(self._delete_horizon_ms, replacement.delete_horizon_ms)
-        self._stage = _Stage.INTENT
-        return self._write(
+        self._stage = _Stage.WRITE_PENDING_SWAP
+        return self._write_state(
             state._replace(
                 sparse_end_offset=max(state.sparse_end_offset, replacement.sparse_end_offset),
                 last_delete_horizon_ms=self._delete_horizon_ms,
@@ -248,17 +250,17 @@ class CompactionRun:
             )
         )
 
-    def _write(self, state: CompactionState) -> Callable[[], object]:
+    def _write_state(self, state: CompactionState) -> Callable[[], object]:
         self._log.compaction.is_busy = True
         self._next_state = state
         return lambda: write_state(self._disk, self._log.directory, state)
 
-    def _succeeded(self, result: Any) -> Callable[[], object] | None:
+    def _job_succeeded(self, result: Any) -> Callable[[], object] | None:
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         self.waits_for_disk_space = False
-        if stage is _Stage.WORK:
-            return self._step_finished(result)
+        if stage is _Stage.COMPACT:
+            return self._slice_finished(result)
         if stage is _Stage.ABANDON:
             self.outcome = self._outcome_if_abandoned
             return None
@@ -267,10 +269,10 @@ class CompactionRun:
             assert self._replacement is not None
             segment_swap.release_file(self._replacement.swap.base_offset)
             self._replacement = None
-            self._stage = _Stage.CLEAR_INTENT
-            return self._write(segment_swap.state._replace(swap=None))
+            self._stage = _Stage.CLEAR_PENDING_SWAP
+            return self._write_state(segment_swap.state._replace(swap=None))
         segment_swap.state = self._next_state
-        if stage is _Stage.INTENT:
+        if stage is _Stage.WRITE_PENDING_SWAP:
             assert self._replacement is not None
             swap = self._replacement.swap
             self._compaction.release_file()
@@ -279,35 +281,35 @@ class CompactionRun:
             self._stage = _Stage.SWAP
             return lambda: swap_files(self._disk, log.directory, swap)
         log.resume_after_compaction()
-        if stage is _Stage.FINAL_STATE:
+        if stage is _Stage.WRITE_FINAL_STATE:
             self.outcome = CompactionOutcome.DONE
             return None
-        self._stage = _Stage.WORK
+        self._stage = _Stage.COMPACT
         return None
 
-    def _step_finished(self, result: Any) -> Callable[[], object] | None:
+    def _slice_finished(self, result: Any) -> Callable[[], object] | None:
         if isinstance(result, CompactionProgress):
             self.bytes_read += result.bytes_read
             self.bytes_written += result.bytes_written
             return None
         if isinstance(result, CleanedSegment):
             self._replacement = result
-            self._stage = _Stage.WRITTEN
+            self._stage = _Stage.SEGMENT_WRITTEN
             return None
         assert isinstance(result, CompactionFinished)
         log, segment_swap = self._log, self._log.compaction
         if log.generation != self._generation or log.closed or log.failure is not None:
             self.outcome = CompactionOutcome.ABANDONED
             return None
-        self._stage = _Stage.FINAL_STATE
-        return self._write(
+        self._stage = _Stage.WRITE_FINAL_STATE
+        return self._write_state(
             segment_swap.state._replace(
                 cleaned_end_offset=max(result.cleaned_end_offset, segment_swap.state.cleaned_end_offset),
                 last_delete_horizon_ms=result.last_delete_horizon_ms,
             )
         )
 
-    def _failed(self, error: BaseException) -> Callable[[], object] | None:
+    def _job_failed(self, error: BaseException) -> Callable[[], object] | None:
         log, segment_swap, stage = self._log, self._log.compaction, self._stage
         transient = is_transient(error)
         if stage is _Stage.ABANDON:  # recovery removes the file
@@ -321,8 +323,10 @@ class CompactionRun:
             return None
         if stage is _Stage.SWAP:
             self.waits_for_disk_space = True
-            return None  # the swap must be completed: `advance` tries again
-        if stage is not _Stage.WORK:  # the state was not written: the one on disk is older, and still valid
+            return None  # the swap must be completed: `next_job` tries again
+        if (
+            stage is not _Stage.COMPACT
+        ):  # the state was not written: the one on disk is older, and still valid
             log.resume_after_compaction()
         if transient:
             self._outcome_if_abandoned = CompactionOutcome.DISK_FULL

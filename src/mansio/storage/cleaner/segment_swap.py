@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SegmentSwap:
     """Segment swaps of one log. `state` is the compaction state on disk; `is_busy`: a swap or a change of it runs."""
 
-    __slots__ = ("_files", "_flush_state", "_oldest", "_read_positions", "_segments", "is_busy", "state")
+    __slots__ = ("_files", "_first_dirty", "_flush_state", "_read_positions", "_segments", "is_busy", "state")
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class SegmentSwap:
         self._files = files
         self._flush_state = flush_state
         self._read_positions = read_positions
-        self._oldest: tuple[int, int | None] = (-1, None)
+        self._first_dirty: tuple[int, int | None] = (-1, None)
+        """Base offset of the first dirty segment and timestamp (ms) of its first batch, as last read."""
 
     @property
     def replaceable_end_offset(self) -> int:
@@ -64,16 +65,16 @@ class SegmentSwap:
             return None
         if segment.size < HEADER_BYTES:
             return None
-        if self._oldest[0] != segment.base_offset:
+        if self._first_dirty[0] != segment.base_offset:
             header = read_header(read_exactly(self._files.file(segment), HEADER_BYTES, 0))
             stamped = header.timestamp_type is TimestampType.LOG_APPEND
-            self._oldest = (
+            self._first_dirty = (
                 segment.base_offset,
                 header.max_timestamp_ms
                 if stamped
                 else min(header.base_timestamp_ms, header.max_timestamp_ms),
             )
-        return self._oldest[1]
+        return self._first_dirty[1]
 
     @property
     def only_active_is_dirty(self) -> bool:
@@ -117,7 +118,7 @@ class SegmentSwap:
         self._segments.replace(replacement.old_segments, new)
         self._flush_state.record_replaced_segments(replacement.old_segments, new)
         self._read_positions.clear()
-        self._oldest = (-1, None)
+        self._first_dirty = (-1, None)
 
     def release_file(self, base_offset: int) -> None:
         """Release the open file of the new segment at `base_offset`, because the file has its final name now."""
@@ -135,4 +136,4 @@ class SegmentSwap:
             write_state(disk, self._segments.segments[0].directory, limited)
             self.state = limited
             self._segments.sparse_end_offset = limited.sparse_end_offset
-        self._oldest = (-1, None)
+        self._first_dirty = (-1, None)

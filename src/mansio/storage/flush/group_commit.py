@@ -84,18 +84,18 @@ class GroupCommit:
         self._log_flush_interval_ms = log_flush_interval_ms
         self._log_flush_offset_checkpoint_interval_ms = log_flush_offset_checkpoint_interval_ms
         self._sync_all_files_min = sync_all_files_min
-        self._dirty: dict[Log, None] = {}
-        self._delayed: dict[Log, None] = {}
-        self._with_followers: dict[Log, None] = {}  # all of them are in `_delayed`, too, or were
+        self._dirty_logs: dict[Log, None] = {}
+        self._delayed_logs: dict[Log, None] = {}
+        self._logs_with_followers: dict[Log, None] = {}  # all of them are in `_delayed_logs`, too, or were
         self._maintenance_later: dict[Log, None] = {}  # due at the next maintenance interval
         self._maintenance_now: dict[Log, None] = {}  # due now
-        self._retry: dict[Log, None] = {}
+        self._disk_full_logs: dict[Log, None] = {}
         self._start_offset_waits: dict[Log, list[tuple[int, Callable[[StorageError | None], None]]]] = {}
-        self._running = False
+        self._is_job_running = False
         self._flush_timer: Timer | None = None
         self._maintenance_timer: Timer | None = None
         self._syncs_before_maintenance = 0
-        self._sync_all_trusted = True
+        self._is_sync_all_reliable = True
         self.sync_count = 0
         self.file_system_sync_count = 0
 
@@ -109,12 +109,12 @@ class GroupCommit:
         """Start no further job for `log`, which is about to be closed. A job that is running still ends normally."""
         log.on_maintenance_due = None
         for waiting in (
-            self._dirty,
-            self._delayed,
-            self._with_followers,
+            self._dirty_logs,
+            self._delayed_logs,
+            self._logs_with_followers,
             self._maintenance_later,
             self._maintenance_now,
-            self._retry,
+            self._disk_full_logs,
         ):
             waiting.pop(log, None)
         for _, done in self._start_offset_waits.pop(log, ()):
@@ -127,19 +127,19 @@ class GroupCommit:
         """
         self._start_offset_waits.setdefault(log, []).append((log.start_offset, done))
         self._maintenance_now[log] = None
-        if not self._running:
-            self._start()
+        if not self._is_job_running:
+            self._start_next_job()
 
     def request_flush(self, log: Log, *, urgent: bool = True) -> None:
         """Make all records that are in the log now durable: by the next job (`urgent`), or within
         `log_flush_interval_ms`."""
         if urgent or self._scheduler is None:
-            self._dirty[log] = None
-            self._delayed.pop(log, None)
-            if not self._running:
-                self._start()
-        elif log not in self._dirty:
-            self._delayed[log] = None
+            self._dirty_logs[log] = None
+            self._delayed_logs.pop(log, None)
+            if not self._is_job_running:
+                self._start_next_job()
+        elif log not in self._dirty_logs:
+            self._delayed_logs[log] = None
             if self._flush_timer is None:
                 self._flush_timer = self._scheduler.call_later(
                     self._log_flush_interval_ms, self._flush_interval_elapsed
@@ -148,10 +148,10 @@ class GroupCommit:
     def request_flush_of_all(self, logs: Iterable[Log]) -> None:
         """Request an urgent flush of several logs in one job; with single requests the first log would get its own."""
         for log in logs:
-            self._dirty[log] = None
-            self._delayed.pop(log, None)
-        if self._dirty and not self._running:
-            self._start()
+            self._dirty_logs[log] = None
+            self._delayed_logs.pop(log, None)
+        if self._dirty_logs and not self._is_job_running:
+            self._start_next_job()
 
     def request_flush_with_followers(self, log: Log) -> None:
         """Request a flush of a log whose records followers have to store, too, before a producer gets its response.
@@ -159,20 +159,20 @@ class GroupCommit:
         The sync starts when the records are sent to followers (`sync_with_followers`), at the latest after
         `log_flush_interval_ms`. An earlier sync would not complete any request earlier.
         """
-        if log not in self._dirty:
-            self._with_followers[log] = None
+        if log not in self._dirty_logs:
+            self._logs_with_followers[log] = None
             self.request_flush(log, urgent=False)
 
     def sync_with_followers(self) -> None:
         """Start the sync of all logs of `request_flush_with_followers`: their records were sent to followers."""
-        if self._with_followers:
-            logs, self._with_followers = self._with_followers, {}
+        if self._logs_with_followers:
+            logs, self._logs_with_followers = self._logs_with_followers, {}
             self.request_flush_of_all(logs)
 
     @property
     def is_idle(self) -> bool:
         """Whether no job runs and no flush is requested; logs that wait for disk space are ignored."""
-        return not (self._running or self._dirty or self._delayed)
+        return not (self._is_job_running or self._dirty_logs or self._delayed_logs)
 
     def close(self) -> None:
         """Cancel the timers and start the last sync. The caller closes the background worker next, then the logs."""
@@ -180,22 +180,22 @@ class GroupCommit:
             if timer is not None:
                 timer.cancel()
         self._scheduler = None
-        self._dirty.update(self._delayed | self._retry)
-        self._delayed.clear()
-        self._retry.clear()
-        if not self._running:
-            self._start()
+        self._dirty_logs.update(self._delayed_logs | self._disk_full_logs)
+        self._delayed_logs.clear()
+        self._disk_full_logs.clear()
+        if not self._is_job_running:
+            self._start_next_job()
 
     def _flush_interval_elapsed(self) -> None:
         self._flush_timer = None
-        for log in self._delayed:
+        for log in self._delayed_logs:
             log.exclude_from_awaited_syncs()
-        self._dirty.update(self._delayed)
-        self._delayed.clear()
-        if not self._running:
-            self._start()
+        self._dirty_logs.update(self._delayed_logs)
+        self._delayed_logs.clear()
+        if not self._is_job_running:
+            self._start_next_job()
 
-    def _start(self) -> None:
+    def _start_next_job(self) -> None:
         """Submit the next job to the background thread: a sync if any log is dirty, otherwise maintenance that is due.
 
         Maintenance has priority when a request waits for it, or after `SYNCS_BEFORE_MAINTENANCE_MAX` syncs.
@@ -207,13 +207,13 @@ class GroupCommit:
         ):
             return
         jobs = []
-        for log in self._dirty:
+        for log in self._dirty_logs:
             job = log.prepare_flush()
             if job is not None:
                 jobs.append((log, job))
-        self._dirty.clear()
+        self._dirty_logs.clear()
         if jobs:
-            self._running = True
+            self._is_job_running = True
             self._syncs_before_maintenance += bool(self._maintenance_now)
             self._background.submit(
                 lambda: self._timed_sync(jobs), lambda done, error: self._finish_sync(jobs, done, error)
@@ -248,7 +248,7 @@ class GroupCommit:
             ):  # the log calls `on_maintenance_due` after the swap or repair
                 nothing_due.append(log)
         if jobs:
-            self._running = True
+            self._is_job_running = True
             self._background.submit(
                 lambda: self._run_maintenance(jobs),
                 lambda done, error: self._finish_maintenance(jobs, done, error),
@@ -279,7 +279,7 @@ class GroupCommit:
         return outcomes
 
     def _sync(self, jobs: Sequence[tuple[Log, FlushJob]]) -> list[JobOutcome]:
-        shared = self._use_sync_all(sum(job.file_count for _, job in jobs))
+        shared = self._should_sync_all(sum(job.file_count for _, job in jobs))
         outcomes = []
         ready = []
         for log, job in jobs:
@@ -309,12 +309,12 @@ class GroupCommit:
         return outcomes
 
     def _run_maintenance(self, jobs: Sequence[tuple[Log, MaintenanceJob]]) -> list[JobOutcome]:
-        sync_all = self._sync_all if self._use_sync_all(len(jobs)) else None
+        sync_all = self._sync_all if self._should_sync_all(len(jobs)) else None
         failed = run_maintenance(self._disk, [job for _, job in jobs], sync_all)
         return [JobOutcome(log, job, error) for (log, job), error in zip(jobs, failed, strict=True)]
 
-    def _use_sync_all(self, files: int) -> bool:
-        return self._sync_all_trusted and files >= self._sync_all_files_min
+    def _should_sync_all(self, files: int) -> bool:
+        return self._is_sync_all_reliable and files >= self._sync_all_files_min
 
     def _sync_all(self) -> bool:
         """Sync the file system. Returns False if the platform has no syncfs. Raises `OSError`.
@@ -325,7 +325,7 @@ class GroupCommit:
         try:
             return self._disk.sync_all(self._root)
         except OSError:
-            self._sync_all_trusted = False
+            self._is_sync_all_reliable = False
             raise
 
     # Back on the loop
@@ -337,7 +337,9 @@ class GroupCommit:
         error: BaseException | None,
     ) -> None:
         self.sync_count += 1
-        self._finish(outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs])
+        self._finish_jobs(
+            outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs]
+        )
 
     def _finish_maintenance(
         self,
@@ -345,12 +347,14 @@ class GroupCommit:
         outcomes: Sequence[JobOutcome] | None,
         error: BaseException | None,
     ) -> None:
-        self._finish(outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs])
+        self._finish_jobs(
+            outcomes if outcomes is not None else [JobOutcome(log, job, error) for log, job in jobs]
+        )
 
-    def _finish(self, outcomes: Sequence[JobOutcome]) -> None:
+    def _finish_jobs(self, outcomes: Sequence[JobOutcome]) -> None:
         """Report each result to its log, then start the next job. An exception of a listener is raised at the end.
 
-        `_running` stays set while listeners are called, so a log's job is finished before its next one is prepared.
+        `_is_job_running` stays set while listeners are called, so a log's job is finished before the next is prepared.
         """
         defect: Exception | None = None
         syncs = False
@@ -371,9 +375,9 @@ class GroupCommit:
             if log.on_maintenance_due is not None:
                 disk_full = isinstance(failed, LogDiskFull)
                 self._plan_maintenance(log, disk_full=disk_full, synced=isinstance(work, FlushJob))
-        self._running = False
-        if self._dirty or self._maintenance_now or (syncs and self._scheduler is None):
-            self._start()
+        self._is_job_running = False
+        if self._dirty_logs or self._maintenance_now or (syncs and self._scheduler is None):
+            self._start_next_job()
         if defect is not None:
             raise defect
 
@@ -381,7 +385,7 @@ class GroupCommit:
         """Schedule the maintenance of a log after a job, or a retry of a job that stopped on a full disk."""
         if disk_full:
             if synced:
-                self._retry[log] = None
+                self._disk_full_logs[log] = None
             self._schedule_maintenance(log)
         elif synced:
             if log.checkpoint_lag_bytes >= CHECKPOINT_LAG_BYTES_MAX:
@@ -398,17 +402,17 @@ class GroupCommit:
             self._maintenance_timer = self._scheduler.call_later(
                 self._log_flush_offset_checkpoint_interval_ms, self._maintenance_interval_elapsed
             )
-        elif self._scheduler is None and not self._running:
-            self._start()
+        elif self._scheduler is None and not self._is_job_running:
+            self._start_next_job()
 
     def _maintenance_interval_elapsed(self) -> None:
         self._maintenance_timer = None
         self._maintenance_now.update(self._maintenance_later)
         self._maintenance_later.clear()
-        self._dirty.update(self._retry)
-        self._retry.clear()
-        if not self._running:
-            self._start()
+        self._dirty_logs.update(self._disk_full_logs)
+        self._disk_full_logs.clear()
+        if not self._is_job_running:
+            self._start_next_job()
 
 
 def flush_on_shutdown(disk: Disk, root: str, logs: Sequence[Log]) -> None:

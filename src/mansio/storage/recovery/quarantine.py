@@ -94,7 +94,7 @@ def find_batches(ranges: Sequence[FileRange]) -> FoundBatches:
     for one in ranges:
         work = SEARCH_BYTES_MIN + SEARCH_FACTOR * one.size_bytes
         covered = one.position
-        for scanned in scan(one.file, one.end, 0, OFFSET_END_MAX, position=covered, work_bytes_max=work):
+        for scanned in scan(one.file, one.end, 0, OFFSET_END_MAX, position=covered, examined_bytes_max=work):
             covered += scanned.length
             if scanned.header is not None:
                 count += 1

@@ -88,7 +88,7 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> RecoveredLog:
 
 
 def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[RecoveredLog]:
-    """`recover` as steps for `run_batch`, so that one sync makes the steps of many logs durable.
+    """`recover` as steps for `run_batch`, so that the recoveries of many logs share their syncs.
 
     The recovery of a log that was closed cleanly has no steps.
     """
@@ -182,7 +182,7 @@ def _create(
     needs_new_epoch = checkpoint is not None and checkpoint.needs_new_epoch
     checkpoint = Checkpoint(sequence, start, start, 0, start, needs_new_epoch)
     # A segment never exists without a checkpoint.
-    checkpoint = yield from both_slot_steps(disk, directory, checkpoint)
+    checkpoint = yield from write_both_slots_steps(disk, directory, checkpoint)
     segment = Segment(directory, start)
     segment.file = disk.open(segment.path, create=True)
     segment.index = SparseIndex(settings.index_interval_bytes)
@@ -205,7 +205,7 @@ def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Chec
 logger = logging.getLogger(__name__)
 
 
-def _verified_when_appended(active: Segment, size: int, offset: int) -> CheckedRanges | None:
+def _verified_ranges(active: Segment, size: int, offset: int) -> CheckedRanges | None:
     """The verified part of the active segment: the batches that recovery checked, and those that are appended later."""
     checked = active.checked
     if checked is not None and checked.ranges and checked.ranges[0].end_position == size:
@@ -220,7 +220,7 @@ def write_one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in
     return PendingSync((file,), named_in)
 
 
-def both_slot_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
+def write_both_slots_steps(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
     """Steps that write the checkpoint to both slots, one after the other; returns the newer slot's checkpoint."""
     yield lambda: write_one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
@@ -255,7 +255,7 @@ class RecoveryScan:
         self.checked: list[tuple[Segment, int, int]] = []
         self.index_saved_bytes = 0
         self.indexes_due: list[Segment] = []
-        self.uncertain_lengths: list[Segment] = []
+        self.segments_of_uncertain_length: list[Segment] = []
         """Segments whose files may be longer than their batches, now or after another crash."""
 
     def run(self) -> SyncSteps[RecoveredLog]:
@@ -271,11 +271,13 @@ class RecoveryScan:
                 )  # a gap that compaction left; with a checkpoint it would be below that
             if offset != segment.base_offset and at > first:
                 problem = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
-                return (yield from self._finish(at, None, offset, durable_end, problem))
-            position, offset, problem = self._check(segment, position if at == first else 0, offset)
+                return (yield from self._finish_recovery(at, None, offset, durable_end, problem))
+            position, offset, problem = self._check_batches(segment, position if at == first else 0, offset)
             if problem:
-                return (yield from self._finish(at, position, offset, durable_end, problem))
-        return (yield from self._finish(len(self.segments) - 1, position, offset, durable_end, problem))
+                return (yield from self._finish_recovery(at, position, offset, durable_end, problem))
+        return (
+            yield from self._finish_recovery(len(self.segments) - 1, position, offset, durable_end, problem)
+        )
 
     def _start_position(self) -> tuple[int, int, int]:
         """(segment index, position, offset) at which the check starts: the checkpoint, or the start of the log."""
@@ -295,7 +297,7 @@ class RecoveryScan:
             if at and self.segments[at - 1].base_offset == checkpoint.segment_base:
                 if not self._exclude_preallocation(self.segments[at - 1], checkpoint.position):
                     return at - 1, checkpoint.position, end
-                self.uncertain_lengths.append(self.segments[at - 1])
+                self.segments_of_uncertain_length.append(self.segments[at - 1])
             return at, 0, end
         if segment.base_offset != checkpoint.segment_base:
             # The segment to which the checkpoint refers is missing, or the log was closed at the end of a segment.
@@ -324,7 +326,7 @@ class RecoveryScan:
                 self.epochs.assign(header.leader_epoch, header.base_offset)
         self.epochs_changed = self.epochs.latest_epoch >= 0  # an empty log has no file
 
-    def _check(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
+    def _check_batches(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
         """Check the batches of a segment from `position` on, where `offset` is expected.
 
         Returns (end position, end offset, problem at which the check stopped early or "").
@@ -357,7 +359,7 @@ class RecoveryScan:
         self.checked.append((segment, began, position))
         found = CheckedRange(began, position, began_offset, offset)
         segment.checked = CheckedRanges([found] if offset > began_offset else ())
-        self.uncertain_lengths.append(segment)
+        self.segments_of_uncertain_length.append(segment)
         return position, offset, reason
 
     def _exclude_preallocation(self, segment: Segment, position: int) -> bool:
@@ -383,7 +385,7 @@ class RecoveryScan:
             index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
         return index
 
-    def _finish(
+    def _finish_recovery(
         self, last: int, position: int | None, offset: int, durable_end: int, problem: str
     ) -> SyncSteps[RecoveredLog]:
         """Truncate the log at `offset` if there is a `problem`, sync the rest, and write the checkpoint.
@@ -410,19 +412,19 @@ class RecoveryScan:
                 yield partial(write_one_slot, self.disk, self.directory, previous)
         self._truncate(active, size, torn)
         self._truncate_files(kept[-1:], rewrite_lengths=False)
-        rolled = any(segment is not active for segment in self.uncertain_lengths)
+        rolled = any(segment is not active for segment in self.segments_of_uncertain_length)
         if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
         for segment in kept[:-1]:
             if segment.checked is not None and segment.checked.is_complete(segment.size, segment.end_offset):
                 segment.checked = None
-        active.checked = _verified_when_appended(active, size, offset)
+        active.checked = _verified_ranges(active, size, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
         sequence = previous.sequence + 1 if previous is not None else 1
         needs_new_epoch = previous.needs_new_epoch if previous is not None else bool(problem)
         checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, needs_new_epoch)
         if previous is None:
-            checkpoint = yield from both_slot_steps(self.disk, self.directory, checkpoint)
+            checkpoint = yield from write_both_slots_steps(self.disk, self.directory, checkpoint)
         elif checkpoint != previous._replace(sequence=sequence):
             yield lambda: write_one_slot(self.disk, self.directory, checkpoint)
         else:
@@ -466,7 +468,7 @@ class RecoveryScan:
         `rewrite_lengths`: change the length of each file even if it is correct, so that the next sync writes it: the
         sync of an earlier change may have failed.
         """
-        for segment in self.uncertain_lengths:
+        for segment in self.segments_of_uncertain_length:
             if segment not in kept or segment.file is None:
                 continue
             if rewrite_lengths:
@@ -543,7 +545,7 @@ class RecoveryScan:
                 file.write_at([data], position)
                 position += len(data)
             written.append(file)
-        for segment in self.uncertain_lengths:
+        for segment in self.segments_of_uncertain_length:
             if segment in kept and segment.file is not None and segment.file not in written:
                 written.append(segment.file)
         return written
