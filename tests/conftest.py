@@ -30,6 +30,10 @@ OPTIONAL_PACKAGES = {
     "test_signals.py": ("py4j",),
     "test_public_api.py": ("pyspark", "pyarrow", "pyiceberg"),
     "test_first_errors.py": ("pyspark", "pyarrow"),
+    "test_functions.py": ("pyspark", "pyarrow", "fastavro"),
+    "test_public_spark.py": ("pyspark", "pyarrow", "pyiceberg", "fastavro"),
+    "test_schema_avro.py": ("pyspark", "pyarrow", "fastavro"),
+    "test_column_decoders.py": ("pyspark", "pyarrow", "fastavro"),
 }
 """Packages that a test module, or those of a directory, import and that a development install may lack."""
 

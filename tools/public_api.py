@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODULES = ("mansio", "mansio.blocking", "mansio.errors", "mansio.spark")
+MODULES = ("mansio", "mansio.blocking", "mansio.errors", "mansio.spark", "mansio.spark.functions")
 
 PUBLIC_MEMBERS = {
     "ArchiveTable": {"iceberg", "name", "topic", "topic_id"},

