@@ -51,7 +51,7 @@ class World:
             assert configs is not None
             await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
             live = self.service.share_partition_manager.find("g", self.topic_id, 0)
-            core = await live.wait_loaded()
+            core = await live.wait_until_loaded()
             if (
                 update := live.call_machine_and_set_timer(
                     core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5

@@ -37,14 +37,14 @@ REBALANCE_MS = 5_000
 class Codec:
     """The bytes of classic members, by `wire.internal_records.consumer_protocol`."""
 
-    def subscription(self, metadata: bytes) -> ClassicSubscription:
+    def decode_subscription(self, metadata: bytes) -> ClassicSubscription:
         read = consumer_protocol.decode_subscription(metadata)
         return ClassicSubscription(read.topics, read.owned_partitions, read.rack_id)
 
-    def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
+    def decode_assignment(self, assignment: bytes) -> Sequence[tuple[str, int]]:
         return consumer_protocol.decode_assignment(assignment).partitions
 
-    def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
+    def encode_assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
         named = tuple(NamedPartition(*each) for each in partitions)
         return consumer_protocol.encode_assignment(consumer_protocol.Assignment(named))
 
@@ -205,7 +205,7 @@ class ClassicClient:
         return Sync(self.member_id, self.instance_id, self.generation, {}, "consumer")
 
     def hear(self, assignment: bytes) -> None:
-        named = Codec().assigned(assignment)
+        named = Codec().decode_assignment(assignment)
         told = frozenset((self.world.ids[name], index) for name, index in named)
         self.must_join = self.cooperative and not self.owned <= told  # to say that it has let go
         self.owned = told

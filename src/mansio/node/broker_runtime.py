@@ -301,9 +301,9 @@ class BrokerRuntime:
                 load_partition=lambda key: self.shares.find(*key),
             )
             self.share_state.on_archiving = calls.resume
-        state.on_group_config_change(self.shares.settings_changed)
-        state.on_group_config_change(self.dead_letters.settings_changed)
-        state.on_change(self.dead_letters.topic_changed)
+        state.on_group_config_change(self.shares.handle_settings_change)
+        state.on_group_config_change(self.dead_letters.handle_settings_change)
+        state.on_change(self.dead_letters.handle_topic_change)
 
     def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
         settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member

@@ -76,8 +76,8 @@ def find_quota(
 ) -> tuple[QuotaScope, float] | None:
     """Return the quota of a client in bytes/s and the scope of clients that share it; None if no quota applies.
 
-    The most specific quota applies: a quota of the user before one of the default user, and of each first the one that
-    also names the client id (KIP-55).
+    The first of these quotas that is set applies (KIP-55): of the user with this client id, of the user with the
+    default client id, of the user; the same three of the default user; of the client id; of the default client id.
     """
     for user_part in (user, NonLiteralName.DEFAULT):
         for client in (client_id, NonLiteralName.DEFAULT):
@@ -94,24 +94,24 @@ def find_quota(
 class TokenBucket:
     """Token bucket of bytes; a negative content is a debt. Times are seconds of a monotonic clock."""
 
-    __slots__ = ("_at", "_credit", "capacity", "rate")
+    __slots__ = ("_credit", "_refilled_at", "capacity", "rate")
 
     def __init__(self, rate: float, burst_ms: int, now: float) -> None:
         self.rate = rate
         self.capacity = rate * burst_ms / 1000
         self._credit = self.capacity
-        self._at = now
+        self._refilled_at = now
 
     def change_rate(self, rate: float, burst_ms: int, now: float) -> None:
         """Change the rate in bytes/s; a debt in bytes stays unchanged."""
-        self._fill(now)
+        self._refill(now)
         self.rate = rate
         self.capacity = rate * burst_ms / 1000
         self._credit = min(self._credit, self.capacity)
 
     def take(self, size_bytes: int, now: float) -> int:
         """Take bytes out of the bucket; returns the throttle time in ms, 0 for none."""
-        self._fill(now)
+        self._refill(now)
         self._credit -= size_bytes
         if self._credit >= 0:
             return 0
@@ -119,13 +119,13 @@ class TokenBucket:
 
     def is_full(self, now: float) -> bool:
         """Whether the bucket is full, that is, equivalent to a new one."""
-        self._fill(now)
+        self._refill(now)
         return self._credit >= self.capacity
 
-    def _fill(self, now: float) -> None:
-        if now > self._at:
-            self._credit = min(self.capacity, self._credit + self.rate * (now - self._at))
-            self._at = now
+    def _refill(self, now: float) -> None:
+        if now > self._refilled_at:
+            self._credit = min(self.capacity, self._credit + self.rate * (now - self._refilled_at))
+            self._refilled_at = now
 
 
 class RateLimiter:
@@ -151,30 +151,30 @@ class RateLimiter:
 
     def take(self, user: str, client_id: str, size_bytes: int, now: float) -> int:
         """Take bytes for a client; returns its throttle time in ms. With 0 bytes, returns the current throttle time."""
-        bucket = self._find(user, client_id, now)
+        bucket = self._find_bucket(user, client_id, now)
         return 0 if bucket is None else bucket.take(size_bytes, now)
 
     def burst_bytes(self, user: str, client_id: str, now: float) -> int | None:
         """Return the maximum number of bytes that a client may send at once without being throttled; None if it has no
         quota."""
-        bucket = self._find(user, client_id, now)
+        bucket = self._find_bucket(user, client_id, now)
         return None if bucket is None else max(int(bucket.capacity), 1)
 
-    def _find(self, user: str, client_id: str, now: float) -> TokenBucket | None:
+    def _find_bucket(self, user: str, client_id: str, now: float) -> TokenBucket | None:
         found = find_quota(self._rates, user, client_id[:NAME_CHARACTERS_MAX])
         if found is None:
             return None
         scope, rate = found
         bucket = self._buckets.pop(scope, None)
         if bucket is None:
-            self._forget_idle(now)
+            self._evict_idle_buckets(now)
             bucket = TokenBucket(rate, self._burst_ms, now)
         elif bucket.rate != rate:
             bucket.change_rate(rate, self._burst_ms, now)
         self._buckets[scope] = bucket  # now the most recently used
         return bucket
 
-    def _forget_idle(self, now: float) -> None:
+    def _evict_idle_buckets(self, now: float) -> None:
         oldest = list(zip(range(EVICTION_SCAN_MAX), self._buckets.items(), strict=False))
         for _, (scope, bucket) in oldest:
             if bucket.is_full(now):

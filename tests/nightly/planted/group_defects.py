@@ -75,8 +75,8 @@ MORE_GROUP_DEFECTS = (
     Defect(
         "a member is told before it is committed",
         "broker/coordinator/group/consumer_groups.py",
-        "written = self._write(entry, group, records + more, topics)",
-        "self._write(entry, group, records + more, topics); written = None",
+        "written = self._write_changes(entry, group, records + more, topics)",
+        "self._write_changes(entry, group, records + more, topics); written = None",
         (COORDINATOR,),
     ),
     Defect(

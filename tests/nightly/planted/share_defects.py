@@ -141,7 +141,7 @@ MORE_SHARE_DEFECTS = (
             (
                 "what is withheld left out of a snapshot",
                 "state/share_partition/snapshot.py",
-                "found += _delayed(in_flight, change, now_ms, wall_ms)",
+                "found += _withheld_as_backoff(in_flight, change, now_ms, wall_ms)",
                 "pass",
             ),
             (
@@ -153,8 +153,8 @@ MORE_SHARE_DEFECTS = (
             (
                 "forgiven added twice",
                 "state/share_partition/machine.py",
-                "self._retry(batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted)",
-                "self._retry(batch, 0, member, step, uncounted=batch.uncounted_deliveries + 2 * uncounted)",
+                "batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted",
+                "batch, 0, member, step, uncounted=batch.uncounted_deliveries + 2 * uncounted",
             ),
             (
                 "forgiven deliveries count as tries",
@@ -229,8 +229,8 @@ MORE_SHARE_DEFECTS = (
         for name, line, planted in (
             (
                 "next dead letters placed before the last are known",
-                "return self.phase is Phase.OPEN and bool(self._open)",
-                "return self.phase in (Phase.OPEN, Phase.READY) and bool(self._open)",
+                "return self.phase is Phase.OPEN and bool(self._unreserved)",
+                "return self.phase in (Phase.OPEN, Phase.READY) and bool(self._unreserved)",
             ),
             (
                 "dead letters in an old epoch to a target that forgot",

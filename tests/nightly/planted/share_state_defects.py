@@ -105,7 +105,7 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "cut log of share states believed",
             "broker/coordinator/share/share_coordinator.py",
-            "return self._is_log_complete and index not in self._truncated",
+            "return self._is_log_complete and index not in self._truncated_partitions",
             "return self._is_log_complete",
         ),
         (
@@ -117,7 +117,7 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "share state made over one that is there",
             "broker/coordinator/share/state_client.py",
-            "if state is not None and read_session is not None and read_session.was_absent:",
+            "if state is not None and read_session is not None and read_session.state_was_missing:",
             "if state is not None and read_session is not None and read_session.last_write_number < 0:",
         ),
         (

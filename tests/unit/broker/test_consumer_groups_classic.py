@@ -24,7 +24,7 @@ def test_a_classic_group_is_taken_over_by_the_first_member_of_the_new_protocol_a
     group = broker.groups.store.entries["g"].group
     assert isinstance(group, ConsumerGroup)
     assert (
-        broker.groups.store.entries["g"].classic_record is None
+        broker.groups.store.entries["g"].group_metadata_value is None
     )  # the classic record is gone, in the same batch
     assert broker.restarted().stored()[0] == broker.stored()[0]
     assert broker.heartbeat(joined) in (0, REBALANCING)

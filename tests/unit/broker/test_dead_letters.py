@@ -374,7 +374,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
     async def check(room: Room) -> None:
         await room.topic()
         await room.topic("own")
-        room.service.topics.state.on_change(room.dead_letters.topic_changed)
+        room.service.topics.state.on_change(room.dead_letters.handle_topic_change)
         await room.write(*records(3))
         share_partition = await room.share_partition()
         failing = Failing(monkeypatch, room, times=1, there=False)  # it has its place, and could not be sent
@@ -386,8 +386,8 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
         await share_partition.reject(1, 1)
         await eventually(lambda: room.dead_letters.last_error_of(share_partition.key))
         room.configs.clear()
-        room.dead_letters.settings_changed("another group")
-        room.dead_letters.settings_changed("g")
+        room.dead_letters.handle_settings_change("another group")
+        room.dead_letters.handle_settings_change("g")
         await settled(room)
         assert ids(room.letters()) == expected_ids(share_partition.key, [0, 1])
 

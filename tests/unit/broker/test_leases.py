@@ -61,7 +61,7 @@ class World:
     async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
         """As a fetch would: these offsets are the member's."""
         share_partition = self.service.share_partition_manager.find(group, self.topic_id, index)
-        state_machine = await share_partition.wait_loaded()
+        state_machine = await share_partition.wait_until_loaded()
 
         async def due() -> bool:
             now_ms, wall_ms = share_partition.now_ms(), self.service.clock.wall_ms()

@@ -118,7 +118,7 @@ class Room:
 
     def share_partition(self) -> SharePartitionLeader:
         share_partition = self.shares.find("g", TOPIC, 0)
-        self.scheduler.run(share_partition.wait_loaded())
+        self.scheduler.run(share_partition.wait_until_loaded())
         return share_partition
 
     def lease(self, share_partition: SharePartitionLeader, last: int) -> None:

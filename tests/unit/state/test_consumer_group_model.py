@@ -466,7 +466,7 @@ class GroupMachine(RuleBasedStateMachine):
             return  # somebody's session has ended in the middle of it
         listed = [each.member_id for each in leader.members]
         shares = {
-            member_id: Codec().assignment(everything[position :: len(listed)])
+            member_id: Codec().encode_assignment(everything[position :: len(listed)])
             for position, member_id in enumerate(listed)
         }
         for member_id in [each for each in listed if each in living]:  # a static one keeps its place unseen

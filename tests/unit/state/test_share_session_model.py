@@ -110,7 +110,8 @@ class SessionModel(RuleBasedStateMachine):
     @rule(connection=WHICH)
     def connection_lost(self, connection: int) -> None:
         ended = {
-            (each.group, each.member) for each in self.sessions.end_of_connection(CONNECTIONS[connection])
+            (each.group, each.member)
+            for each in self.sessions.end_sessions_of_connection(CONNECTIONS[connection])
         }
         assert ended == {who for who, (_, _, over) in self.open.items() if over == connection}
         self.open = {who: each for who, each in self.open.items() if who not in ended}
@@ -151,7 +152,7 @@ def test_refused_request_leaves_the_session_as_it_was() -> None:
         with suppress(InvalidRequest, InvalidShareSessionEpoch):
             sessions.fetch("g", "a", epoch, [(b"u" * 16, 0)], [(b"t" * 16, 0)], has_acks=True, connection=2)
     assert sessions.fetch("g", "a", 1, (), (), has_acks=True, connection=1).partitions() == [(b"t" * 16, 0)]
-    assert sessions.end_of_connection(2) == []
+    assert sessions.end_sessions_of_connection(2) == []
 
 
 def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> None:
@@ -175,5 +176,5 @@ def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> No
     fetch("b", 0, 4)
     fetch("c", 0, 0, 1, 2)
     sessions.end("g", "c")
-    sessions.end_of_connection(CONNECTIONS[True])
+    sessions.end_sessions_of_connection(CONNECTIONS[True])
     fetch("d", 0, 0, 1, 2, 3)

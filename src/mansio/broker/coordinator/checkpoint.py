@@ -159,12 +159,12 @@ class CheckpointStore:
                 pairs += part
                 await self._yield_to_loop()
             await partition.committed(partition.end_offset)
-            await self._replace(context.index, encode_checkpoint(end_offset, pairs))
+            await self._replace_file(context.index, encode_checkpoint(end_offset, pairs))
             context.replay_start_offset = end_offset
         finally:
             context.is_checkpointing = False
 
-    async def _replace(self, index: int, data: bytes) -> None:
+    async def _replace_file(self, index: int, data: bytes) -> None:
         disk, directory, path = self._storage.disk, self._storage.directory, self._path(index)
         self._sizes[index] = len(data)
 

@@ -264,17 +264,17 @@ class CoordinatorRuntime:
         self._load_queue.append(context)
         if not self._is_loading:
             self._is_loading = True
-            self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
+            self._scheduler.spawn(self._load_queued(), name=f"load {self.name}")
 
-    async def _load_all(self) -> None:
+    async def _load_queued(self) -> None:
         """Load the partitions of the queue one after the other, so that the first ones are available early."""
         try:
             while self._load_queue:
-                await self._load_one(self._load_queue.popleft())
+                await self._load_with_retries(self._load_queue.popleft())
         finally:
             self._is_loading = False
 
-    async def _load_one(self, context: CoordinatorContext) -> None:
+    async def _load_with_retries(self, context: CoordinatorContext) -> None:
         """Try to load a partition `LOAD_ATTEMPTS_MAX` times in succession, later once after each backoff."""
         while not context.has_ended and not await self._try_load(context):
             context.failed_loads += 1
@@ -326,7 +326,7 @@ class CoordinatorRuntime:
             else:
                 latest[record.key] = (record.value, record.offset)
 
-        await self._read(context, position, consume, RECORDS_PER_YIELD)
+        await self._read_records(context, position, consume, RECORDS_PER_YIELD)
         for count, (key, (value, offset)) in enumerate(latest.items(), start=1):
             if context.has_ended:
                 return
@@ -342,9 +342,9 @@ class CoordinatorRuntime:
             if record.key is not None:
                 self._view.apply(context.index, record.key, record.value, record.offset)
 
-        await self._read(context, position, consume, UPDATES_PER_YIELD)
+        await self._read_records(context, position, consume, UPDATES_PER_YIELD)
 
-    async def _read(
+    async def _read_records(
         self,
         context: CoordinatorContext,
         position: int,

@@ -236,7 +236,7 @@ class ShareService:
                 if not allows_renewal and any(RENEW in batch.types for batch in part.batches):
                     raise InvalidRequest("the request contains renewals without is_renew_ack")
                 leader = self.share_partition_manager.find(group_id, part.topic_id, part.partition)
-                await leader.wait_loaded()
+                await leader.wait_until_loaded()
             except MansioError as error:
                 result.error = error
             else:
@@ -323,7 +323,7 @@ class ShareService:
         ):
             raise GroupIdNotFound(f"group {group_id} has read nothing of {partition.name}")
         leader = self.share_partition_manager.find(group_id, topic_id, index)
-        await leader.wait_loaded()
+        await leader.wait_until_loaded()
         return leader
 
     # ------------------------------------------------------------------ redrive

@@ -39,13 +39,13 @@ class RangeAssignor:
             if partitions.get(topic, 0) > 0:
                 alike.setdefault(tuple(each.member_id for each in subscribers[topic]), []).append(topic)
         for topics in alike.values():
-            order = _order(subscribers[topics[0]], {topic: partitions[topic] for topic in topics})
+            order = _order_members(subscribers[topics[0]], {topic: partitions[topic] for topic in topics})
             for topic in topics:
                 _assign_ranges(targets, order, topic, partitions[topic])
         return {member_id: sorted(target) for member_id, target in targets.items()}
 
 
-def _order(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
+def _order_members(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
     """Return the member ids by the start of their current ranges of these topics; new members take the unassigned
     ranges of former members, or the end."""
     begins: dict[str, float] = {}
@@ -58,14 +58,14 @@ def _order(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[str]:
         for each in members
         if each.member_id not in begins
     )
-    gaps = _gaps(members, counts)
+    gaps = _unassigned_range_starts(members, counts)
     for position, (_, member_id) in enumerate(new_members):
         begins[member_id] = gaps[position] if position < len(gaps) else 1.0
     names = {each.member_id: each.instance_id or each.member_id for each in members}
     return sorted(begins, key=lambda member_id: (begins[member_id], names[member_id], member_id))
 
 
-def _gaps(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[float]:
+def _unassigned_range_starts(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[float]:
     """Return the starts of the unassigned ranges of the topic with the most partitions, as fractions of its partition
     count."""
     topic, count = max(counts.items(), key=lambda each: (each[1], each[0]))

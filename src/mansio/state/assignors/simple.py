@@ -33,13 +33,13 @@ def assign_simple(
     wanted = sorted({topic for each in subscriptions.values() for topic in each})
     everything = [(topic, index) for topic in wanted for index in range(partitions.get(topic, 0))]
     found: dict[str, set[TopicPartition]] = {member: set() for member in members}
-    _one_member_each(everything, members, subscriptions, before, found)
+    _assign_every_partition(everything, members, subscriptions, before, found)
     idle = [member for member in members if not found[member]]
-    _one_partition_each(everything, idle, len(members), subscriptions, before, found)
+    _assign_every_idle_member(everything, idle, len(members), subscriptions, before, found)
     return {member: frozenset(each) for member, each in found.items()}
 
 
-def _one_member_each(
+def _assign_every_partition(
     everything: list[TopicPartition],
     members: list[str],
     subscriptions: Mapping[str, frozenset[bytes]],
@@ -70,12 +70,12 @@ def _one_member_each(
         if topic not in heaps:
             heaps[topic] = [(len(found[each]), each) for each in members if topic in subscriptions[each]]
             heapify(heaps[topic])
-        member = _least(heaps[topic], found)
+        member = _pop_least_loaded_member(heaps[topic], found)
         found[member].add(partition)
         heappush(heaps[topic], (len(found[member]), member))
 
 
-def _least(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
+def _pop_least_loaded_member(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
     """Pop and return the member with the fewest partitions. Numbers in the heap may be outdated."""
     while True:
         load, member = heappop(heap)
@@ -84,7 +84,7 @@ def _least(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]
         heappush(heap, (len(found[member]), member))
 
 
-def _one_partition_each(
+def _assign_every_idle_member(
     everything: list[TopicPartition],
     idle: list[str],
     members: int,
@@ -117,15 +117,15 @@ def _one_partition_each(
             continue
         topics = subscriptions[member]
         if topics not in heaps:
-            heaps[topics] = _heap(everything, topics, counts)
+            heaps[topics] = _partition_heap(everything, topics, counts)
         if heaps[topics]:
-            partition = _fewest(heaps[topics], counts)
+            partition = _pop_least_assigned_partition(heaps[topics], counts)
             counts[partition] += 1
             found[member].add(partition)
             heappush(heaps[topics], (counts[partition], partition))
 
 
-def _heap(
+def _partition_heap(
     everything: Iterable[TopicPartition], topics: frozenset[bytes], counts: Mapping[TopicPartition, int]
 ) -> list[tuple[int, TopicPartition]]:
     heap = [(counts[each], each) for each in everything if each[0] in topics]
@@ -133,7 +133,9 @@ def _heap(
     return heap
 
 
-def _fewest(heap: list[tuple[int, TopicPartition]], counts: Mapping[TopicPartition, int]) -> TopicPartition:
+def _pop_least_assigned_partition(
+    heap: list[tuple[int, TopicPartition]], counts: Mapping[TopicPartition, int]
+) -> TopicPartition:
     while True:
         count, partition = heappop(heap)
         if count == counts[partition]:

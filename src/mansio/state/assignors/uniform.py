@@ -35,7 +35,7 @@ class UniformAssignor:
             return {}
         first = ordered[0].topics
         alike = all(each.topics is first or set(each.topics) == set(first) for each in ordered)
-        kept, unassigned = _kept(ordered, partitions, alike=alike)
+        kept, unassigned = _keep_valid_partitions(ordered, partitions, alike=alike)
         return (
             _balance_same_subscriptions(kept, unassigned)
             if alike
@@ -43,7 +43,7 @@ class UniformAssignor:
         )
 
 
-def _kept(
+def _keep_valid_partitions(
     members: Sequence[MemberSpec], partitions: Mapping[bytes, int], *, alike: bool
 ) -> tuple[dict[str, frozenset[TopicPartition]], set[TopicPartition]]:
     """Return the partitions that each member keeps, by member id, and the set of unassigned partitions of all
@@ -118,7 +118,7 @@ class _HeterogeneousAssignment:
         while moved:
             moved = False
             for topic in by_choice:
-                moved |= self._single_moves(topic)
+                moved |= self._move_single_partitions(topic)
         while self._move_chain():
             pass
         return {
@@ -141,7 +141,7 @@ class _HeterogeneousAssignment:
                 self._loads[member] = load + 1
                 heapq.heapreplace(least, (load + 1, member))
 
-    def _single_moves(self, topic: bytes) -> bool:
+    def _move_single_partitions(self, topic: bytes) -> bool:
         """Move single partitions of a topic from the owner with the most partitions to the subscriber with the fewest,
         while that improves the balance. Returns whether any partition moved."""
         loads, moved = self._loads, False
@@ -177,13 +177,13 @@ class _HeterogeneousAssignment:
             if load - min(self._loads.values()) < 2:
                 return False
             sources = [member for member in self._loads if self._loads[member] >= load]
-            if chain := self._search(sources, load - 2):
+            if chain := self._find_move_chain(sources, load - 2):
                 for source, topic, target in chain:
                     self._move(topic, source, target)
                 return True
         return False
 
-    def _search(self, sources: list[str], load_max: int) -> list[tuple[str, bytes, str]]:
+    def _find_move_chain(self, sources: list[str], load_max: int) -> list[tuple[str, bytes, str]]:
         """Return the shortest chain of moves (source, topic, target) from one of `sources` to a member with at most
         `load_max` partitions; empty if there is none."""
         came_from: dict[str, tuple[str, bytes] | None] = dict.fromkeys(sources)
@@ -198,7 +198,7 @@ class _HeterogeneousAssignment:
                         continue
                     came_from[target] = (source, topic)
                     if self._loads[target] <= load_max:
-                        return _path(came_from, target)
+                        return _moves_to(came_from, target)
                     queue.append(target)
         return []
 
@@ -211,7 +211,7 @@ class _HeterogeneousAssignment:
         self._loads[target] += 1
 
 
-def _path(came_from: dict[str, tuple[str, bytes] | None], end: str) -> list[tuple[str, bytes, str]]:
+def _moves_to(came_from: dict[str, tuple[str, bytes] | None], end: str) -> list[tuple[str, bytes, str]]:
     steps = []
     while (step := came_from[end]) is not None:
         steps.append((step[0], step[1], end))

@@ -413,7 +413,7 @@ class ClassicGroup:
             self.protocol_type = request.protocol_type
         if self.state is PREPARING and self.generation == 0:
             self.join_phase.record_new_member()
-        member = _member(request, member_id, now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
+        member = _new_member(request, member_id, now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self.members.add(member)
         return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
 
@@ -426,7 +426,7 @@ class ClassicGroup:
         effects: list[Effect] = [*self.members.remove(old, fenced)]
         self._unsynced.discard(old.member_id)
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if old.is_new else request.session_timeout_ms
-        member = _member(request, member_id, now_ms + timeout_ms)
+        member = _new_member(request, member_id, now_ms + timeout_ms)
         member.assignment = old.assignment
         member.is_new = old.is_new
         self.members.add(member)
@@ -528,7 +528,7 @@ class ClassicGroup:
 
     def _join_response(self, member: Member) -> JoinResponse:
         leader = self.members.leader or ""
-        listed = self.members.for_leader(self.protocol) if member.member_id == leader else ()
+        listed = self.members.members_for_leader(self.protocol) if member.member_id == leader else ()
         return JoinResponse(
             member.member_id, self.generation, self.protocol_type, self.protocol, leader, listed
         )
@@ -553,7 +553,7 @@ class ClassicGroup:
         self.state = state
 
 
-def _member(request: Join, member_id: str, deadline_ms: float) -> Member:
+def _new_member(request: Join, member_id: str, deadline_ms: float) -> Member:
     return Member(
         member_id,
         request.instance_id,

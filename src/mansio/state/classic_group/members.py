@@ -158,7 +158,7 @@ class GroupMembers:
 
     # ------------------------------------------------------------------ views
 
-    def for_leader(self, protocol: str | None) -> tuple[JoinedMember, ...]:
+    def members_for_leader(self, protocol: str | None) -> tuple[JoinedMember, ...]:
         """Return the members as the leader receives them to compute the assignment."""
         return tuple(
             JoinedMember(each.member_id, each.instance_id, each.metadata_for(protocol))

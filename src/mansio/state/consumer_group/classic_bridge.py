@@ -57,7 +57,7 @@ def metadata_of_member(member: ClassicMember, subscription: ClassicSubscription)
     )
 
 
-def classic_record(member: ConsumerMember, protocol: str, assignment: bytes) -> ClassicMemberRecord:
+def to_classic_member_record(member: ConsumerMember, protocol: str, assignment: bytes) -> ClassicMemberRecord:
     """Convert a member of a consumer group into its part of a classic group's record."""
     metadata = member.metadata
     assert metadata.classic is not None
@@ -88,7 +88,7 @@ def common_protocol(member: ConsumerMember, members: Iterable[ConsumerMember]) -
 def read_subscription(codec: ClassicCodec, metadata: bytes) -> ClassicSubscription:
     """Decode the subscription of a classic member. Raises `InconsistentGroupProtocol` for malformed bytes."""
     try:
-        return codec.subscription(metadata)
+        return codec.decode_subscription(metadata)
     except WireError as error:
         raise InconsistentGroupProtocol(f"the subscription of a member is malformed: {error}") from error
 
@@ -97,7 +97,7 @@ def read_assignment(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[s
     """Decode the assigned partitions (topic name, index) of a classic member. Raises `InconsistentGroupProtocol` for
     malformed bytes."""
     try:
-        return frozenset((name, index) for name, index in codec.assigned(assignment))
+        return frozenset((name, index) for name, index in codec.decode_assignment(assignment))
     except WireError as error:
         raise InconsistentGroupProtocol(f"the assignment of a member is malformed: {error}") from error
 
@@ -105,7 +105,7 @@ def read_assignment(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[s
 def encode_assignment(codec: ClassicCodec, partitions: Iterable[TopicPartition], topics: Topics) -> bytes:
     """Encode the assignment of a classic member; partitions of deleted topics are omitted."""
     names = {topic_id: name for name, topic_id in topics.ids.items()}
-    return codec.assignment(
+    return codec.encode_assignment(
         sorted((names[topic_id], index) for topic_id, index in partitions if topic_id in names)
     )
 

@@ -201,16 +201,16 @@ class ConsumerGroup:
         is_up_to_date = member.reconciled_version == self.stored.version and self.topics is topics
         if is_up_to_date and request.member_epoch == current.epoch and _is_keep_alive(request):
             member.extend_session(self.settings, now_ms)
-            return self._response(member, with_assignment=False), []
+            return self._heartbeat_response(member, with_assignment=False), []
         _check_epoch(member, request)
         self._check_assignor(request)
         member.extend_session(self.settings, now_ms)
-        self._update(member, _updated_metadata(member.metadata, request), topics)
+        self._update_metadata(member, _merge_metadata(member.metadata, request), topics)
         self._reconcile(member, request.owned, topics, now_ms)
         has_missed = request.member_epoch != current.epoch
         has_changed = member.current.assigned != current.assigned
         with_assignment = has_missed or has_changed or _is_full_request(request)
-        return self._response(member, with_assignment=with_assignment), self.stored.take_changes()
+        return self._heartbeat_response(member, with_assignment=with_assignment), self.stored.take_changes()
 
     def _join(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
         """Handle a join. A known member that joins again loses its partitions; a static member replaces its
@@ -219,7 +219,7 @@ class ConsumerGroup:
         self._check_assignor(request)
         existing = self.stored.find_member_or_static(request.member_id, request.instance_id)
         self._check_capacity(existing)
-        metadata = _updated_metadata(EMPTY_METADATA if existing is None else existing.metadata, request)
+        metadata = _merge_metadata(EMPTY_METADATA if existing is None else existing.metadata, request)
         metadata = metadata._replace(
             client_id=request.client_id, client_host=request.client_host, classic=None
         )
@@ -231,12 +231,12 @@ class ConsumerGroup:
         member.is_awaiting_sync = False
         member.extend_session(self.settings, now_ms)
         self._reconcile(member, NO_PARTITIONS, topics, now_ms)
-        return self._response(member, with_assignment=True), self.stored.take_changes()
+        return self._heartbeat_response(member, with_assignment=True), self.stored.take_changes()
 
     def _leave(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
         member = self.stored.find_valid(request.member_id, request.instance_id)
         if request.member_epoch == LEAVE_EPOCH:
-            self._remove([member], topics)
+            self._remove_members([member], topics)
         elif request.member_epoch == LEAVE_STATIC_EPOCH and member.metadata.instance_id is not None:
             member.extend_session(self.settings, now_ms)
             member.revoke_deadline_ms = math.inf
@@ -357,7 +357,7 @@ class ConsumerGroup:
         member = self.stored.find_valid(member_id, instance_id)
         if not member.is_classic:
             raise UnknownMember(f"member {member_id} uses the consumer protocol and leaves by its heartbeat")
-        self._remove([member], topics)
+        self._remove_members([member], topics)
         return self.stored.take_changes()
 
     # ------------------------------------------------------------------ events: topics, time, administration
@@ -376,7 +376,7 @@ class ConsumerGroup:
     def tick(self, topics: Topics, now_ms: float) -> Records:
         """Remove members whose session has ended, or that did not revoke partitions or rejoin in time."""
         if overdue := [each for each in self.stored if each.deadline_ms() <= now_ms]:
-            self._remove(overdue, topics)
+            self._remove_members(overdue, topics)
         return self.stored.take_changes()
 
     def subscribed_regexes(self) -> list[str]:
@@ -478,7 +478,7 @@ class ConsumerGroup:
             member.extend_session(settings, now_ms)
             waiters = (each.join_waiter, each.sync_waiter)
             responses += [Response(waiter, RebalanceInProgress()) for waiter in waiters if waiter is not None]
-        stored.set_epoch(classic.generation, _metadata_hash(stored.all_subscribed(topics), topics))
+        stored.set_epoch(classic.generation, _metadata_hash(stored.all_subscribed_topic_ids(topics), topics))
         stored.set_assignment_epoch(classic.generation)
         tombstone = (encode_group_key(GroupKey(classic.group_id)), None)
         return group, [tombstone, *stored.take_changes()], responses
@@ -497,7 +497,7 @@ class ConsumerGroup:
             return None
         protocol = classic_bridge.common_protocol(members[0], members)
         records = [
-            classic_bridge.classic_record(
+            classic_bridge.to_classic_member_record(
                 each,
                 protocol,
                 classic_bridge.encode_assignment(self._codec, each.current.assigned, topics),
@@ -580,19 +580,19 @@ class ConsumerGroup:
             self._update_target_assignment(topics, changed=True)
         elif existing.member_id != member_id:
             member = self.stored.replace_static_member(existing, member_id, existing.metadata)
-            self._update(member, metadata, topics)
+            self._update_metadata(member, metadata, topics)
         else:
             member = existing
-            self._update(member, metadata, topics)
+            self._update_metadata(member, metadata, topics)
         return member
 
-    def _remove(self, members: list[ConsumerMember], topics: Topics) -> None:
+    def _remove_members(self, members: list[ConsumerMember], topics: Topics) -> None:
         """Remove members and release their partitions."""
         for member in members:
             self.stored.remove(member)
         self._update_target_assignment(topics, changed=True)
 
-    def _update(self, member: ConsumerMember, metadata: MemberMetadata, topics: Topics) -> None:
+    def _update_metadata(self, member: ConsumerMember, metadata: MemberMetadata, topics: Topics) -> None:
         """Store changed metadata of a member, and compute a new target if it affects the assignment."""
         before = member.metadata
         changed = False
@@ -612,7 +612,7 @@ class ConsumerGroup:
             return
         self.topics = topics
         stored.resolve_regexes(topics)
-        subscriptions = stored.all_subscribed(topics)
+        subscriptions = stored.all_subscribed_topic_ids(topics)
         metadata_hash = _metadata_hash(subscriptions, topics)
         if changed or metadata_hash != stored.metadata_hash:
             stored.set_epoch(stored.group_epoch + 1, metadata_hash)
@@ -634,7 +634,7 @@ class ConsumerGroup:
             for each in stored.members.values()
         ]
         assignment = assignor.assign(specs, topics.partitions) if specs else {}
-        targets = _checked_targets(self.group_id, assignor.name, subscriptions, assignment, topics)
+        targets = _validate_targets(self.group_id, assignor.name, subscriptions, assignment, topics)
         for member in stored.members.values():
             target = targets[member.member_id]
             if (
@@ -656,7 +656,7 @@ class ConsumerGroup:
             before,
             member.target,
             stored.assignment_epoch,
-            stored.subscribed(member.metadata, topics) if is_unrevoked else frozenset(),
+            stored.subscribed_topic_ids(member.metadata, topics) if is_unrevoked else frozenset(),
             owned,
             stored.owners.__contains__,
         )
@@ -668,7 +668,7 @@ class ConsumerGroup:
                 member.revoke_deadline_ms = now_ms + member.metadata.rebalance_timeout_ms
         member.reconciled_version = stored.version
 
-    def _response(self, member: ConsumerMember, *, with_assignment: bool) -> HeartbeatResponse:
+    def _heartbeat_response(self, member: ConsumerMember, *, with_assignment: bool) -> HeartbeatResponse:
         interval_ms = self.settings.heartbeat_interval_ms
         if member.current.state != MemberState.STABLE:
             interval_ms = min(interval_ms, RECONCILING_HEARTBEAT_INTERVAL_MS)
@@ -680,7 +680,7 @@ class ConsumerGroup:
 # The order of the checks and their errors are those of Apache Kafka's GroupMetadataManager.
 
 
-def _updated_metadata(metadata: MemberMetadata, request: Heartbeat) -> MemberMetadata:
+def _merge_metadata(metadata: MemberMetadata, request: Heartbeat) -> MemberMetadata:
     """Return the metadata with the fields of a request; fields that are None in the request are unchanged."""
     names, regex = request.topic_names, request.topic_regex
     return metadata._replace(
@@ -749,7 +749,7 @@ def _all_topic_ids(subscriptions: Subscriptions) -> frozenset[bytes]:
     return frozenset().union(*dict.fromkeys(subscriptions.values()))
 
 
-def _checked_targets(
+def _validate_targets(
     group_id: str,
     assignor: str,
     subscriptions: Subscriptions,

@@ -49,7 +49,7 @@ def next_assignment(
     if current.state == MemberState.STABLE and current.epoch == assignment_epoch:
         return current
     if current.state == MemberState.UNREVOKED and _owns_any(owned, current.pending):
-        return _without_unsubscribed(current, topics)
+        return _revoke_unsubscribed(current, topics)
     kept = current.assigned & target
     revoked = current.assigned - kept
     if revoked and _owns_any(owned, revoked):
@@ -73,7 +73,7 @@ def _owns_any(owned: frozenset[TopicPartition] | None, partitions: frozenset[Top
     return bool(partitions) if owned is None else not owned.isdisjoint(partitions)
 
 
-def _without_unsubscribed(current: CurrentAssignment, topics: frozenset[bytes]) -> CurrentAssignment:
+def _revoke_unsubscribed(current: CurrentAssignment, topics: frozenset[bytes]) -> CurrentAssignment:
     """Return the next assignment of a member that still revokes other partitions: it also has to revoke those of topics
     to which it no longer subscribes."""
     unwanted = frozenset(each for each in current.assigned if each[0] not in topics)

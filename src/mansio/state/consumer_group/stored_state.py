@@ -181,14 +181,14 @@ class StoredGroup:
         votes = Counter(each.metadata.assignor for each in self.members.values() if each.metadata.assignor)
         return min(votes, key=lambda name: (-votes[name], name), default=default)
 
-    def subscribed(self, metadata: MemberMetadata, topics: Topics) -> frozenset[bytes]:
+    def subscribed_topic_ids(self, metadata: MemberMetadata, topics: Topics) -> frozenset[bytes]:
         """Return the ids of the existing topics to which a member with this metadata subscribes."""
         names = metadata.topic_names
         if metadata.topic_regex and (regex := self.resolved_regexes.get(metadata.topic_regex)) is not None:
             names += regex.topics
         return frozenset(topics.ids[name] for name in names if name in topics.ids)
 
-    def all_subscribed(self, topics: Topics) -> dict[str, frozenset[bytes]]:
+    def all_subscribed_topic_ids(self, topics: Topics) -> dict[str, frozenset[bytes]]:
         """Return the subscribed topic ids of all members, by member id; members with equal subscriptions share
         one set."""
         known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
@@ -196,7 +196,7 @@ class StoredGroup:
         for member in self.members.values():
             subscription = (member.metadata.topic_names, member.metadata.topic_regex)
             if subscription not in known:
-                known[subscription] = self.subscribed(member.metadata, topics)
+                known[subscription] = self.subscribed_topic_ids(member.metadata, topics)
             found[member.member_id] = known[subscription]
         return found
 
@@ -230,9 +230,9 @@ class StoredGroup:
         self._put(CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, member.member_id, encode_target_assignment(target))
 
     def set_current(self, member: ConsumerMember, current: CurrentAssignment) -> None:
-        self._release(member)
+        self._release_partitions(member)
         member.current = current
-        self._acquire(member)
+        self._acquire_partitions(member)
         self._put(
             CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, member.member_id, encode_current_assignment(current)
         )
@@ -255,7 +255,7 @@ class StoredGroup:
             self._put(CONSUMER_GROUP_REGULAR_EXPRESSION, pattern, None)
 
     def remove(self, member: ConsumerMember) -> None:
-        self._release(member)
+        self._release_partitions(member)
         del self.members[member.member_id]
         if member.metadata.instance_id is not None:
             del self.static_members[member.metadata.instance_id]
@@ -301,11 +301,11 @@ class StoredGroup:
         self._changes[key] = value
         self.version += 1
 
-    def _release(self, member: ConsumerMember) -> None:
+    def _release_partitions(self, member: ConsumerMember) -> None:
         for each in member.owned_or_revoking():
             del self.owners[each]
 
-    def _acquire(self, member: ConsumerMember) -> None:
+    def _acquire_partitions(self, member: ConsumerMember) -> None:
         for each in member.owned_or_revoking():
             if self.owners.setdefault(each, member.member_id) != member.member_id:
                 message = (
@@ -388,7 +388,7 @@ class StoredGroup:
                 raise CorruptLog(
                     f"__consumer_offsets: two members of group {self.group_id} own the same partition"
                 )
-            self._acquire(member)
+            self._acquire_partitions(member)
             if member.metadata.instance_id is not None:
                 self.static_members[member.metadata.instance_id] = member.member_id
             member.extend_session(settings, now_ms)

@@ -118,13 +118,13 @@ class ClassicSubscription(NamedTuple):
 class ClassicCodec(Protocol):
     """Codec of Kafka's embedded "consumer" protocol, which classic members use. Malformed bytes raise `WireError`."""
 
-    def subscription(self, metadata: bytes) -> ClassicSubscription:
+    def decode_subscription(self, metadata: bytes) -> ClassicSubscription:
         """Decode the Subscription that a member sends when it joins."""
 
-    def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
+    def decode_assignment(self, assignment: bytes) -> Sequence[tuple[str, int]]:
         """Decode an Assignment and return its partitions (topic name, index); empty bytes contain none."""
 
-    def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
+    def encode_assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
         """Encode partitions (topic name, index) as an Assignment."""
 
 

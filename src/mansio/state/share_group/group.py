@@ -155,7 +155,7 @@ class ShareGroup:
         if member is None:
             raise UnknownMember(f"the group has no member {request.member_id!r}")
         if request.member_epoch == LEAVE_EPOCH:
-            self._remove([member], topics)
+            self._remove_members([member], topics)
             return HeartbeatResponse(member.member_id, LEAVE_EPOCH, 0, None), self._take_changes()
         current = member.current
         if request.member_epoch not in (current.epoch, current.previous_epoch):
@@ -167,7 +167,7 @@ class ShareGroup:
         self._assign_target(member)
         missed = request.member_epoch != current.epoch
         has_news = missed or request.topic_names is not None or member.current.assigned != current.assigned
-        return self._response(member, with_assignment=has_news), self._take_changes()
+        return self._heartbeat_response(member, with_assignment=has_news), self._take_changes()
 
     def _join(
         self, request: ShareHeartbeat, topics: Topics, now_ms: float
@@ -190,7 +190,7 @@ class ShareGroup:
         self._extend_session(member, now_ms)
         self._update_target(topics)
         self._assign_target(member)
-        return self._response(member, with_assignment=True), self._take_changes()
+        return self._heartbeat_response(member, with_assignment=True), self._take_changes()
 
     def create(self) -> Records:
         """Create the group without members, by an administrator; returns its records."""
@@ -217,7 +217,7 @@ class ShareGroup:
         """Remove members whose session has ended."""
         overdue = [each for each in self.members.values() if each.session_deadline_ms <= now_ms]
         if overdue:
-            self._remove(overdue, topics)
+            self._remove_members(overdue, topics)
         return self._take_changes()
 
     def is_idle(self) -> bool:
@@ -311,7 +311,7 @@ class ShareGroup:
     def _extend_session(self, member: ShareGroupMember, now_ms: float) -> None:
         member.session_deadline_ms = now_ms + self.settings.session_timeout_ms
 
-    def _remove(self, members: list[ShareGroupMember], topics: Topics) -> None:
+    def _remove_members(self, members: list[ShareGroupMember], topics: Topics) -> None:
         for member in members:
             del self.members[member.member_id]
             for kind in (
@@ -381,7 +381,7 @@ class ShareGroup:
                 encode_share_current_assignment(member.current),
             )
 
-    def _response(self, member: ShareGroupMember, *, with_assignment: bool) -> HeartbeatResponse:
+    def _heartbeat_response(self, member: ShareGroupMember, *, with_assignment: bool) -> HeartbeatResponse:
         return HeartbeatResponse(
             member.member_id,
             member.current.epoch,

@@ -47,7 +47,7 @@ class ShareSession:
     """Share session of one member. `replaces_older`: this session has just replaced an older one of the member, whose
     leases the caller has to release."""
 
-    __slots__ = ("_partitions", "_turn", "connection", "epoch", "group", "member", "replaces_older")
+    __slots__ = ("_partitions", "_rotation", "connection", "epoch", "group", "member", "replaces_older")
 
     def __init__(self, group: str, member: str, connection: Any, *, replaces_older: bool) -> None:
         self.group = group
@@ -57,7 +57,7 @@ class ShareSession:
         """Epoch that the next request must have."""
         self.replaces_older = replaces_older
         self._partitions: dict[TopicPartition, None] = {}
-        self._turn = 0
+        self._rotation = 0
 
     def __len__(self) -> int:
         """Return the number of partitions in the session."""
@@ -69,8 +69,8 @@ class ShareSession:
         found = list(self._partitions)
         if not found:
             return found
-        self._turn = (self._turn + 1) % len(found)
-        return found[self._turn :] + found[: self._turn]
+        self._rotation = (self._rotation + 1) % len(found)
+        return found[self._rotation :] + found[: self._rotation]
 
     def missing(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return those of the given partitions that are not in the session."""
@@ -141,7 +141,7 @@ class ShareSessions:
             raise ShareSessionLimitReached(f"the limit of {len(self._sessions)} share sessions is reached")
         session = ShareSession(group, member, connection, replaces_older=replaces_older)
         before = self._sessions.get((group, member))
-        self._check_limits(session, add, leaving=0 if before is None else len(before))
+        self._check_limits(session, add, removed_count=0 if before is None else len(before))
         if before is not None:
             self._remove(before)
         self._change(session, add, ())
@@ -173,7 +173,7 @@ class ShareSessions:
         """Whether the member has a session on this broker."""
         return (group, member) in self._sessions
 
-    def end_of_connection(self, connection: Any) -> list[ShareSession]:
+    def end_sessions_of_connection(self, connection: Any) -> list[ShareSession]:
         """End the sessions of a closed connection and return them; the caller releases the leases of their members."""
         ended = [session for session in self._sessions.values() if session.connection is connection]
         for session in ended:
@@ -199,10 +199,12 @@ class ShareSessions:
             raise InvalidShareSessionEpoch(f"share session epoch {epoch}, expected {session.epoch}")
         return session
 
-    def _check_limits(self, session: ShareSession, add: list[TopicPartition], *, leaving: int = 0) -> None:
+    def _check_limits(
+        self, session: ShareSession, add: list[TopicPartition], *, removed_count: int = 0
+    ) -> None:
         if len(session) + len(add) > self.partitions_max:
             raise InvalidRequest(f"a share session has at most {self.partitions_max} partitions")
-        if self._partition_count - leaving + len(add) > self.all_partitions_max:
+        if self._partition_count - removed_count + len(add) > self.all_partitions_max:
             raise ShareSessionLimitReached(
                 f"share sessions have {self._partition_count} partitions, and at most {self.all_partitions_max}"
             )

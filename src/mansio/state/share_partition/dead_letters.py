@@ -115,7 +115,7 @@ class DeadLetterQueue:
         self.producer = producer
         self.phase = Phase.OPEN
         self.retry_at_ms = -math.inf
-        self._open: deque[ArchivingRange] = deque()
+        self._unreserved: deque[ArchivingRange] = deque()
         self._reserved: list[ArchivingRange] = []
         self._is_repeat = False
         self._backoff_ms = RETRY_MS_MIN
@@ -123,18 +123,18 @@ class DeadLetterQueue:
     @property
     def waiting_record_count(self) -> int:
         """Number of records in the queue, whose copies are not known to be committed."""
-        return sum(each.last - each.first + 1 for each in (*self._open, *self._reserved))
+        return sum(each.last - each.first + 1 for each in (*self._unreserved, *self._reserved))
 
     @property
     def needs_reservation(self) -> bool:
         """Whether `reserve` has to be called: there are ranges without a reservation and there is no current batch."""
-        return self.phase is Phase.OPEN and bool(self._open)
+        return self.phase is Phase.OPEN and bool(self._unreserved)
 
     def add(self, archiving_range: ArchivingRange) -> None:
         """Add a range to the queue. A range that already has a reservation was loaded: it belongs to the batch that was
         current when the last leader stopped."""
         if archiving_range.reservation.producer_id < 0:
-            self._open.append(archiving_range)
+            self._unreserved.append(archiving_range)
             return
         if self.phase is not Phase.OPEN and not self._is_repeat:
             raise AssertionError("a reserved record was added during a batch")
@@ -155,7 +155,7 @@ class DeadLetterQueue:
     def peek(self, records_max: int) -> list[ArchivingRange]:
         """Return the next ranges without a reservation, at most `records_max` records, without removing them."""
         found: list[ArchivingRange] = []
-        for each in self._open:
+        for each in self._unreserved:
             if records_max <= 0:
                 break
             last = min(each.last, each.first + records_max - 1)
@@ -166,12 +166,12 @@ class DeadLetterQueue:
     def reserve(self, topic_id: bytes, partition: int, records: int) -> tuple[Producer, Reservations]:
         """Reserve the next `records` records as one batch for this target partition. The caller stores the returned
         producer and reservations, and then calls `mark_reserved`."""
-        self._expect(Phase.OPEN)
+        self._check_phase(Phase.OPEN)
         taken = self.peek(records)
         for each in taken:
-            whole = self._open.popleft()
+            whole = self._unreserved.popleft()
             if whole.last > each.last:
-                self._open.appendleft(whole._replace(first=each.last + 1))
+                self._unreserved.appendleft(whole._replace(first=each.last + 1))
         return self._reserve(taken, topic_id, partition, is_repeat=False)
 
     def _reserve(
@@ -205,7 +205,7 @@ class DeadLetterQueue:
 
     def mark_reserved(self) -> None:
         """Continue after the reservation was stored: the batch can be sent."""
-        self._expect(Phase.RESERVING)
+        self._check_phase(Phase.RESERVING)
         self.phase = Phase.READY
 
     # ------------------------------------------------------------------ sending
@@ -215,7 +215,7 @@ class DeadLetterQueue:
         `reserve_in_new_epoch` or `reserve_in_new_target`."""
         if self.phase is not Phase.READY or now_ms < self.retry_at_ms:
             return None
-        ranges = self._reserved = self._in_order()
+        ranges = self._reserved = self._reserved_in_sequence_order()
         reservation = ranges[0].reservation
         self.phase = Phase.SENDING
         return DeadLetterBatch(
@@ -229,7 +229,7 @@ class DeadLetterQueue:
             min(each.reservation.archiving_since_ms for each in ranges),
         )
 
-    def _in_order(self) -> list[ArchivingRange]:
+    def _reserved_in_sequence_order(self) -> list[ArchivingRange]:
         """Return the reserved ranges in the order of their sequences, which wrap from 2**31 - 1 to 0."""
         base = self._reserved[0].reservation.sequence
         ranges = sorted(self._reserved, key=lambda each: (each.reservation.sequence - base) & _SEQUENCE_MASK)
@@ -243,20 +243,20 @@ class DeadLetterQueue:
     def mark_written(self) -> Reservations:
         """Continue after the copies were committed in the target. The caller stores that the returned ranges are
         archived, and then calls `mark_finished`."""
-        self._expect(Phase.SENDING)
+        self._check_phase(Phase.SENDING)
         self.phase = Phase.WRITTEN
         self.retry_at_ms, self._backoff_ms = -math.inf, RETRY_MS_MIN
         return self._reservations()
 
     def mark_finished(self) -> None:
         """End the current batch after its ranges were stored as archived."""
-        self._expect(Phase.WRITTEN)
+        self._check_phase(Phase.WRITTEN)
         self.phase, self._reserved = Phase.OPEN, []
 
     def mark_failed(self, now_ms: float) -> float:
         """Schedule another attempt after an append that failed or whose outcome is unknown. Returns the time of the
         next attempt (steady clock, ms)."""
-        self._expect(Phase.SENDING)
+        self._check_phase(Phase.SENDING)
         self.phase, self._is_repeat = Phase.READY, True
         self.retry_at_ms = now_ms + self._backoff_ms
         self._backoff_ms = min(2 * self._backoff_ms, RETRY_MS_MAX)
@@ -270,7 +270,7 @@ class DeadLetterQueue:
         """Reserve the current batch again with a higher producer epoch, because the target has lost the state of the
         producer: it does not have the batch and refuses it in this epoch. `producer_id`: id of a new producer, if the
         current one has no higher epoch. The caller stores the result, and then calls `mark_reserved`."""
-        self._expect(Phase.SENDING)
+        self._check_phase(Phase.SENDING)
         producer = self.producer
         if producer is None or (producer_id < 0 and self.needs_producer):
             raise AssertionError("the producer for dead letters has no epoch left")
@@ -282,13 +282,13 @@ class DeadLetterQueue:
     def reserve_in_new_target(self, topic_id: bytes, partition: int) -> tuple[Producer, Reservations]:
         """Reserve the current batch again for another target partition, because the old one was deleted with its
         records. The caller stores the result, and then calls `mark_reserved`."""
-        self._expect(Phase.SENDING)
+        self._check_phase(Phase.SENDING)
         return self._reserve(self._reserved, topic_id, partition, is_repeat=False)
 
     def _reservations(self) -> Reservations:
         return [(each.first, each.last, each.reservation) for each in self._reserved]
 
-    def _expect(self, phase: Phase) -> None:
+    def _check_phase(self, phase: Phase) -> None:
         if self.phase is not phase:
             message = f"dead letters are {self.phase.name}, not {phase.name}"
             raise AssertionError(message)

@@ -331,7 +331,7 @@ class InFlightBatches:
         """Number of updates that are not stored yet."""
         return len(self._pending_ranges)
 
-    def begin(self) -> int:
+    def begin_update(self) -> int:
         """Start a new update; returns its token."""
         self.last_token += 1
         self._pending_ranges[self.last_token] = []
@@ -404,7 +404,7 @@ class InFlightBatches:
         elif batch.state in TERMINAL:
             self.done_count -= batch.size
 
-    def complete(self, token: int) -> list[InFlightBatch]:
+    def complete_update(self, token: int) -> list[InFlightBatch]:
         """Mark the batches of an update as stored. Returns them; adjacent batches with equal state are not merged."""
         ranges, batches = self.ranges, []
         covered = self._pending_ranges.pop(token)
@@ -462,7 +462,7 @@ class InFlightBatches:
         self.done_count -= ranges.advance_start()
 
     def lower_start(self, batches: list[InFlightBatch]) -> None:
-        """Prepend batches that end directly below the current start, and count them."""
+        """Prepend batches that end directly below the current start, and add them to the counters."""
         start = self.ranges.start
         self.ranges.lower_start(batches)
         for batch in batches:
@@ -490,7 +490,7 @@ class InFlightBatches:
             )  # offsets that were never delivered and cannot be delivered now
         return aged_out
 
-    def below_log_start(self, log_start: int) -> list[InFlightBatch]:
+    def batches_below_log_start(self, log_start: int) -> list[InFlightBatch]:
         """Return the stored batches below the log start offset that are AVAILABLE, ACQUIRED or WITHHELD."""
         ranges = self.ranges
         if ranges.start >= log_start:
@@ -502,10 +502,10 @@ class InFlightBatches:
         ]
 
     def archive_below_log_start(self, log_start: int, token: int) -> list[InFlightBatch]:
-        """Archive the batches of `below_log_start`, because their records are deleted from the log. Returns the changed
-        batches."""
+        """Archive the batches of `batches_below_log_start`, because their records are deleted from the log. Returns the
+        changed batches."""
         changed = []
-        for found in self.below_log_start(log_start):
+        for found in self.batches_below_log_start(log_start):
             for batch in self.ranges.split(found.first, min(found.last, log_start - 1)):
                 self.change_state(batch, ARCHIVED, token)
                 changed.append(batch)
@@ -528,7 +528,7 @@ class InFlightBatches:
         """Time of the steady clock at which the next batch may be due, in ms; `NEVER_MS` if there is none."""
         return self._deadlines[0][0] if self._deadlines else NEVER_MS
 
-    def take_due(self, now_ms: float) -> list[InFlightBatch]:
+    def take_due_batches(self, now_ms: float) -> list[InFlightBatch]:
         """Return the stored batches whose deadline has passed, ascending, and remove their deadlines. The caller has to
         change the state of each, because none is returned again."""
         heap = self._deadlines

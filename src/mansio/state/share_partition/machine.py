@@ -121,7 +121,7 @@ class AcknowledgedRange(NamedTuple):
     request_batch: AcknowledgementBatch
 
 
-class _Step(NamedTuple):
+class _UpdateContext(NamedTuple):
     """Token of the update that is being built, the current times, and a random number for the jitter of backoffs (0 to
     below 1)."""
 
@@ -182,7 +182,7 @@ class SharePartition:
         "_producer",
         "_state",
         "_wall_clock_offset_ms",
-        "aged_out_records",
+        "aged_out_record_count",
         "high_watermark",
         "key",
         "leader_epoch",
@@ -208,7 +208,7 @@ class SharePartition:
         self.reconfigure(settings)
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self.aged_out_records = 0  # number of records deleted from the log before they were done
+        self.aged_out_record_count = 0  # number of records deleted from the log before they were done
         self._state = state
         self._lease_bound = LeaseBound(state.lease_bound)
         self._wall_clock_offset_ms = wall_ms - now_ms
@@ -271,7 +271,7 @@ class SharePartition:
         )
         if not chosen and not self._is_lease_bound_due:
             return [], None
-        token = in_flight.begin()
+        token = in_flight.begin_update()
         deadline_ms = now_ms + self.settings.lock_ms
         changed: list[InFlightBatch] = []
         for first, last in chosen:
@@ -312,7 +312,7 @@ class SharePartition:
         self._wall_clock_offset_ms = wall_ms - now_ms
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
-            _check_held(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
+            _check_leased(in_flight.ranges, member, run, renew=self.settings.renewal_enabled)
         ending = [run for run in runs if run.type != RENEW]
         deadline_ms = now_ms + self.settings.lock_ms
         for run in runs:
@@ -322,7 +322,7 @@ class SharePartition:
                 in_flight.ranges.merge_around(run.first, run.last)
         if not ending:
             return None
-        step = _Step(in_flight.begin(), now_ms, wall_ms, random_fraction)
+        step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, random_fraction)
         changed: list[InFlightBatch] = []
         for run in ending:
             for batch in in_flight.ranges.split(run.first, run.last):
@@ -345,9 +345,11 @@ class SharePartition:
         ]
         if not changed:
             return None
-        step = _Step(in_flight.begin(), now_ms, round(self._wall_ms_at(now_ms)), 0.0)
+        step = _UpdateContext(in_flight.begin_update(), now_ms, round(self._wall_ms_at(now_ms)), 0.0)
         for batch in changed:
-            self._retry(batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted)
+            self._retry_or_dead_letter(
+                batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted
+            )
         return self._update(step.token, changed, durable=_must_be_durable(changed))
 
     def tick(self, now_ms: float, wall_ms: int, random_fraction: float) -> Update | None:
@@ -355,9 +357,9 @@ class SharePartition:
         necessary. Returns the update, or None if nothing has to be stored."""
         in_flight = self._in_flight
         self._wall_clock_offset_ms = wall_ms - now_ms
-        step = _Step(in_flight.begin(), now_ms, wall_ms, random_fraction)
-        changed = self._age_out(step.token)
-        due = in_flight.take_due(now_ms)
+        step = _UpdateContext(in_flight.begin_update(), now_ms, wall_ms, random_fraction)
+        changed = self._archive_below_log_start(step.token)
+        due = in_flight.take_due_batches(now_ms)
         delayed = [batch for batch in due if batch.state == AVAILABLE]
         for batch in delayed:
             in_flight.end_delay(batch)
@@ -366,25 +368,27 @@ class SharePartition:
                 in_flight.change_state(batch, AVAILABLE, step.token)
                 changed.append(batch)
             elif batch.state != AVAILABLE:
-                self._retry(batch, -1, batch.holder, step)
+                self._retry_or_dead_letter(batch, -1, batch.holder, step)
                 changed.append(batch)
         in_flight.merge(delayed)
         if not changed and not self._is_lease_bound_due:
-            in_flight.complete(step.token)
+            in_flight.complete_update(step.token)
             return None
         changed.sort(key=lambda batch: batch.first)
         return self._update(step.token, changed, durable=_must_be_durable(changed), lease_bound=True)
 
     def next_deadline_ms(self) -> float:
         """Time of the steady clock at which `tick` has to be called next, in ms."""
-        if self._is_lease_bound_due or self._in_flight.below_log_start(self._log_start):
+        if self._is_lease_bound_due or self._in_flight.batches_below_log_start(self._log_start):
             return ALREADY_DUE_MS
         return self._in_flight.next_deadline_ms
 
     def _wall_ms_at(self, now_ms: float) -> float:
         return now_ms + self._wall_clock_offset_ms
 
-    def _end_delivery(self, batch: InFlightBatch, run: AcknowledgedRange, member: str, step: _Step) -> None:
+    def _end_delivery(
+        self, batch: InFlightBatch, run: AcknowledgedRange, member: str, step: _UpdateContext
+    ) -> None:
         """Apply one acknowledgement. The delivery of a withheld record that a member acknowledges counts as an
         attempt."""
         uncounted = 0 if batch.state == WITHHELD else batch.uncounted_deliveries
@@ -397,16 +401,16 @@ class SharePartition:
                 batch, ARCHIVED, step.token, holder=member, uncounted_deliveries=uncounted
             )
         elif run.type == RELEASE:
-            self._retry(batch, run.request_batch.delay_ms, member, step, uncounted=uncounted)
+            self._retry_or_dead_letter(batch, run.request_batch.delay_ms, member, step, uncounted=uncounted)
         else:
-            self._give_up(batch, CAUSE_REJECTED, run.request_batch.reason, member, step, uncounted)
+            self._dead_letter(batch, CAUSE_REJECTED, run.request_batch.reason, member, step, uncounted)
 
-    def _retry(
+    def _retry_or_dead_letter(
         self,
         batch: InFlightBatch,
         requested_ms: int,
         consumer: str,
-        step: _Step,
+        step: _UpdateContext,
         *,
         uncounted: int | None = None,
     ) -> None:
@@ -419,7 +423,7 @@ class SharePartition:
         uncounted = batch.uncounted_deliveries if uncounted is None else uncounted
         attempts = batch.deliveries - uncounted
         if attempts >= settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX:
-            self._give_up(batch, CAUSE_DELIVERY_LIMIT, "", consumer, step, uncounted)
+            self._dead_letter(batch, CAUSE_DELIVERY_LIMIT, "", consumer, step, uncounted)
             return
         keeps_order = settings.is_ordered and requested_ms < 0
         backoff_ms = (
@@ -434,8 +438,14 @@ class SharePartition:
             due_ms=step.wall_ms + backoff_ms if backoff_ms else -1,
         )
 
-    def _give_up(
-        self, batch: InFlightBatch, cause: int, reason: str, consumer: str, step: _Step, uncounted: int
+    def _dead_letter(
+        self,
+        batch: InFlightBatch,
+        cause: int,
+        reason: str,
+        consumer: str,
+        step: _UpdateContext,
+        uncounted: int,
     ) -> None:
         reservation, state = None, ARCHIVED
         if self.settings.dead_letters_enabled:
@@ -449,7 +459,7 @@ class SharePartition:
     def mark_persisted(self, token: int) -> list[ArchivingRange]:
         """Make the update with this token effective after it was stored. Returns the ranges that are to be copied to
         the dead-letter topic now."""
-        batches = self._in_flight.complete(token)
+        batches = self._in_flight.complete_update(token)
         self._lease_bound.mark_persisted(token)
         found = [
             _archiving_range(self.key, batch)
@@ -479,7 +489,7 @@ class SharePartition:
 
     def full_update(self, now_ms: float) -> Update:
         """Return an update with the whole state, which replaces stored state that may lack changes."""
-        return full_update(self._in_flight.begin(), self.snapshot(now_ms))
+        return full_update(self._in_flight.begin_update(), self.snapshot(now_ms))
 
     def _update(
         self,
@@ -510,22 +520,26 @@ class SharePartition:
             return None
         self._log_start = log_start
         in_flight, before = self._in_flight, self._in_flight.ranges.start
-        self.aged_out_records += in_flight.drop_below_log_start(log_start)
+        self.aged_out_record_count += in_flight.drop_below_log_start(log_start)
         fewer_dead = self._dead.remove([(0, log_start - 1)])
         if not store:
-            in_flight.merge(self._age_out(NOT_PENDING))
+            in_flight.merge(self._archive_below_log_start(NOT_PENDING))
             return None
-        if in_flight.ranges.start == before and not fewer_dead and not in_flight.below_log_start(log_start):
+        if (
+            in_flight.ranges.start == before
+            and not fewer_dead
+            and not in_flight.batches_below_log_start(log_start)
+        ):
             return None
-        token = in_flight.begin()
+        token = in_flight.begin_update()
         dead = self._dead.ranges() if fewer_dead else None
-        return self._update(token, self._age_out(token), durable=True, dead_ranges=dead)
+        return self._update(token, self._archive_below_log_start(token), durable=True, dead_ranges=dead)
 
-    def _age_out(self, token: int) -> list[InFlightBatch]:
+    def _archive_below_log_start(self, token: int) -> list[InFlightBatch]:
         """Archive the records below the log start offset that are neither done nor ARCHIVING."""
         """Archive the records below the log start offset that are neither done nor ARCHIVING."""
         batches = self._in_flight.archive_below_log_start(self._log_start, token)
-        self.aged_out_records += sum(batch.size for batch in batches)
+        self.aged_out_record_count += sum(batch.size for batch in batches)
         return batches
 
     # ------------------------------------------------------------------ dead letters
@@ -544,7 +558,7 @@ class SharePartition:
     ) -> Update:
         """Set the dead-letter reservations of ranges, each given as first offset, last offset and the reservation of
         the first record. This producer writes the copies once the returned update is stored."""
-        in_flight, token = self._in_flight, self._in_flight.begin()
+        in_flight, token = self._in_flight, self._in_flight.begin_update()
         self._producer = producer
         changed: list[InFlightBatch] = []
         for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
@@ -558,7 +572,7 @@ class SharePartition:
     def mark_archived(self, reservations: Sequence[tuple[int, int, DeadLetterReservation]]) -> Update:
         """Archive ranges whose copies are committed in the dead-letter topic. Records that are still in the log become
         dead ranges, which a redrive can offer again."""
-        in_flight, token = self._in_flight, self._in_flight.begin()
+        in_flight, token = self._in_flight, self._in_flight.begin_update()
         changed: list[InFlightBatch] = []
         added: list[DeadRange] = []
         for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
@@ -592,7 +606,7 @@ class SharePartition:
         if is_below_start:
             self._lower_start(chosen[0].first)
         dead.remove(offered)
-        token = in_flight.begin()
+        token = in_flight.begin_update()
         changed = []
         for each in chosen:  # earlier deliveries do not count as attempts any more; the delivery count stays
             for batch in in_flight.ranges.split(each.first, each.last):
@@ -618,7 +632,7 @@ class SharePartition:
         before = intersection(wanted, dead.offered_offsets(redrive_id))
         left, chosen = offsets_max, []
         for each in dead.intersect(difference(difference(wanted, before), deleted)):
-            for part in self._not_pending(each):
+            for part in self._parts_without_pending_update(each):
                 if left > 0 and part.deliveries < DELIVERIES_MAX:
                     taken = part._replace(last=min(part.last, part.first + left - 1))
                     chosen.append(taken)
@@ -627,7 +641,7 @@ class SharePartition:
             offsets_max - left, count_offsets(before), count_offsets(difference(deleted, before))
         )
 
-    def _not_pending(self, dead: DeadRange) -> Iterator[DeadRange]:
+    def _parts_without_pending_update(self, dead: DeadRange) -> Iterator[DeadRange]:
         """Yield the parts of a dead range that no pending update concerns."""
         batches = self._in_flight.ranges.overlapping(dead.first, dead.last)
         pending = [(batch.first, batch.last) for batch in batches if batch.pending_token]
@@ -734,7 +748,7 @@ def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[A
     return found
 
 
-def _check_held(ranges: BatchMap, member: str, run: AcknowledgedRange, *, renew: bool) -> None:
+def _check_leased(ranges: BatchMap, member: str, run: AcknowledgedRange, *, renew: bool) -> None:
     """Raise `InvalidRecordState` unless the member has leased the whole range, and the delivery count that it sends, if
     any, is the current one.
 

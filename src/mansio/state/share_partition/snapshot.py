@@ -47,7 +47,7 @@ _DEFAULT_STATE: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
 
 
 class FoldedState:
-    """Stored state of a share partition that results from the updates applied so far. Only `apply` changes it."""
+    """State of a share partition computed by applying the stored updates in order. Only `apply` changes it."""
 
     __slots__ = (
         "_changes",
@@ -117,7 +117,7 @@ class FoldedState:
         start = self.start_offset = max(self.start_offset, update.start_offset)
         for change in update.changes:
             if change.last >= start:  # batches below the start are dropped
-                self._put(change)
+                self._put_change(change)
         self._prune()
         self.lease_bound = max(self.lease_bound, update.lease_bound)
         if update.done_count >= 0:
@@ -131,10 +131,10 @@ class FoldedState:
         if update.producer is not None:
             self.producer = update.producer
 
-    def _put(self, change: StateBatch) -> None:
+    def _put_change(self, change: StateBatch) -> None:
         firsts, changes = self._firsts, self._changes
         if not changes or changes[-1].last < change.first:
-            self._append(change)
+            self._append_change(change)
             return
         low = bisect_right(firsts, change.first) - 1
         if low < 0 or changes[low].last < change.first:
@@ -146,22 +146,22 @@ class FoldedState:
             if before.first < change.first:
                 between.insert(0, before._replace(last=change.first - 1))
             if after.last > change.last:
-                between.append(_from(after, change.last + 1))
+                between.append(_part_from(after, change.last + 1))
         if low > 0:
             low -= 1
             between.insert(0, changes[low])
         if high < len(changes):
             between.append(changes[high])
             high += 1
-        merged = _merged(between)
+        merged = _merge_adjacent(between)
         changes[low:high] = merged
         firsts[low:high] = [each.first for each in merged]
 
-    def _append(self, change: StateBatch) -> None:
+    def _append_change(self, change: StateBatch) -> None:
         """Add a range that lies above all others."""
         if not _is_stored(change):
             return
-        merged = _merged([*self._changes[-1:], change])
+        merged = _merge_adjacent([*self._changes[-1:], change])
         self._changes[-1:] = merged
         self._firsts[-1:] = [each.first for each in merged]
 
@@ -174,7 +174,7 @@ class FoldedState:
             del changes[:count]
             del self._firsts[:count]
         if changes and changes[0].first < start:
-            changes[0] = _from(changes[0], start)
+            changes[0] = _part_from(changes[0], start)
             self._firsts[0] = start
 
 
@@ -184,7 +184,7 @@ def to_folded_state(state: LoadedState) -> FoldedState:
     folded.lease_bound, folded.done_count = state.lease_bound, state.done_count
     folded.dead_ranges, folded.redrives, folded.producer = state.dead_ranges, state.redrives, state.producer
     for change in state.changes:
-        folded._put(change)
+        folded._put_change(change)
     folded._prune()
     return folded
 
@@ -234,7 +234,7 @@ def _is_stored(change: StateBatch) -> bool:
     return change[2:] != _DEFAULT_STATE
 
 
-def _from(change: StateBatch, first: int) -> StateBatch:
+def _part_from(change: StateBatch, first: int) -> StateBatch:
     """Return the part of a range from the offset `first` on."""
     _, last, state, deliveries, uncounted_deliveries, holder, due_ms, reservation = change
     if reservation is not None:
@@ -250,7 +250,7 @@ def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | 
     return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)
 
 
-def _merged(changes: list[StateBatch]) -> list[StateBatch]:
+def _merge_adjacent(changes: list[StateBatch]) -> list[StateBatch]:
     merged = changes[:1]
     for change in changes[1:]:
         last = merged[-1]
@@ -322,13 +322,15 @@ def stored_batches(in_flight: InFlightBatches, *, now_ms: float, wall_ms: int) -
     found = []
     for change in state_batches(in_flight.ranges):
         if change.state == WITHHELD:
-            found += _delayed(in_flight, change, now_ms, wall_ms)
+            found += _withheld_as_backoff(in_flight, change, now_ms, wall_ms)
         elif change.state != AVAILABLE or change.deliveries:
             found.append(change)
     return tuple(found)
 
 
-def _delayed(in_flight: InFlightBatches, change: StateBatch, now_ms: float, wall_ms: int) -> list[StateBatch]:
+def _withheld_as_backoff(
+    in_flight: InFlightBatches, change: StateBatch, now_ms: float, wall_ms: int
+) -> list[StateBatch]:
     """Return a withheld range as AVAILABLE ranges with a backoff until the withholding ends."""
     return [
         StateBatch(

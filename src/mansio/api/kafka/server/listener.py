@@ -176,7 +176,7 @@ class KafkaServer:
             del self._hosts[host]
         self.set_unsent_bytes(connection, 0)
         self._release(connection)
-        self.service.share_partition_manager.connection_lost(connection)
+        self.service.share_partition_manager.release_leases_of_connection(connection)
 
     def _sweep_idle(self) -> None:
         now = self.now = self.clock.monotonic()

@@ -68,7 +68,7 @@ class ConsumerGroups:
         before = entry.group
         if isinstance(before, ConsumerGroup):
             group, records, responses = before, list[Any](), list[Any]()
-            topics = self._topics(entry, request.topic_regex)
+            topics = self._resolve_topics(entry, request.topic_regex)
         elif isinstance(before, ShareGroup):
             raise InconsistentGroupProtocol(f"group {before.group_id!r} is a share group")
         else:
@@ -80,7 +80,7 @@ class ConsumerGroups:
         if group is before and not more:
             self._actions.rearm_after_heartbeat(entry, group, now_ms)
             return HeartbeatOutcome(response, None)
-        written = self._write(entry, group, records + more, topics)
+        written = self._write_changes(entry, group, records + more, topics)
         self._actions.perform(entry, responses)
         return HeartbeatOutcome(response, written)
 
@@ -97,7 +97,7 @@ class ConsumerGroups:
         if classic.members:
             return self._factory.converted_from_classic(classic, topics, now_ms)
         tombstone: Records = (
-            [(encode_group_key(GroupKey(group_id)), None)] if entry.classic_record is not None else []
+            [(encode_group_key(GroupKey(group_id)), None)] if entry.group_metadata_value is not None else []
         )
         return self._factory.consumer_group(group_id), tombstone, []
 
@@ -116,12 +116,12 @@ class ConsumerGroups:
         self, entry: GroupEntry, group: ConsumerGroup, request: Join, new_member_id: str
     ) -> JoinResponse:
         """Handle the JoinGroup of a classic member; see `ConsumerGroup.join`."""
-        topics = self._topics(entry)
+        topics = self._resolve_topics(entry)
         now_ms = self._store.monotonic_ms()
         response, records = self._actions.apply_change(
             entry, group, lambda: group.join(request, new_member_id, topics, now_ms)
         )
-        written = self._write(entry, group, records, topics)
+        written = self._write_changes(entry, group, records, topics)
         if written is not None:
             await written
         elif not response.must_rejoin:
@@ -130,7 +130,7 @@ class ConsumerGroups:
 
     async def sync(self, entry: GroupEntry, group: ConsumerGroup, request: Sync) -> SyncResponse:
         """Return the assignment of a classic member."""
-        response = group.sync(request, self._topics(entry), self._store.monotonic_ms())
+        response = group.sync(request, self._resolve_topics(entry), self._store.monotonic_ms())
         await self._store.wait_until_committed(group.group_id)
         return response
 
@@ -145,24 +145,24 @@ class ConsumerGroups:
 
     def leave(self, entry: GroupEntry, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
         """Handle the LeaveGroup of a classic member: remove the member."""
-        topics = self._topics(entry)
+        topics = self._resolve_topics(entry)
         now_ms = self._store.monotonic_ms()
         records = self._actions.apply_change(
             entry, group, lambda: group.leave(member_id, instance_id, topics, now_ms)
         )
-        self._write(entry, group, records, topics)
+        self._write_changes(entry, group, records, topics)
 
     # ------------------------------------------------------------------ time and topics
 
     def expire_members(self, entry: GroupEntry, group: ConsumerGroup) -> None:
         """Remove members whose session has ended, or that did not revoke partitions or rejoin in time."""
-        topics = self._topics(entry)
+        topics = self._resolve_topics(entry)
         now_ms = self._store.monotonic_ms()
         self._actions.remove_expired(
-            entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms), topics)
+            entry, group, lambda: self._write_changes(entry, group, group.tick(topics, now_ms), topics)
         )
 
-    def _topics(self, entry: GroupEntry, requested_regex: str | None = None) -> Topics:
+    def _resolve_topics(self, entry: GroupEntry, requested_regex: str | None = None) -> Topics:
         """Return the topics, with the regular expressions of all members and of a request resolved. The members'
         expressions are collected only if the topics or the group have changed."""
         group = entry.group
@@ -174,7 +174,7 @@ class ConsumerGroups:
             entry.resolved_view = (view, group.stored.version)
         return view
 
-    def _write(
+    def _write_changes(
         self, entry: GroupEntry, group: ConsumerGroup, records: Records, topics: Topics
     ) -> Promise[None] | None:
         """Append the changes of a group and make it the group of the entry. If only classic members are left, the group

@@ -98,7 +98,7 @@ class GroupActions:
         for promise in list(self.waiting):
             _complete(promise, NotCoordinator("the broker is stopping"))
 
-    def end_waits_of_partition(self, index: int) -> None:
+    def complete_parked_requests(self, index: int) -> None:
         """In a cluster, complete the parked requests of groups whose partition has moved to another broker, with an
         error."""
         for promise, entry in list(self.waiting.items()):
@@ -280,8 +280,8 @@ class GroupActions:
             entry.timer = self._scheduler.call_later(delay_ms, self.handle_timer, entry, due_ms)
 
     def handle_timer(self, entry: GroupEntry, due_ms: float) -> None:
-        """Handle the due deadlines of a group after its timer fired. If the timer fired so late that this process was
-        stalled, set the timer again instead."""
+        """Handle the due deadlines of a group after its timer fired. If the timer fired so late that the process must
+        have been stalled, give members more time: set the timer again."""
         entry.timer = None
         now_ms = self._store.monotonic_ms()
         if now_ms - due_ms > self._stall_ms:

@@ -226,7 +226,7 @@ class GroupCoordinator:
         self.offset_expiration.delete_offsets_of_missing_topics(entries)
 
     def _on_groups_unloaded(self, index: int) -> None:
-        self.actions.end_waits_of_partition(index)
+        self.actions.complete_parked_requests(index)
 
     def delete_state_of_missing_topics(self) -> None:
         """Start to delete the share state of topics that do not exist any more. Called after topics were deleted."""
@@ -269,7 +269,9 @@ class GroupCoordinator:
                 self.consumer_groups.convert_to_classic(entry)
         promise = self._scheduler.promise()
         try:
-            effects = _classic(entry).join(request, promise, new_member_id, self.store.monotonic_ms())
+            effects = _classic_group_of(entry).join(
+                request, promise, new_member_id, self.store.monotonic_ms()
+            )
         finally:
             self.store.remove_if_empty(entry)
         response: JoinResponse = await self.actions.perform_and_wait(entry, effects, promise)
@@ -285,7 +287,7 @@ class GroupCoordinator:
             with coordinator_errors():
                 return await self.consumer_groups.sync(entry, entry.group, request)
         promise = self._scheduler.promise()
-        effects = _classic(entry).sync(request, promise, self.store.monotonic_ms())
+        effects = _classic_group_of(entry).sync(request, promise, self.store.monotonic_ms())
         response: SyncResponse = await self.actions.perform_and_wait(entry, effects, promise)
         return response
 
@@ -303,7 +305,7 @@ class GroupCoordinator:
         if isinstance(entry.group, ConsumerGroup):
             self.consumer_groups.classic_heartbeat(entry, entry.group, member_id, instance_id, generation)
             return
-        _classic(entry).heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
+        _classic_group_of(entry).heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
         """Handle a LeaveGroup of one member."""
@@ -313,7 +315,9 @@ class GroupCoordinator:
             with coordinator_errors():
                 self.consumer_groups.leave(entry, entry.group, member_id, instance_id)
             return
-        self.actions.perform(entry, _classic(entry).leave(member_id, instance_id, self.store.monotonic_ms()))
+        self.actions.perform(
+            entry, _classic_group_of(entry).leave(member_id, instance_id, self.store.monotonic_ms())
+        )
 
     def new_member_id(self) -> str:
         """Generate a member id for a client of the consumer protocol that sent none: a UUID, as newer clients do."""
@@ -372,12 +376,12 @@ class GroupCoordinator:
         names = [request.instance_id or "", request.protocol_type, *(each.name for each in request.protocols)]
         if any(len(name.encode()) > NAME_BYTES_MAX for name in names):
             raise InvalidRequest("an instance id or protocol name is too long")
-        self._check_memory(group_id, _protocols_bytes(request.protocols))
+        self._check_member_memory(group_id, _protocols_size_bytes(request.protocols))
 
-    def _check_memory(self, group_id: str, size: int) -> None:
-        """Raise `InvalidRequest` or `CoordinatorNotAvailable` if the metadata of a joining member exceed the memory for
-        one member or for all. Members that leave are not subtracted; all members are counted again when the limit seems
-        to be reached."""
+    def _check_member_memory(self, group_id: str, size: int) -> None:
+        """Raise an error if the metadata of a joining member exceeds the memory limit per member (`InvalidRequest`) or
+        for all members (`CoordinatorNotAvailable`). Members that leave are not subtracted; all members are counted
+        again when the limit seems to be reached."""
         settings = self.settings
         if size > settings.member_bytes_max:
             raise InvalidRequest(
@@ -388,7 +392,7 @@ class GroupCoordinator:
         if self._members_bytes + size > settings.members_bytes_max and now_ms >= self._recount_due_ms:
             self._recount_due_ms = now_ms + MEMBERS_BYTES_RECOUNT_MS
             self._members_bytes = sum(
-                _protocols_bytes(member.protocols) + len(member.assignment)
+                _protocols_size_bytes(member.protocols) + len(member.assignment)
                 for entry in self.store.entries.values()
                 if isinstance(entry.group, ClassicGroup)
                 for member in entry.group.members.by_id.values()
@@ -398,11 +402,11 @@ class GroupCoordinator:
         self._members_bytes += size
 
 
-def _protocols_bytes(protocols: Iterable[Protocol]) -> int:
+def _protocols_size_bytes(protocols: Iterable[Protocol]) -> int:
     return sum(PROTOCOL_OVERHEAD_BYTES + len(each.name) + len(each.metadata) for each in protocols)
 
 
-def _classic(entry: GroupEntry) -> ClassicGroup:
+def _classic_group_of(entry: GroupEntry) -> ClassicGroup:
     """Return the classic group of an entry. Raises `CoordinatorNotAvailable` if the entry has another type of group,
     which is being deleted."""
     if not isinstance(entry.group, ClassicGroup):

@@ -56,10 +56,10 @@ def load_assignors(names: Iterable[str]) -> Mapping[str, Assignor]:
     unique_names = list(dict.fromkeys(name.strip() for name in names if name.strip()))
     if not unique_names:
         raise ConfigError("group_consumer_assignors: at least one assignor is required")
-    return {name: _load(name) for name in unique_names}
+    return {name: _load_assignor(name) for name in unique_names}
 
 
-def _load(name: str) -> Assignor:
+def _load_assignor(name: str) -> Assignor:
     assignor: Assignor
     if name in _BUILT_IN:
         assignor = _BUILT_IN[name]()
@@ -86,16 +86,16 @@ def _load(name: str) -> Assignor:
 class ConsumerProtocolCodec:
     """`ClassicCodec` for Kafka's embedded "consumer" protocol. Malformed bytes raise `WireError`."""
 
-    def subscription(self, metadata: bytes) -> ClassicSubscription:
+    def decode_subscription(self, metadata: bytes) -> ClassicSubscription:
         """Decode the Subscription that a member sends when it joins."""
         read = decode_subscription(metadata)
         return ClassicSubscription(read.topics, read.owned_partitions, read.rack_id)
 
-    def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
+    def decode_assignment(self, assignment: bytes) -> Sequence[tuple[str, int]]:
         """Decode an Assignment and return its partitions (topic name, index)."""
         return decode_assignment(assignment).partitions
 
-    def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
+    def encode_assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
         """Encode partitions (topic name, index) as an Assignment."""
         named = tuple(TopicPartition(*each) for each in partitions)
         return encode_assignment(Assignment(named), version=CLASSIC_ASSIGNMENT_VERSION)

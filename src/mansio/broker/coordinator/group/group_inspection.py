@@ -135,7 +135,7 @@ class GroupInspection:
         wanted_types = {each.lower() for each in types}
         return [
             group
-            for group in (_listed(entry) for _, entry in sorted(self._store.entries.items()))
+            for group in (_list_entry(entry) for _, entry in sorted(self._store.entries.items()))
             if (not wanted_types or group.group_type in wanted_types)
             and (not wanted_states or group.state.lower() in wanted_states)
         ]
@@ -153,7 +153,7 @@ class GroupInspection:
             group.protocol_type or "",
             (group.protocol or "") if stable else "",
             group.generation,
-            tuple(_described(member, group.protocol if stable else None) for member in group.members),
+            tuple(_describe_member(member, group.protocol if stable else None) for member in group.members),
         )
 
     def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
@@ -170,10 +170,10 @@ class GroupInspection:
             group.group_epoch,
             group.assignment_epoch,
             group.assignor,
-            tuple(self._described_consumer(member) for member in group.members.values()),
+            tuple(self._describe_consumer_member(member) for member in group.members.values()),
         )
 
-    def _described_consumer(self, member: ConsumerMember) -> DescribedConsumerMember:
+    def _describe_consumer_member(self, member: ConsumerMember) -> DescribedConsumerMember:
         metadata = member.metadata
         return DescribedConsumerMember(
             member.member_id,
@@ -184,12 +184,12 @@ class GroupInspection:
             metadata.client_host,
             metadata.topic_names,
             metadata.topic_regex,
-            self._by_topic(member.current.assigned),
-            self._by_topic(member.target),
+            self._group_by_topic(member.current.assigned),
+            self._group_by_topic(member.target),
             member.is_classic,
         )
 
-    def _by_topic(self, partitions: Iterable[TopicPartition]) -> tuple[AssignedTopic, ...]:
+    def _group_by_topic(self, partitions: Iterable[TopicPartition]) -> tuple[AssignedTopic, ...]:
         grouped: dict[bytes, list[int]] = {}
         for topic_id, index in sorted(partitions):
             grouped.setdefault(topic_id, []).append(index)
@@ -230,15 +230,19 @@ class GroupInspection:
             return {
                 (each.topic, index): member.member_id
                 for member in group.members.values()
-                for each in self._by_topic(member.current.assigned)
+                for each in self._group_by_topic(member.current.assigned)
                 for index in each.partitions
             }
         if isinstance(group, ShareGroup) or group.state is not STABLE:
             return {}
-        return {partition: member.member_id for member in group.members for partition in _assigned(member)}
+        return {
+            partition: member.member_id
+            for member in group.members
+            for partition in _decode_assignment(member)
+        }
 
 
-def _listed(entry: GroupEntry) -> ListedGroup:
+def _list_entry(entry: GroupEntry) -> ListedGroup:
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return ListedGroup(group.group_id, CONSUMER, str(group.state), CONSUMER)
@@ -255,7 +259,7 @@ def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
         return None
 
 
-def _described(member: Member, protocol: str | None) -> DescribedMember:
+def _describe_member(member: Member, protocol: str | None) -> DescribedMember:
     stable = protocol is not None
     return DescribedMember(
         member.member_id,
@@ -264,11 +268,11 @@ def _described(member: Member, protocol: str | None) -> DescribedMember:
         member.client_host,
         member.metadata_for(protocol) if stable else b"",
         member.assignment if stable else b"",
-        _assigned(member) if stable else (),
+        _decode_assignment(member) if stable else (),
     )
 
 
-def _assigned(member: Member) -> tuple[tuple[str, int], ...]:
+def _decode_assignment(member: Member) -> tuple[tuple[str, int], ...]:
     try:
         return tuple((each[0], each[1]) for each in decode_assignment(member.assignment).partitions)
     except WireError:

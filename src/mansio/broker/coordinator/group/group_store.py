@@ -62,16 +62,16 @@ class GroupEntry:
     """State of one group in memory.
 
     `group`: state machine of the members. `index`: partition of `__consumer_offsets` that stores the group. `offsets`:
-    topic -> partition -> committed offset. `classic_record`: stored value of a classic group's record. `group_records`:
-    stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the version of the
-    group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any more, because
-    another broker or a later load has the group.
+    topic -> partition -> committed offset. `group_metadata_value`: stored value of a classic group's record.
+    `group_records`: stored records of a consumer or share group, by key. `resolved_view`: the `Topics` object and the
+    version of the group with which its regular expressions were resolved last. `is_unloaded`: the entry is not used any
+    more, because another broker or a later load has the group.
     """
 
     __slots__ = (
-        "classic_record",
         "grace_until_ms",
         "group",
+        "group_metadata_value",
         "group_records",
         "index",
         "is_unloaded",
@@ -87,7 +87,7 @@ class GroupEntry:
         self.index = index
         self.is_unloaded = False
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
-        self.classic_record: bytes | None = None
+        self.group_metadata_value: bytes | None = None
         self.group_records: dict[bytes, bytes] = {}
         self.resolved_view: tuple[Topics, int] | None = None
         self.state_timestamp_ms = -1  # wall-clock time at which the group entered its stored state
@@ -100,7 +100,7 @@ class GroupEntry:
         """Whether the entry has no members, offsets and records, so that it can be removed."""
         return (
             not self.offsets
-            and self.classic_record is None
+            and self.group_metadata_value is None
             and not self.group_records
             and self.group.is_idle()
         )
@@ -189,7 +189,7 @@ class GroupStore:
         return entry
 
     def remove_if_empty(self, entry: GroupEntry) -> None:
-        """Remove an entry without members, offsets and records."""
+        """Remove the entry if it has no members, offsets or records."""
         if entry.is_empty and self.entries.get(entry.group.group_id) is entry:
             self.remove(entry)
 
@@ -219,7 +219,7 @@ class GroupStore:
 
     def stored_metadata(self, entry: GroupEntry) -> GroupMetadata | None:
         """Decode the stored record of a classic group; None if there is none. Raises `CorruptLog`."""
-        return None if entry.classic_record is None else decode_group_value(entry.classic_record)
+        return None if entry.group_metadata_value is None else decode_group_value(entry.group_metadata_value)
 
     def rebuild(self, entry: GroupEntry) -> None:
         """Replace the state machine of a group by one that is created from the stored records. Raises `CorruptLog`."""
@@ -243,8 +243,8 @@ class GroupStore:
             entry.group = share
             return
         classic = self._factory.classic_group(group_id)
-        if entry.classic_record is not None:
-            classic.restore(decode_group_value(entry.classic_record), now_ms)
+        if entry.group_metadata_value is not None:
+            classic.restore(decode_group_value(entry.group_metadata_value), now_ms)
         entry.group = classic
 
     def _create(self, group_id: str, index: int) -> GroupEntry:
@@ -295,19 +295,19 @@ class GroupStore:
         entry = self.entries.get(key.group)
         if value is None:
             if entry is not None:
-                entry.classic_record = None
+                entry.group_metadata_value = None
                 entry.state_timestamp_ms = -1
             return
         state_timestamp_ms = decode_group_value(value).state_ms
         entry = entry or self._create(key.group, index)
-        entry.classic_record = value
+        entry.group_metadata_value = value
         entry.state_timestamp_ms = state_timestamp_ms
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
         for entry in self.entries_of_partition(index):
             group_id = entry.group.group_id
-            if entry.classic_record is not None:
-                yield encode_group_key(GroupKey(group_id)), entry.classic_record
+            if entry.group_metadata_value is not None:
+                yield encode_group_key(GroupKey(group_id)), entry.group_metadata_value
             yield from list(entry.group_records.items())
             for topic, partition, committed in entry.committed_offsets():
                 yield (
@@ -319,7 +319,7 @@ class GroupStore:
         """Create the state machines of a partition's groups after a load; the sessions of all members start again.
         Raises `CorruptLog`."""
         for entry in self.entries_of_partition(index):
-            if entry.classic_record is not None or entry.group_records:
+            if entry.group_metadata_value is not None or entry.group_records:
                 self.rebuild(entry)
             self.remove_if_empty(entry)
         self._on_loaded(index)

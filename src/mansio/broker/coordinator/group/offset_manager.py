@@ -197,16 +197,20 @@ class OffsetManager:
         """Delete the committed offsets of a deleted topic, which would be wrong for a new topic with the same name.
         Each coordinator deletes the offsets of its own groups. This call collects the offsets; the returned coroutine
         deletes those that are still unchanged."""
-        return self._delete(_committed_of(list(self._store.entries.values()), lambda name: name == topic))
+        return self._delete_unchanged_offsets(
+            _find_offsets_of_deleted_topics(list(self._store.entries.values()), lambda name: name == topic)
+        )
 
     def delete_offsets_of_missing_topics(
         self, entries: Iterable[GroupEntry], topic_exists: Callable[[str], bool]
     ) -> Coroutine[Any, Any, None]:
         """Delete the committed offsets of topics that do not exist any more; the groups may have had no coordinator
         when the topics were deleted. Returns a coroutine, as `delete_offsets_of_topic` does."""
-        return self._delete(_committed_of(entries, lambda name: not topic_exists(name)))
+        return self._delete_unchanged_offsets(
+            _find_offsets_of_deleted_topics(entries, lambda name: not topic_exists(name))
+        )
 
-    async def _delete(
+    async def _delete_unchanged_offsets(
         self, deletions: list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]
     ) -> None:
         """Delete offsets that are unchanged since they were collected. A later commit belongs to a new topic with the
@@ -268,7 +272,7 @@ class OffsetManager:
         return None
 
 
-def _committed_of(
+def _find_offsets_of_deleted_topics(
     entries: Iterable[GroupEntry], is_deleted: Callable[[str], bool]
 ) -> list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]:
     """Return the committed offsets of deleted topics, by group entry and partition."""
@@ -296,7 +300,7 @@ def tombstones(
     records: list[KeyValue] = [
         (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in partitions
     ]
-    if with_group and entry.classic_record is not None:
+    if with_group and entry.group_metadata_value is not None:
         records.append((encode_group_key(GroupKey(group_id)), None))
     if with_group:
         records += [(key, None) for key in entry.group_records]
@@ -383,14 +387,14 @@ class OffsetExpiration:
         expired = 0
         for group_id in list(self._store.entries):
             try:
-                expired += await self._expire(group_id, now_ms)
+                expired += await self._expire_group(group_id, now_ms)
             except (CoordinatorLoadInProgress, NotCoordinator):
                 continue
             except MansioError as error:
                 logger.warning("offsets_not_expired", extra=fields(group=group_id, reason=error))
         return expired
 
-    async def _expire(self, group_id: str, now_ms: int) -> int:
+    async def _expire_group(self, group_id: str, now_ms: int) -> int:
         entry = self._store.find(group_id)
         if entry is None:
             return 0

@@ -114,7 +114,7 @@ class ShareGroups:
         if group is before and not more:
             self._actions.rearm_after_heartbeat(entry, group, now_ms)
             return HeartbeatOutcome(response, None)
-        return HeartbeatOutcome(response, self._write(entry, group, records + more))
+        return HeartbeatOutcome(response, self._write_changes(entry, group, records + more))
 
     def _converted_from_classic(self, entry: GroupEntry, records: Records) -> ShareGroup:
         """Create the share group that replaces a classic group without members and offsets, and add the deletion of the
@@ -125,7 +125,7 @@ class ShareGroups:
             raise CoordinatorNotAvailable(f"group {classic.group_id} is being deleted")
         if not isinstance(classic, ClassicGroup) or not classic.is_idle() or entry.offsets:
             raise InconsistentGroupProtocol(f"group {classic.group_id!r} is not a share group")
-        if entry.classic_record is not None:
+        if entry.group_metadata_value is not None:
             records.append((encode_group_key(GroupKey(classic.group_id)), None))
         return self._factory.share_group(classic.group_id)
 
@@ -133,7 +133,7 @@ class ShareGroups:
         """Remove members whose session has ended."""
         topics, now_ms = self._topic_resolver.topics(), self._store.monotonic_ms()
         self._actions.remove_expired(
-            entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms))
+            entry, group, lambda: self._write_changes(entry, group, group.tick(topics, now_ms))
         )
 
     def find(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
@@ -250,11 +250,11 @@ class ShareGroups:
     # ------------------------------------------------------------------ writing
 
     async def _write_and_wait(self, entry: GroupEntry, group: ShareGroup, records: Records) -> None:
-        written = self._write(entry, group, records)
+        written = self._write_changes(entry, group, records)
         if written is not None:
             await written
 
-    def _write(self, entry: GroupEntry, group: ShareGroup, records: Records) -> Promise[None] | None:
+    def _write_changes(self, entry: GroupEntry, group: ShareGroup, records: Records) -> Promise[None] | None:
         """Append the changes of a group and make it the group of the entry. Returns the promise of the commit, None if
         there is nothing to write. Raises the errors of the append."""
         if not records:

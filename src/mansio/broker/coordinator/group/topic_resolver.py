@@ -54,22 +54,24 @@ class TopicResolver:
         self._view: Topics | None = None
         self._matches: dict[str, tuple[str, ...]] = {}  # of the current view
         self._resolved: dict[str, tuple[int, tuple[str, ...]]] = {}  # seen changes, matching names
-        self._topic_changes: list[str] = []  # created or deleted names, from number `_dropped_changes` on
-        self._dropped_changes = 0
+        self._topic_changes: list[
+            str
+        ] = []  # created or deleted names, from number `_dropped_change_count` on
+        self._dropped_change_count = 0
         self._names: dict[bytes, str] = {}
 
     def update(self, change: TopicChange) -> None:
         """Handle a change of a topic. If a name, an id or a partition count has changed, the next call of `topics`
         returns a new object."""
         before, after = change.before, change.after
-        if _shape(before) == _shape(after):
+        if _compared_fields(before) == _compared_fields(after):
             return
         self._view = None
-        names = {_name_of(before): None, _name_of(after): None}
+        names = {_topic_name(before): None, _topic_name(after): None}
         if len(names) > 1:
             self._topic_changes += [name for name in names if name is not None]
         if len(self._topic_changes) > TOPIC_CHANGES_MAX:
-            self._dropped_changes += len(self._topic_changes)
+            self._dropped_change_count += len(self._topic_changes)
             self._topic_changes.clear()
 
     def topics(self, patterns: Iterable[str] = ()) -> Topics:
@@ -93,7 +95,7 @@ class TopicResolver:
         """Raise `InvalidRegularExpression` unless it is a valid RE2 expression."""
         self.topics()
         if pattern and pattern not in self._matches:
-            _compiled(pattern)
+            _compile_cached(pattern)
 
     def _build_view(self) -> Topics:
         ids, partitions = {}, {}
@@ -109,9 +111,9 @@ class TopicResolver:
 
     def _resolve(self, pattern: str) -> None:
         seen, found = self._resolved.pop(pattern, (-1, ()))
-        now = self._dropped_changes + len(self._topic_changes)
+        now = self._dropped_change_count + len(self._topic_changes)
         if seen != now:
-            found = self._matched(pattern, seen, found)
+            found = self._find_matches(pattern, seen, found)
         while len(self._resolved) >= PATTERNS_MAX:
             oldest = next(iter(self._resolved))
             del self._resolved[oldest]
@@ -119,18 +121,18 @@ class TopicResolver:
         self._resolved[pattern] = now, found
         self._matches[pattern] = found
 
-    def _matched(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
+    def _find_matches(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names that match the expression now. `before`: the names that matched after the first `seen` topic
         changes."""
         try:
-            is_match = _compiled(pattern)
+            is_match = _compile_cached(pattern)
         except InvalidRegularExpression as error:
             logger.warning("stored_regex_invalid", extra=fields(reason=error))
             return ()
         names: Iterable[str] = self._metadata_topics
         found = {}
-        if seen >= self._dropped_changes:
-            names = dict.fromkeys(self._topic_changes[seen - self._dropped_changes :])
+        if seen >= self._dropped_change_count:
+            names = dict.fromkeys(self._topic_changes[seen - self._dropped_change_count :])
             found = {name: None for name in before if name not in names}
         for name in names:
             topic = self._metadata_topics.get(name)
@@ -139,16 +141,16 @@ class TopicResolver:
         return tuple(sorted(found))
 
 
-def _name_of(topic: Topic | None) -> str | None:
+def _topic_name(topic: Topic | None) -> str | None:
     return None if topic is None else topic.name
 
 
-def _shape(topic: Topic | None) -> tuple[str, Any, int] | None:
+def _compared_fields(topic: Topic | None) -> tuple[str, Any, int] | None:
     return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
 
 
 @lru_cache(COMPILED_PATTERNS_MAX)  # `check` compiles an expression shortly before `topics` needs it
-def _compiled(pattern: str) -> Callable[[str], Any]:
+def _compile_cached(pattern: str) -> Callable[[str], Any]:
     if len(pattern) > PATTERN_CHARACTERS_MAX:
         raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
     import re2  # imported on first use, because the shared library takes a megabyte

@@ -102,7 +102,7 @@ class DeadLetterCounts:
         self.failure_count = 0
 
 
-class _ShareEnded(MansioError):
+class _TaskEnded(MansioError):
     """Raised in a task whose share partition is not led by this broker any more."""
 
 
@@ -141,9 +141,9 @@ class DeadLetterTask:
         return {"group": key.group, "topic": self.topic, "partition": key.partition}
 
     def ensure_not_ended(self) -> None:
-        """Raise `_ShareEnded` if the task has ended; called after each wait."""
+        """Raise `_TaskEnded` if the task has ended; called after each wait."""
         if self.has_ended:
-            raise _ShareEnded
+            raise _TaskEnded
 
     def end(self) -> None:
         """Let the task stop at its next step, because this broker does not lead the share partition any more."""
@@ -350,9 +350,10 @@ class DeadLetterManager:
     # ------------------------------------------------------------------ events
 
     def on_loaded(self, share_partition: DeadLetterSource, producer: Producer | None) -> None:
-        """Start a task for the archiving ranges of a share partition whose state was loaded by this broker.
+        """Start a task that copies the ARCHIVING records of a share partition to the dead-letter topic, after this
+        broker has loaded its state.
 
-        `producer`: the producer of its dead letters in the share state, if any."""
+        `producer`: producer id, epoch and sequences stored in that state; None if there are none."""
         if (before := self._tasks.get(share_partition.key)) is not None:
             before.end()
         topic = self._topics.state.topics_by_id.get(UUID(bytes=share_partition.key.topic_id))
@@ -387,7 +388,7 @@ class DeadLetterManager:
                 log = fields(**task.log_fields(), records=task.queue.waiting_record_count)
                 logger.warning("dead_letters_abandoned_topic_deleted", extra=log)
 
-    def topic_changed(self, change: TopicChange) -> None:
+    def handle_topic_change(self, change: TopicChange) -> None:
         """Retry failed tasks of a dead-letter topic whose metadata or settings changed."""
         names = [topic.name for topic in (change.before, change.after) if topic is not None]
         for task in self._tasks.values():
@@ -397,7 +398,7 @@ class DeadLetterManager:
             ):
                 task.retry_now()
 
-    def settings_changed(self, group: str) -> None:
+    def handle_settings_change(self, group: str) -> None:
         """Retry failed tasks of a group whose settings changed; they may name another dead-letter topic."""
         for task in self._tasks.values():
             if task.last_error and task.share_partition.key.group == group:

@@ -21,7 +21,7 @@ async def gather_results(
 ) -> list[MansioError | None]:
     """Run all coroutines in tasks with this name; return the error of each one in order, None for success."""
     if len(coroutines) == 1:
-        return [await _outcome(coroutines[0])]
+        return [await _await_outcome(coroutines[0])]
     outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: interrupted")] * len(coroutines)
     unfinished = len(coroutines)
     done: Promise[None] = scheduler.promise()
@@ -29,7 +29,7 @@ async def gather_results(
     async def run_one(number: int, coroutine: Coroutine[Any, Any, None]) -> None:
         nonlocal unfinished
         try:
-            outcomes[number] = await _outcome(coroutine)
+            outcomes[number] = await _await_outcome(coroutine)
         finally:
             unfinished -= 1
             if not unfinished and not done.done():
@@ -42,7 +42,7 @@ async def gather_results(
     return outcomes
 
 
-async def _outcome(coroutine: Coroutine[Any, Any, None]) -> MansioError | None:
+async def _await_outcome(coroutine: Coroutine[Any, Any, None]) -> MansioError | None:
     try:
         await coroutine
     except MansioError as error:

@@ -94,9 +94,10 @@ class DeadLetterSink(Protocol):
     """Receives records to be dead-lettered; implemented by `broker.coordinator.share.dead_letter_manager`."""
 
     def on_loaded(self, share_partition: SharePartitionLeader, producer: Producer | None) -> None:
-        """Resume the archiving ranges of a share partition whose state was loaded by this broker.
+        """Continue copying the ARCHIVING records of a share partition to the dead-letter topic, after this broker has
+        loaded its state.
 
-        `producer`: the producer of its dead letters in the share state, if any."""
+        `producer`: producer id, epoch and sequences stored in that state; None if there are none."""
 
     def add(self, share_partition: SharePartitionLeader, ranges: Sequence[ArchivingRange]) -> None:
         """Add ranges that have to be dead-lettered; the share state contains them as archiving."""
@@ -312,7 +313,7 @@ class SharePartitionLeader:
         partition = self.partition
         return not partition.is_leader or partition.closed or partition.leader_epoch != self.leader_epoch
 
-    async def wait_loaded(self) -> SharePartition:
+    async def wait_until_loaded(self) -> SharePartition:
         """Wait until the state is loaded; return the state machine. Raises `end_error` if this object has ended."""
         while self._state_machine is None:
             if self.end_error is not None:
@@ -563,10 +564,10 @@ class SharePartitionLeader:
         and the dead ranges of this one."""
         if update is not None:
             self._dependencies.scheduler.spawn(
-                self._log_write_error(self.persist(update)), name="share state"
+                self._await_background_write(self.persist(update)), name="share state"
             )
 
-    async def _log_write_error(self, written: Coroutine[Any, Any, None]) -> None:
+    async def _await_background_write(self, written: Coroutine[Any, Any, None]) -> None:
         try:
             await written
         except MansioError as error:
@@ -588,11 +589,11 @@ class SharePartitionLeader:
         return state_machine
 
     def _apply_log_start(self, state_machine: SharePartition, start: int) -> None:
-        aged = state_machine.aged_out_records
+        aged = state_machine.aged_out_record_count
         if (update := self.call_machine_and_set_timer(state_machine.advance_log_start, start)) is not None:
             self.persist_in_background(update)
-        if state_machine.aged_out_records > aged:
-            records = state_machine.aged_out_records - aged
+        if state_machine.aged_out_record_count > aged:
+            records = state_machine.aged_out_record_count - aged
             known = fields(group=self.key.group, partition=self.partition.name, records=records)
             logger.warning("records_expired_undelivered", extra=known)
 

@@ -65,7 +65,7 @@ class ShareCoordinator:
         self._prune_interval_ms = prune_interval_ms
         self._create_topic = create_topic
         self._boot_id_file = boot_id_file
-        self._truncated: dict[int, None] = {}
+        self._truncated_partitions: dict[int, None] = {}
         self._is_log_complete = False
         self._closed = False
         self._timers: list[Timer] = []
@@ -104,7 +104,7 @@ class ShareCoordinator:
         """Load all partitions of the topic, on a single node.
 
         `truncated`: the numbers of partitions whose logs were truncated at this start."""
-        self._truncated = dict.fromkeys(truncated)
+        self._truncated_partitions = dict.fromkeys(truncated)
         self._is_log_complete = (
             bool(partitions) and self._boot_id_file is not None and self._boot_id_file.is_current_boot()
         )
@@ -144,7 +144,7 @@ class ShareCoordinator:
         self._scheduler.spawn(self._boot_id_file.write(), name="write boot id")
 
     def _is_complete(self, index: int) -> bool:
-        return self._is_log_complete and index not in self._truncated
+        return self._is_log_complete and index not in self._truncated_partitions
 
     # ------------------------------------------------------------------ lookup
 

@@ -225,8 +225,8 @@ class SharePartitionManager:
         if self._share_partitions.get(key) is not share_partition:
             return
         del self._share_partitions[key]
-        _remove_from(self._by_group, key.group, key)
-        _remove_from(self._by_partition, (key.topic_id, key.partition), key)
+        _remove_from_index(self._by_group, key.group, key)
+        _remove_from_index(self._by_partition, (key.topic_id, key.partition), key)
         error = share_partition.end_error
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not share_partition.is_stale:
             known = fields(group=key.group, partition=share_partition.partition.name, reason=error)
@@ -304,7 +304,7 @@ class SharePartitionManager:
             self._scheduler.call_later(DEAD_LETTER_CHECK_MS, timeout.set_result, None)
             await timeout
 
-    def settings_changed(self, group: str) -> None:
+    def handle_settings_change(self, group: str) -> None:
         """Apply the changed settings of a group to its share partitions."""
         for share_partition in list(self._by_group.get(group, {}).values()):
             share_partition.reconfigure()
@@ -340,11 +340,11 @@ class SharePartitionManager:
 
     # ------------------------------------------------------------------ release of leases
 
-    def connection_lost(self, connection: object) -> None:
+    def release_leases_of_connection(self, connection: object) -> None:
         """Release the leases of the share sessions of a lost connection.
 
         The delivery counts as an attempt, because a record that crashes its consumer ends a connection each time."""
-        for session in self.sessions.end_of_connection(connection):
+        for session in self.sessions.end_sessions_of_connection(connection):
             group, member = session.group, session.member
             writes = self._release_in_state_machines(group, member, uncounted=False)
             if writes:
@@ -393,7 +393,7 @@ class SharePartitionManager:
                 logger.warning("leases_not_released", extra=fields(group=group, member=member, reason=error))
 
 
-def _remove_from(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
+def _remove_from_index(index: dict[N, dict[ShareKey, SharePartitionLeader]], name: N, key: ShareKey) -> None:
     del index[name][key]
     if not index[name]:
         del index[name]

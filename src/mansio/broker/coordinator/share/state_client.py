@@ -130,15 +130,15 @@ class _ReadSession:
     """Read session of one state.
 
     `session`: the number of the session, 0 after it has ended. `last_write_number`: number of the last write in the
-    session. `was_absent`: the read found no state.
+    session. `state_was_missing`: the read found no state.
     """
 
-    __slots__ = ("last_write_number", "session", "was_absent")
+    __slots__ = ("last_write_number", "session", "state_was_missing")
 
-    def __init__(self, session: int, *, was_absent: bool) -> None:
+    def __init__(self, session: int, *, state_was_missing: bool) -> None:
         self.session = session
         self.last_write_number = 0
-        self.was_absent = was_absent
+        self.state_was_missing = state_was_missing
 
 
 class RoutingPersister:
@@ -165,10 +165,10 @@ class RoutingPersister:
 
     async def read(self, key: ShareKey, leader_epoch: int) -> LoadedState | None:
         if self._lookup is not None and not self._lookup.partition_count():
-            self._keep_session(key, _ReadSession(0, was_absent=True))
+            self._cache_read_session(key, _ReadSession(0, state_was_missing=True))
             return None
         state, session = await self._retry(lambda: self._read(key, leader_epoch))
-        self._keep_session(key, _ReadSession(session, was_absent=state is None))
+        self._cache_read_session(key, _ReadSession(session, state_was_missing=state is None))
         return state
 
     async def write(self, key: ShareKey, state_epoch: int, leader_epoch: int, update: Update) -> None:
@@ -213,13 +213,13 @@ class RoutingPersister:
         read_session = self._read_sessions.get(key)
         if read_session is None or not read_session.session:
             state, session = await self._read(key, leader_epoch)
-            if state is not None and read_session is not None and read_session.was_absent:
+            if state is not None and read_session is not None and read_session.state_was_missing:
                 self._read_sessions.pop(key, None)
                 raise FencedStateEpoch(f"share group {key.group}: a state exists after all")
-            read_session = _ReadSession(session, was_absent=state is None)
-            self._keep_session(key, read_session)
+            read_session = _ReadSession(session, state_was_missing=state is None)
+            self._cache_read_session(key, read_session)
         await self._write(key, read_session, state_epoch, leader_epoch, update)
-        read_session.was_absent = False
+        read_session.state_was_missing = False
 
     async def _write(
         self, key: ShareKey, read_session: _ReadSession, state_epoch: int, leader_epoch: int, update: Update
@@ -262,7 +262,7 @@ class RoutingPersister:
             await self._scheduler.sleep(delay_ms)
             delay_ms = min(2 * delay_ms, RETRY_DELAY_MS_MAX)
 
-    def _keep_session(self, key: ShareKey, read_session: _ReadSession) -> None:
+    def _cache_read_session(self, key: ShareKey, read_session: _ReadSession) -> None:
         read_sessions = self._read_sessions
         read_sessions[key] = read_session
         read_sessions.move_to_end(key)

@@ -4,8 +4,8 @@ The state of a share partition is stored as a snapshot and the updates after it.
 the state once and then writes updates. A state gets a new snapshot after a number of updates, and when its snapshot has
 been in a closed segment for a long time; records before the oldest of the latest snapshots are deleted.
 
-While a partition of the topic is loaded, `LazyReplay` defers decoding: a snapshot supersedes all earlier records of its
-state, so that most records need not be decoded.
+While a partition of the topic is loaded, `DeferredRecords` defers decoding: a snapshot supersedes all earlier records
+of its state, so that most records need not be decoded.
 
 Invariants:
 * A write is accepted from the broker that read the state last: with the state's current state epoch, with the leader
@@ -113,7 +113,7 @@ class ShareStateStore:
             int, OrderedDict[ShareKey, PersistedShareState]
         ] = {}  # oldest snapshot first
         self._loaded_partitions: dict[int, None] = {}  # loaded partitions, whose records are applied at once
-        self._lazy_replays: dict[int, LazyReplay] = {}  # partitions being loaded
+        self._deferred_records: dict[int, DeferredRecords] = {}  # partitions being loaded
         self._incomplete_partitions: dict[int, None] = {}
         self._deleted: dict[int, int] = {}  # sessions up to this one must not create a state again
         self._sessions = 0
@@ -272,12 +272,12 @@ class ShareStateStore:
             raise FencedStateEpoch(f"share group {key.group}: there is no such state")
         if write_token.session <= self._deleted.get(index, 0):
             raise NotCoordinator(f"share group {key.group}: the state has to be read before it is written")
-        self._check_limit()
+        self._check_share_partition_limit()
         share = PersistedShareState(key, index)
         share.state_epoch, share.session, share.has_all_leases = state_epoch, write_token.session, True
         return self._replace_state(share, leader_epoch, update)
 
-    def _check_limit(self) -> None:
+    def _check_share_partition_limit(self) -> None:
         if len(self._shares) >= self._settings.share_partitions_max:
             raise CoordinatorNotAvailable(
                 f"there are {self._settings.share_partitions_max} states of share partitions"
@@ -309,7 +309,7 @@ class ShareStateStore:
             return
         share = PersistedShareState(key, index)
         if known is None:
-            self._check_limit()
+            self._check_share_partition_limit()
         else:
             share.snapshot_epoch, share.leader_epoch = known.snapshot_epoch, known.leader_epoch
         share.state_epoch, share.session, share.has_all_leases = state_epoch, self._new_session(index), True
@@ -425,8 +425,8 @@ class ShareStateStore:
                 return  # its snapshot was deleted together with the state
             share = PersistedShareState(decoded.key, index)
         if index not in self._loaded_partitions:
-            lazy_replay = self._lazy_replays.setdefault(index, LazyReplay())
-            lazy_replay.add(decoded.kind, share, value, offset, self._now_ms())
+            deferred = self._deferred_records.setdefault(index, DeferredRecords())
+            deferred.add(decoded.kind, share, value, offset, self._now_ms())
         elif decoded.kind == UPDATE:
             share.apply_update(decode_value(UPDATE, value))
         else:
@@ -442,8 +442,8 @@ class ShareStateStore:
         of_partition.move_to_end(share.key)
 
     def _remove(self, index: int, key: ShareKey) -> None:
-        if index in self._lazy_replays:
-            self._lazy_replays[index].drop(key)
+        if index in self._deferred_records:
+            self._deferred_records[index].drop(key)
         if self._shares.pop(key, None) is not None:
             del self._by_partition[index][key]
 
@@ -454,8 +454,8 @@ class ShareStateStore:
 
     def finish_load(self, index: int) -> None:
         """Apply the deferred records of a partition after all its records were read."""
-        if (lazy_replay := self._lazy_replays.pop(index, None)) is not None:
-            lazy_replay.replay(self._now_ms())
+        if (deferred := self._deferred_records.pop(index, None)) is not None:
+            deferred.replay(self._now_ms())
         self._loaded_partitions[index] = None
         self.on_loaded()
         if not self._is_log_complete(index):
@@ -471,7 +471,7 @@ class ShareStateStore:
         """Drop all states of a partition."""
         for key in self._by_partition.pop(index, {}):
             del self._shares[key]
-        self._lazy_replays.pop(index, None)
+        self._deferred_records.pop(index, None)
         self._loaded_partitions.pop(index, None)
         self._incomplete_partitions.pop(index, None)
         self._deleted.pop(index, None)
@@ -610,7 +610,7 @@ DEFERRED_BYTES_MAX: Final = 512 * 1024
 """Maximum size in bytes of the deferred records of one partition: about 6,000 updates, which take 0.2 s to replay."""
 
 
-class _DeferredRecords:
+class _DeferredState:
     """The encoded last snapshot of a share partition, its offset, and the encoded updates after it."""
 
     __slots__ = ("offset", "share", "size_bytes", "values")
@@ -622,11 +622,11 @@ class _DeferredRecords:
         self.size_bytes = 0
 
 
-class LazyReplay:
+class DeferredRecords:
     """The records of one partition of the topic that are not decoded yet while the partition is loaded."""
 
     def __init__(self) -> None:
-        self._deferred: dict[ShareKey, _DeferredRecords] = {}
+        self._deferred: dict[ShareKey, _DeferredState] = {}
         self._size_bytes = 0
 
     def add(self, kind: int, share: PersistedShareState, value: bytes, offset: int, now_ms: float) -> None:
@@ -636,7 +636,7 @@ class LazyReplay:
             self.drop(share.key)
         deferred = self._deferred.get(share.key)
         if deferred is None:
-            deferred = self._deferred[share.key] = _DeferredRecords(share, offset)
+            deferred = self._deferred[share.key] = _DeferredState(share, offset)
         deferred.values.append((kind, value))
         deferred.size_bytes += len(value)
         self._size_bytes += len(value)
@@ -657,7 +657,7 @@ class LazyReplay:
             _replay(each, now_ms)
 
 
-def _replay(deferred: _DeferredRecords, now_ms: float) -> None:
+def _replay(deferred: _DeferredState, now_ms: float) -> None:
     share = deferred.share
     for kind, value in deferred.values:
         stored = decode_value(kind, value)

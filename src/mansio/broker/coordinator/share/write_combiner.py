@@ -82,10 +82,10 @@ class WriteCombiner:
     __slots__ = (
         "_arrived_counts",
         "_durable_in_flight",
-        "_gathering",
         "_in_flight_count",
         "_is_combining",
         "_is_iteration_end_scheduled",
+        "_joinable_writes",
         "_queue",
         "_queued_snapshot_count",
         "_scheduler",
@@ -103,11 +103,11 @@ class WriteCombiner:
         # Values for non-durable and for durable updates:
         self._arrived_counts = [0, 0]  # updates in this iteration of the event loop
         self._is_combining = [False, False]  # several updates arrived in the last iteration
-        self._gathering: list[CombinedWrite | None] = [None, None]
+        self._joinable_writes: list[CombinedWrite | None] = [None, None]
 
     def __bool__(self) -> bool:
         """Whether a write is in flight or waiting."""
-        return bool(self._in_flight_count or self._queue or any(self._gathering))
+        return bool(self._in_flight_count or self._queue or any(self._joinable_writes))
 
     def join(self, updates: Sequence[Update]) -> Promise[bool] | None:
         """Add updates to a waiting write; return a promise of whether the write succeeded.
@@ -119,7 +119,7 @@ class WriteCombiner:
                 return None
             durable |= each.durable
             range_count += len(each.changes)
-        found = self._gathering[durable]
+        found = self._joinable_writes[durable]
         if found is None and durable and self._queue:
             found = self._queue[-1]
         if (
@@ -143,20 +143,20 @@ class WriteCombiner:
         write = CombinedWrite(updates)
         durable = write.durable
         if write.is_snapshot:
-            self._stop_gathering()
+            self._close_joinable_writes()
         else:
             self._arrived_counts[durable] += 1
             if not self._is_iteration_end_scheduled:
                 self._is_iteration_end_scheduled = True
                 self._scheduler.call_soon(self._on_iteration_end)
-        if self._gathering[durable] is not None:  # it is full
-            self._stop_gathering()
+        if self._joinable_writes[durable] is not None:  # it is full
+            self._close_joinable_writes()
         if write.is_snapshot or not self._is_combining[durable]:
             self._start_or_queue(write)
         else:
             write.promise = self._scheduler.promise()
             write.is_waiting = True
-            self._gathering[durable] = write
+            self._joinable_writes[durable] = write
         return write
 
     def finish(self, write: CombinedWrite, *, stored: bool) -> None:
@@ -167,7 +167,7 @@ class WriteCombiner:
                 self._queue.remove(write)
                 self._queued_snapshot_count -= write.is_snapshot
             else:
-                self._gathering[write.durable] = None
+                self._joinable_writes[write.durable] = None
             write.complete(stored=False)
             return
         self._in_flight_count -= 1
@@ -176,11 +176,11 @@ class WriteCombiner:
         elif write.durable:
             self._durable_in_flight = False
         write.complete(stored=stored)
-        self._start_possible()
+        self._start_queued_writes()
 
     def end(self) -> None:
         """Start all waiting writes after the share partition's leader has ended; their callers raise its error."""
-        self._stop_gathering()
+        self._close_joinable_writes()
         queue, self._queue, self._queued_snapshot_count = self._queue, deque(), 0
         for write in queue:
             self._in_flight_count += 1
@@ -188,14 +188,14 @@ class WriteCombiner:
 
     def _on_iteration_end(self) -> None:
         self._is_iteration_end_scheduled = False
-        self._stop_gathering()
+        self._close_joinable_writes()
         for durable in (False, True):
             self._is_combining[durable] = self._arrived_counts[durable] > 1
             self._arrived_counts[durable] = 0
 
-    def _stop_gathering(self) -> None:
+    def _close_joinable_writes(self) -> None:
         for durable in (False, True):
-            write, self._gathering[durable] = self._gathering[durable], None
+            write, self._joinable_writes[durable] = self._joinable_writes[durable], None
             if write is not None:
                 self._start_or_queue(write)
 
@@ -209,7 +209,7 @@ class WriteCombiner:
         else:
             self._start(write)
 
-    def _start_possible(self) -> None:
+    def _start_queued_writes(self) -> None:
         """Start all queued writes that may start; a non-durable one may pass durable ones, but not a whole state."""
         while self._queue and self._may_start(self._queue[0]):
             write = self._queue.popleft()
