@@ -19,14 +19,7 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODULES = (
-    "mansio",
-    "mansio.blocking",
-    "mansio.errors",
-    "mansio.spark",
-    "mansio.spark.functions",
-    "mansio.testing",
-)
+MODULES = ("mansio", "mansio.blocking", "mansio.errors", "mansio.spark", "mansio.spark.functions")
 
 PUBLIC_MEMBERS = {
     "ArchiveTable": {"iceberg", "name", "topic", "topic_id"},
@@ -35,7 +28,7 @@ PUBLIC_MEMBERS = {
 }
 """Classes that users mostly pass on; their other members serve the Spark jobs and are private."""
 
-CONSTRUCTED = {"EmbeddedBroker", "TestBroker"}
+CONSTRUCTED = {"EmbeddedBroker"}
 """Classes with an `__init__` of their own that users call; objects of the others come from methods."""
 
 SYNTAX = {

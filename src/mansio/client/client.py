@@ -117,8 +117,7 @@ class Client:
         timestamp_ms: int | datetime | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
-        producer = self._producer or self._default_producer()
-        return await producer.publish(
+        return await self._default_producer().publish(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 

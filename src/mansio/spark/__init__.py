@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.archive import ArchiveFailed, ArchiveJob, ArchiveResult, BatchProgress, archive
     from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
     from mansio.spark.jobs.topic_table import read_topic_as_table
+    from mansio.spark.spark_versions import start_available_now
 
 __all__ = [
     "ArchiveError",
@@ -70,6 +71,7 @@ __all__ = [
     "read_topic_as_table",
     "replay",
     "session",
+    "start_available_now",
 ]
 
 _LAZY = {
@@ -88,6 +90,7 @@ _LAZY = {
     "open_table": ("iceberg", "iceberg.catalog"),
     "read_topic_as_table": ("spark", "jobs.topic_table"),
     "replay": ("iceberg", "jobs.replay"),
+    "start_available_now": ("spark", "spark_versions"),
 }
 """The extra that each name needs, and the module in `mansio.spark` that defines it. A replay works without Spark."""
 

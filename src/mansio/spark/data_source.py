@@ -55,9 +55,10 @@ class MansioSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of a streaming query (`spark.readStream`)."""
         from mansio.spark.source.readers import StreamReader
+        from mansio.spark.spark_versions import adapt_stream_reader
 
         options = self._source_options(streaming=True)
-        return StreamReader(options, checked_columns(options, schema))
+        return adapt_stream_reader(StreamReader(options, checked_columns(options, schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """The writer of a batch query (`DataFrame.write`)."""

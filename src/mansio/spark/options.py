@@ -47,6 +47,7 @@ SOURCE_OPTION_NAMES: Final = (
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "stopAtLatest",
     "includeHeaders",
     "columns",
     "isolation.level",
@@ -159,6 +160,8 @@ class SourceOptions:
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_ms_max: int = DEFAULT_TRIGGER_DELAY_MS_MAX
+    stops_at_latest: bool = False
+    """Whether a stream ends at the end offsets that exist when it plans its first batch."""
     isolation_level: int = READ_COMMITTED
     fetch_bytes: int = DEFAULT_FETCH_BYTES
     rows_per_batch: int = DEFAULT_ROWS_PER_BATCH
@@ -175,7 +178,10 @@ class SourceOptions:
         if streaming:
             for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
                 if raw.text(name) is not None:
-                    raise ConfigError(f"option {name} is for batch reads; a stream has no end: leave it out")
+                    raise ConfigError(
+                        f"option {name} is for batch reads; a stream has no end: leave it out, or set"
+                        " stopAtLatest"
+                    )
         parsed = cls(
             bootstrap_servers=raw.bootstrap_servers(),
             subscription=_subscription(raw),
@@ -188,6 +194,7 @@ class SourceOptions:
             offsets_per_trigger_max=raw.count("maxOffsetsPerTrigger"),
             offsets_per_trigger_min=raw.count("minOffsetsPerTrigger"),
             trigger_delay_ms_max=raw.milliseconds("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS_MAX),
+            stops_at_latest=raw.flag("stopAtLatest"),
             isolation_level=_isolation_level(raw),
             fetch_bytes=raw.bytes("fetchBytes", DEFAULT_FETCH_BYTES, 1 << 10, 256 << 20),
             rows_per_batch=raw.count("rowsPerBatch") or DEFAULT_ROWS_PER_BATCH,

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import uuid
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,8 +21,11 @@ from support.process import ServedBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from system.spark.streams import Streams
 
 JVM_OPTIONS = (
     "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -38,6 +42,9 @@ JVM_TIMEOUT_S = 240
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "spark: needs a JVM and PySpark")
     os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
+    if importlib.util.find_spec("pyspark") is not None and version("pyspark").startswith("4.1."):
+        # It leaves the sockets of `collect` to the garbage collector; 4.2 closes them.
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -83,3 +90,14 @@ def topic_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
     own = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
     mark = uuid.uuid4().hex[:8]
     return lambda role: f"{own}-{mark}-{role}"
+
+
+@pytest.fixture
+def streams(spark: SparkSession, tmp_path: Path) -> Iterator[Streams]:
+    """Queries with a checkpoint of their own, stopped after the test."""
+    from system.spark.streams import Streams
+
+    made = Streams(spark, tmp_path / "checkpoint")
+    yield made
+    for query in made.running:
+        query.stop()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
 from mansio.net.offsets import commit_offsets, delete_records
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import readers
 from mansio.spark.source.offsets import offsets_from_json, offsets_to_json, resolve_ranges
+from mansio.spark.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
@@ -43,7 +44,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 @pytest.fixture
 def topic(broker: ServedBroker, request: pytest.FixtureRequest) -> Callable[..., Topic]:
     def make(suffix: str = "", partitions: int = 1) -> Topic:
-        return Topic(broker, f"{request.node.name[:80]}{suffix}", partitions)
+        return Topic(broker, re.sub(r"[^\w.-]", "-", request.node.name[:80]) + suffix, partitions)
 
     return make
 
@@ -257,8 +258,12 @@ def test_limits_are_obeyed_and_a_trigger_for_all_overrides_them(topic: Callable[
     assert len(reader.partitions(reader.initialOffset(), end)) == 3
     assert reader.reportLatestOffset() == {here.name: {"0": 100}}
     assert batch(reader, end, ALL)[1] == list(range(30, 100))
+
+    class ReadMaxBytes(ReadLimit):
+        """A limit that a topic has not."""
+
     with pytest.raises(ConfigError, match="ReadMaxBytes is not supported"):
-        reader.latestOffset(end, ReadMaxBytes(5))
+        reader.latestOffset(end, ReadMaxBytes())
 
 
 def test_few_records_wait_for_more_but_not_for_ever(
@@ -285,11 +290,18 @@ def test_few_records_wait_for_more_but_not_for_ever(
     assert batch(reader, end, ALL)[1] == [19], "a trigger that wants all gets all"
 
 
-def test_available_now_comes_to_its_end_whatever_arrives_meanwhile(topic: Callable[..., Topic]) -> None:
+@pytest.mark.parametrize("fixed_by", ["trigger", "option"])
+def test_available_now_comes_to_its_end_whatever_arrives_meanwhile(
+    topic: Callable[..., Topic], fixed_by: str
+) -> None:
     here = topic()
     here.fill(50)
-    reader = here.stream(maxOffsetsPerTrigger="20", minOffsetsPerTrigger="15", maxTriggerDelay="1h")
-    reader.prepareForTriggerAvailableNow()
+    limits = {"maxOffsetsPerTrigger": "20", "minOffsetsPerTrigger": "15", "maxTriggerDelay": "1h"}
+    reader = here.stream(**limits, stopAtLatest=str(fixed_by == "option"))
+    if fixed_by == "trigger":
+        reader.prepareForTriggerAvailableNow()
+    else:
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     end, seen = reader.initialOffset(), []
     for round_ in range(10):
         here.fill(10, first=1_000)

@@ -34,6 +34,7 @@ EXPECTED = {
     "flights": "",
     "batch": "",
     "stream": "",
+    "available-now": "4 flights",
     "late.py": "",
     "run": "4 records",
     "archive": "4 records",

@@ -11,6 +11,7 @@ from tools import public_api
 
 import mansio.spark
 import mansio.spark.functions
+from support.machine import scaled
 from support.protobuf_files import descriptor_set
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from support.process import ServedBroker
 
 RECORDS = 4
+QUERY_DEADLINE_S = 60
 
 
 @pytest.mark.full
@@ -61,6 +63,11 @@ def test_archive_union_and_replay_with_public_names(
     )
     assert report.partitions == (mansio.spark.PartitionReplay(0, 0, RECORDS - 1),)
     assert (report.written, report.already_present) == (RECORDS - 1, 0)
+    stream = spark.readStream.format("mansio").options(**options, subscribe=topic, startingOffsets="earliest")
+    rows = stream.option("stopAtLatest", "true").load().writeStream.format("noop")
+    query = mansio.spark.start_available_now(rows.option("checkpointLocation", str(tmp_path / "checkpoint")))
+    assert query.awaitTermination(scaled(QUERY_DEADLINE_S))
+    assert sum(progress.numInputRows for progress in query.recentProgress) == RECORDS + 1
 
 
 def test_errors_of_spark_jobs_are_mansio_errors() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.spark import start_available_now
 from mansio.wire.murmur2 import partition_for_key
 from support.machine import scaled
 from system.spark.topics import contents, create, publish
@@ -66,14 +67,12 @@ def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
 
 
 def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: Path) -> StreamingQuery:
-    query = (
+    query = start_available_now(
         frame.select("key", "value", "timestamp")
         .writeStream.format("mansio")
         .options(
             **{"kafka.bootstrap.servers": bootstrap_servers}, topic=topic, checkpointLocation=str(checkpoint)
         )
-        .trigger(availableNow=True)
-        .start()
     )
     assert query.awaitTermination(scaled(DEADLINE_S))
     return query
@@ -96,6 +95,7 @@ def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_th
             subscribe=source,
             startingOffsets="earliest",
             maxOffsetsPerTrigger="200",
+            stopAtLatest="true",
         )
         .load()
     )

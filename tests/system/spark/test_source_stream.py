@@ -3,82 +3,27 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from mansio.net.offsets import fetch_offsets
+from mansio.spark.spark_versions import (
+    HAS_ADMISSION_CONTROL,
+    PROGRESS_HAS_LATEST_OFFSETS,
+)
 from mansio.spark.sync_client import sync_client
 from support.machine import scaled
 from support.spark_source import Topic
 from support.waiting import wait_until
+from system.spark.streams import DEADLINE_S, pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
 
     from support.process import ServedBroker
-
-DEADLINE_S = 60
-
-
-class Streams:
-    """Queries of one test over one checkpoint; what they read is in `batches`: by batch id, the offsets."""
-
-    def __init__(self, spark: SparkSession, checkpoint: Path) -> None:
-        self._spark = spark
-        self.checkpoint = checkpoint
-        self.batches: dict[int, list[tuple[int, int]]] = {}
-        self.again: list[int] = []
-        self.running: list[StreamingQuery] = []
-
-    def start(self, topic: Topic, trigger: dict[str, Any], **options: str) -> StreamingQuery:
-        options = {
-            "kafka.bootstrap.servers": topic.bootstrap_servers,
-            "subscribe": topic.name,
-            "startingOffsets": "earliest",
-            **options,
-        }
-        frame = self._spark.readStream.format("mansio").options(**options).load()
-        query = (
-            frame.select("partition", "offset")
-            .writeStream.foreachBatch(self._take)
-            .option("checkpointLocation", str(self.checkpoint))
-            .trigger(**trigger)
-            .start()
-        )
-        self.running.append(query)
-        return query
-
-    def to_end(self, topic: Topic, **options: str) -> StreamingQuery:
-        query = self.start(topic, {"availableNow": True}, **options)
-        assert query.awaitTermination(scaled(DEADLINE_S))
-        return query
-
-    def read(self) -> list[tuple[int, int]]:
-        return sorted(pair for pairs in self.batches.values() for pair in pairs)
-
-    def _take(self, frame: DataFrame, batch: int) -> None:
-        if batch in self.batches:
-            self.again.append(batch)
-        self.batches[batch] = sorted((row.partition, row.offset) for row in frame.collect())
-
-
-@pytest.fixture
-def streams(spark: SparkSession, tmp_path: Path) -> Any:
-    made = Streams(spark, tmp_path / "checkpoint")
-    yield made
-    for query in made.running:
-        query.stop()
-
-
-def pairs(*counts: int) -> list[tuple[int, int]]:
-    """(partition, offset) of partitions with that many records."""
-    return [(partition, offset) for partition, count in enumerate(counts) for offset in range(count)]
+    from system.spark.streams import Streams
 
 
 def test_available_now_reads_what_is_there_in_bounded_batches_and_a_lost_commit_is_read_again_alike(
@@ -96,8 +41,9 @@ def test_available_now_reads_what_is_there_in_bounded_batches_and_a_lost_commit_
         40,
         20,
     ]
-    source = json.loads(query.lastProgress.json)["sources"][0]
-    assert source["latestOffset"] == {topic.name: {"0": 900, "1": 100}}
+    if PROGRESS_HAS_LATEST_OFFSETS:
+        source = json.loads(query.lastProgress.json)["sources"][0]
+        assert source["latestOffset"] == {topic.name: {"0": 900, "1": 100}}
 
     before = dict(streams.batches)
     for entry in (streams.checkpoint / "commits").glob("*2*"):
@@ -143,3 +89,20 @@ def test_a_running_stream_finds_new_partitions_and_shows_its_lag_as_a_group(
     assert "the topic was deleted, or is not subscribed to any more. Create it again" in str(
         query.exception()
     )
+
+
+@pytest.mark.full
+def test_no_batch_exceeds_the_limit_whatever_the_trigger_and_the_version(
+    streams: Streams, broker_process: ServedBroker, topic_name: Callable[[str], str]
+) -> None:
+    """Spark 4.1 runs one batch of a Python source with Trigger.AvailableNow, and passes no limit."""
+    topic = Topic(broker_process, topic_name("in"), 2)
+    topic.fill(900)
+    runs = 0
+    while streams.read() != pairs(900):
+        query = streams.start(topic, {"availableNow": True}, maxOffsetsPerTrigger="400")
+        assert query.awaitTermination(scaled(DEADLINE_S))
+        runs += 1
+        assert len(streams.batches) >= runs, "a query that reads nothing"
+    assert [len(batch) for batch in streams.batches.values()] == [400, 400, 100]
+    assert runs == (1 if HAS_ADMISSION_CONTROL else 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import TopicRecreated
-from mansio.spark.jobs import progress_listener
+from mansio.spark.jobs import progress_listener, run
 from mansio.spark.jobs.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
@@ -22,6 +22,7 @@ from mansio.spark.jobs.run import batch_lag, failure_reason
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -147,14 +148,22 @@ def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
     return made
 
 
-def test_lag_is_what_was_there_and_not_read_over_all_sources() -> None:
-    assert (
-        batch_lag(
-            progress(('{"t": {"0": 5}}', '{"t": {"0": 9, "1": 4}}'), ('{"u": {"0": 1}}', '{"u": {"0": 1}}'))
-        )
-        == 8
-    )
-    assert batch_lag(progress(("3", "4"))) is None, "some other source"
+@pytest.mark.parametrize("reported", [True, False], ids=["from the progress", "from the brokers"])
+def test_lag_is_what_was_there_and_not_read_over_all_sources(
+    monkeypatch: pytest.MonkeyPatch, reported: bool
+) -> None:
+    """The progress of Spark 4.1 has the end of the batch where later versions have the end of the topics."""
+    monkeypatch.setattr(run, "PROGRESS_HAS_LATEST_OFFSETS", reported)
+    ends = {("t", 0): 9, ("t", 1): 4, ("u", 0): 1}
+
+    def latest(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        assert not reported
+        return {partition: ends[partition] for partition in partitions}
+
+    done = '{"t": {"0": 5, "1": 0}}'
+    seen = '{"t": {"0": 9, "1": 4}}' if reported else done
+    assert batch_lag(progress((done, seen), ('{"u": {"0": 1}}', '{"u": {"0": 1}}')), latest) == 8
+    assert batch_lag(progress(("3", "4")), latest) is None, "some other source"
 
 
 def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.offsets import CommittedOffset, commit_offsets
 from mansio.spark.source.offsets import FIRST_BATCH_START
+from mansio.spark.spark_versions import parse_progress_offsets
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
@@ -135,10 +135,7 @@ def offsets_in(text: str | None) -> dict[TopicPartition, int]:
     """Parse the offsets that Mansio's source and Spark's Kafka source report, such as `{"topic": {"0": 5}}`. Empty for
     the text of another source.
     """
-    try:
-        found = json.loads(text or "null")
-    except ValueError:
-        return {}
+    found = parse_progress_offsets(text)
     if not isinstance(found, dict):
         return {}
     offsets = {}

@@ -23,26 +23,27 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from mansio.errors import ConfigError, MansioError
 from mansio.logs import fields
-from mansio.spark.jobs.checkpoint import (
-    CheckpointBinding,
-    bind_checkpoint,
-    checkpoint_directory,
-    completed_batch,
-)
+from mansio.net.offsets import READ_COMMITTED
+from mansio.spark.jobs.checkpoint import CheckpointBinding, HadoopDirectory, bind_checkpoint, completed_batch
 from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
+from mansio.spark.source.offsets import latest_offsets
+from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from mansio.spark.jobs.checkpoint import CheckpointDirectory
+    from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
+    from mansio.wire.topic_partition import TopicPartition
+
+    LatestOffsets = Callable[[Iterable[TopicPartition]], Offsets]
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +144,12 @@ def run_pipeline(
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
-    checkpoint = checkpoint_directory(spark, job.checkpoint)
+    checkpoint = HadoopDirectory(spark, job.checkpoint)
     bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
     listener = ProgressListener(job.name, job.bootstrap_servers)
     _publish_completed_batch(checkpoint, listener)
     spark.streams.addListener(listener)
-    reporter = _ProgressReporter(report)
+    reporter = _ProgressReporter(report, _latest_offsets_of(sync_client(job.bootstrap_servers)))
     try:
         for _ in range(RESTARTS_MAX):
             try:
@@ -161,7 +162,7 @@ def run_pipeline(
         listener.close()
 
 
-def _publish_completed_batch(checkpoint: CheckpointDirectory, listener: ProgressListener) -> None:
+def _publish_completed_batch(checkpoint: HadoopDirectory, listener: ProgressListener) -> None:
     """Commit the offsets of the last complete batch for the pipeline's group: a run that was killed between the end of
     this batch and its commit left the group behind. Without records to process, Spark reports no progress that would
     correct it.
@@ -195,6 +196,8 @@ class _PipelineInputs:
             "startingOffsets": job.starting_offsets,
             "pipeline": job.name,
         }
+        if job.stops_when_caught_up:
+            chosen["stopAtLatest"] = "true"
         if job.records_max is not None:
             chosen["maxOffsetsPerTrigger"] = str(job.records_max)
         chosen |= job.options | {name: str(value) for name, value in options.items()}
@@ -215,8 +218,11 @@ def to_record_columns(frame: DataFrame) -> DataFrame:
 
 
 def _start_query(job: PipelineJob, result: DataFrame) -> StreamingQuery:
+    writer = _writer(job, result)
     try:
-        return _writer(job, result).start()
+        if job.stops_when_caught_up:
+            return start_available_now(writer)
+        return writer.trigger(processingTime=f"{round(job.trigger_s * 1000)} milliseconds").start()
     except PySparkException as error:
         raise PipelineFailed(failure_reason(str(error))) from error
 
@@ -230,12 +236,7 @@ def _writer(job: PipelineJob, result: DataFrame) -> DataStreamWriter:
         )
     else:
         writer = result.writeStream.format("parquet").option("path", job.table)
-    writer = (
-        writer.queryName(job.name).outputMode(job.output_mode).option("checkpointLocation", job.checkpoint)
-    )
-    if job.stops_when_caught_up:
-        return writer.trigger(availableNow=True)
-    return writer.trigger(processingTime=f"{round(job.trigger_s * 1000)} milliseconds")
+    return writer.queryName(job.name).outputMode(job.output_mode).option("checkpointLocation", job.checkpoint)
 
 
 def _report_until_end(
@@ -284,12 +285,13 @@ def stop_after_batch(query: StreamingQuery) -> None:
 class _ProgressReporter:
     """Reports each batch of a query once, and counts batches and records."""
 
-    def __init__(self, report: Callable[[BatchProgress], None]) -> None:
+    def __init__(self, report: Callable[[BatchProgress], None], latest: LatestOffsets) -> None:
         self.batches = 0
         self.records = 0
         self.lag: int | None = None
         self.last: StreamingQueryProgress | None = None
         self._report = report
+        self._latest = latest
         self._batch = -1
 
     def report_new(self, query: StreamingQuery) -> None:
@@ -301,7 +303,7 @@ class _ProgressReporter:
             if one.batchId <= self._batch and (self.last is None or one.timestamp <= self.last.timestamp):
                 continue
             is_batch = one.batchId > self._batch and "addBatch" in one.durationMs
-            self.last, self.lag = one, batch_lag(one)
+            self.last, self.lag = one, batch_lag(one, self._latest)
             if is_batch:
                 self._batch = one.batchId
                 self.batches += 1
@@ -310,16 +312,30 @@ class _ProgressReporter:
                 self._report(BatchProgress(one.batchId, one.numInputRows, seconds, self.lag))
 
 
-def batch_lag(progress: StreamingQueryProgress) -> int | None:
-    """Number of records that existed when the batch was planned and that are not read yet; None if no source reports
-    its latest offsets.
+def batch_lag(progress: StreamingQueryProgress, latest: LatestOffsets) -> int | None:
+    """Number of records that exist and that are not read yet; None if it is unknown. `latest` is called if the progress
+    does not contain the end offsets that the source saw when it planned the batch.
     """
     lag: int | None = None
     for source in progress.sources:
-        done, latest = offsets_in(source.endOffset), offsets_in(source.latestOffset)
-        if latest:
-            lag = (lag or 0) + sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
+        done = offsets_in(source.endOffset)
+        ends = offsets_in(source.latestOffset) if PROGRESS_HAS_LATEST_OFFSETS else latest(done)
+        if ends:
+            lag = (lag or 0) + sum(max(0, end - done.get(partition, 0)) for partition, end in ends.items())
     return lag
+
+
+def _latest_offsets_of(client: SyncClient) -> LatestOffsets:
+    """The function that requests end offsets; it returns nothing if the brokers do not answer."""
+
+    def latest(partitions: Iterable[TopicPartition]) -> Offsets:
+        try:
+            return latest_offsets(client, partitions, READ_COMMITTED)
+        except MansioError as error:
+            logger.warning("pipeline_lag_unknown", extra=fields(error=error.message))
+            return {}
+
+    return latest
 
 
 def failure_reason(text: str) -> str:

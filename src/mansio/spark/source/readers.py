@@ -12,7 +12,8 @@ Invariants:
 * The same start and end offsets always plan the same records, so a repeated batch reads the same records. This includes
   the first batch: Spark does not store its start, so its end offsets contain the start (`FIRST_BATCH_START`).
 * A partition that is added while the query runs is read from its beginning.
-* With Trigger.AvailableNow the query reads up to the end offsets at its start, and then terminates.
+* With Trigger.AvailableNow the query reads up to the end offsets at its start, and then terminates. With `stopAtLatest`
+  it does not read further, whatever the trigger.
 """
 
 from __future__ import annotations
@@ -22,13 +23,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
 from mansio.net.metadata import NO_TOPIC_ID
@@ -50,6 +44,14 @@ from mansio.spark.source.offsets import (
     resolve_ranges,
 )
 from mansio.spark.source.read_plan import OffsetRange, TaskRange, limit_offsets, plan_ranges
+from mansio.spark.spark_versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+    adapt_stream_reader,
+)
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
 
@@ -148,6 +150,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ConfigError(
                 f"a topic is read by rows, so the limit {type(limit).__name__} is not supported"
             )
+        if self._options.stops_at_latest and self._target is None:
+            self.prepareForTriggerAvailableNow()
         done = offsets_from_json(start)
         begin, latest, restarted = self._plan_bounds(done)
         self._publish({partition: offset for partition, offset in done.items() if partition in self._latest})
@@ -375,9 +379,10 @@ class RangeSource(DataSource):
         """The Spark schema of a row: the fields of `TaskRange`."""
         return TASK_RANGE_SCHEMA
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: ARG002  # as Spark calls it
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002  # as Spark calls it
         """The reader of a streaming query. Raises `ConfigError` for an invalid option."""
-        return StreamReader(SourceOptions.parse(self.options, streaming=True), (), read=_range_row)
+        options = SourceOptions.parse(self.options, streaming=True)
+        return adapt_stream_reader(StreamReader(options, (), read=_range_row))
 
 
 def _range_row(
