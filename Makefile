@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve quick test full check lint format dist bench bench-peers bench-spark nightly clean \
-	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-suites nightly-pythons nightly-peers
+	nightly-tests nightly-simulated nightly-spark nightly-spark-versions nightly-soak nightly-suites nightly-pythons \
+	nightly-peers
 
 help:
 	@echo "make demo      what Mansio guarantees, proved with 336,776 flights; ARGS=--no-spark: without the Spark chapter"
@@ -27,7 +28,7 @@ help:
 	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -suites, -pythons, -peers"
+	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -spark-versions, -soak, -suites, -pythons, -peers"
 	@echo "make dist      the wheel and the source distribution of this version, in dist/"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
@@ -152,7 +153,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 # Parts that run one after the other and can be run alone; each adds its counts to .nightly/counts. The simulated histories
 # take about two hours on two cores. The soak runs alone, because it measures drift.
 NIGHT := $(PYTEST) --tier nightly --durations 30 --timeout 7200
-NIGHT_PARTS := tests simulated spark soak suites pythons peers
+NIGHT_PARTS := tests simulated spark spark-versions soak suites pythons peers
 
 nightly: setup check
 	@rm -rf .nightly; failed=0; \
@@ -172,6 +173,19 @@ $(NIGHT_TESTS): setup
 	@mkdir -p .nightly; failed=0; \
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
 	PYTHONPATH=tests $(BIN)/python -m support.nightly_counts; \
+	exit $$failed
+
+# The Spark tests with each older version of Spark that is supported, in an environment of its own (about 1 GB).
+SPARK_VERSIONS := 4.1 4.2
+
+nightly-spark-versions: setup
+	@failed=0; \
+	for version in $(SPARK_VERSIONS); do \
+		echo "Spark $$version"; directory=.nightly/spark-$$version; \
+		tools/spark_venv.sh $$version $$directory \
+			&& $$directory/bin/python -m pytest --tier full --durations 10 -n0 -p no:randomly -m spark \
+				tests/system/spark tests/nightly/spark/test_declarative.py $(ARGS) || failed=1; \
+	done; \
 	exit $$failed
 
 # Test suites of other projects, compared with what is expected of them; ARGS='--write sarama': one, and its results recorded.
