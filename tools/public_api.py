@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MODULES = ("mansio", "mansio.blocking", "mansio.errors", "mansio.spark", "mansio.spark.functions")
+MODULES = (
+    "mansio",
+    "mansio.blocking",
+    "mansio.errors",
+    "mansio.spark",
+    "mansio.spark.functions",
+    "mansio.testing",
+)
 
 PUBLIC_MEMBERS = {
     "ArchiveTable": {"iceberg", "name", "topic", "topic_id"},
@@ -28,7 +35,7 @@ PUBLIC_MEMBERS = {
 }
 """Classes that users mostly pass on; their other members serve the Spark jobs and are private."""
 
-CONSTRUCTED = {"EmbeddedBroker"}
+CONSTRUCTED = {"EmbeddedBroker", "TestBroker"}
 """Classes with an `__init__` of their own that users call; objects of the others come from methods."""
 
 SYNTAX = {

@@ -3,6 +3,27 @@
 from __future__ import annotations
 
 import re
+from typing import Final, NamedTuple
+
+from support.paths import ROOT
+
+EXAMPLE: Final = re.compile(
+    r"^<!-- example: (?P<name>\S+) -->\n```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+class Example(NamedTuple):
+    """A marked block of a document."""
+
+    name: str
+    language: str
+    code: str
+
+
+def examples(document: str) -> dict[str, Example]:
+    """The marked examples of a document, in their order."""
+    text = (ROOT / document).read_text()
+    return {match["name"]: Example(**match.groupdict()) for match in EXAMPLE.finditer(text)}
 
 
 def metrics_of_a_cluster(operations: str) -> set[str]:

@@ -117,7 +117,8 @@ class Client:
         timestamp_ms: int | datetime | None = None,
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
-        return await self._default_producer().publish(
+        producer = self._producer or self._default_producer()
+        return await producer.publish(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 

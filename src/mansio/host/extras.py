@@ -22,6 +22,7 @@ EXTRAS: Final = {
     "protobuf": ("google.protobuf",),
     "jsonschema": ("jsonschema",),
     "cluster": ("grpc", "google.protobuf"),
+    "testing": ("pytest",),
 }
 """The modules that each extra of `pip install 'mansio[EXTRA]'` installs. The extra `all`, not listed, installs all."""
 DISTRIBUTION_NAMES: Final = {"grpc": "grpcio", "google.protobuf": "protobuf"}

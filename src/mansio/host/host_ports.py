@@ -22,3 +22,6 @@ class HostPorts(NamedTuple):
     recompression_thread: Background
     boot_id: str = ""
     """Identifies the boot of the machine; "" if unknown."""
+    session_clock: Clock | None = None
+    """Clock for the sessions of group members, if it is not `clock`: a test broker can advance its clock without
+    them."""

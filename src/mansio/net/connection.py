@@ -89,6 +89,8 @@ class Connection(asyncio.BufferedProtocol):
         self.options = options
         self.versions: Mapping[int, tuple[int, int]] = {}
         """Versions supported by the broker: API key -> (lowest, highest)."""
+        self.closed = False
+        """Whether the connection was closed or lost."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(options.frame_bytes_max)
@@ -130,11 +132,6 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests --------
 
     @property
-    def closed(self) -> bool:
-        """Whether the connection was closed or lost."""
-        return self._failure is not None
-
-    @property
     def in_flight(self) -> int:
         """Number of requests that were sent and have no response yet."""
         return self._in_flight
@@ -142,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
         """The highest version of an API, up to `highest`, that both the broker and this client support. Raises
         `UnsupportedVersion` if there is none."""
-        ours = SUPPORTED_APIS[ApiKey(api_key)]
+        ours = SUPPORTED_APIS[api_key]  # type: ignore[index]  # an IntEnum equals its number
         theirs = self.versions.get(api_key)
         if theirs is None:
             raise UnsupportedVersion(f"{self._name} does not support {ours.key.name}")
@@ -191,14 +188,15 @@ class Connection(asyncio.BufferedProtocol):
         waiter: Waiter,
         *,
         timeout_ms: float | None = None,
+        now: float | None = None,
     ) -> None:
         """Send or queue an encoded request, in the order of the calls, and return; `waiter` receives the response
-        frame."""
-        if self._failure is not None:
+        frame. `now`: time of the event loop at which the timeout begins, if the caller has read it already."""
+        if self.closed:
             raise ConnectionLost(str(self._failure))
-        deadline = (
-            self._loop.time() + (self.options.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        )
+        deadline = (self._loop.time() if now is None else now) + (
+            self.options.request_timeout_ms if timeout_ms is None else timeout_ms
+        ) / 1000
         self._waiting[correlation_id] = (waiter, deadline)
         self._earliest_timer.set(deadline)
         if self._backlog or self._paused or self._in_flight >= self.options.in_flight_requests_max:
@@ -236,7 +234,14 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         try:
             for frame in self._reader.buffer_updated(nbytes):
-                self._answer(headers.read_correlation_id(frame), frame)
+                correlation_id = headers.read_correlation_id(frame)
+                waiting = self._waiting.pop(correlation_id, None)
+                if waiting is None:
+                    raise ConnectionLost(f"a response without a request (correlation id {correlation_id})")
+                self._in_flight -= 1
+                waiter = waiting[0]
+                if not waiter.done():
+                    waiter.set_result(cast("bytes", frame) if self.options.frames_are_views else bytes(frame))
         except MansioError as error:
             self._fail(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
         if self._backlog:
@@ -304,15 +309,6 @@ class Connection(asyncio.BufferedProtocol):
             assert self._transport is not None  # `open` returns connected connections only
             self._transport.writelines(buffers)
 
-    def _answer(self, correlation_id: int, frame: memoryview) -> None:
-        waiting = self._waiting.pop(correlation_id, None)
-        if waiting is None:
-            raise ConnectionLost(f"a response without a request (correlation id {correlation_id})")
-        self._in_flight -= 1
-        waiter = waiting[0]
-        if not waiter.done():
-            waiter.set_result(cast("bytes", frame) if self.options.frames_are_views else bytes(frame))
-
     def _check_deadlines(self) -> None:
         now = self._loop.time()
         expecting = [(waiter, deadline) for waiter, deadline in self._waiting.values() if not waiter.done()]
@@ -327,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
     def _fail(self, failure: MansioError) -> None:
         if self._failure is not None:
             return
-        self._failure = failure
+        self._failure, self.closed = failure, True
         self._earliest_timer.cancel()
         waiting, self._waiting = self._waiting, {}
         self._backlog.clear()

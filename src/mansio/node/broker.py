@@ -4,7 +4,8 @@ Start: lock the data directory, open the metadata store (a file, or etcd), recov
 in a cluster, register under the advertised address. Stop: transfer leaderships, stop listening, respond to requests in
 progress, end the session, flush all logs, close. If a step of the start fails, the steps before it are undone.
 
-This module creates the real implementations of `mansio.ports`; `broker_runtime` composes the other parts of a broker.
+`process_host` creates the real implementations of `mansio.ports`; `broker_runtime` composes the other parts of a
+broker.
 """
 
 from __future__ import annotations
@@ -12,33 +13,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.api.kafka.server.limits import ServerLimits
 from mansio.api.kafka.server.listener import KafkaServer
 from mansio.broker.maintenance.data_dir_format import claim_data_dir_format
-from mansio.broker.maintenance.data_dir_mode import SINGLE_NODE_FILE_NAME, check_data_dir_mode
+from mansio.broker.maintenance.data_dir_mode import check_data_dir_mode
 from mansio.config.cluster import WILDCARD_HOSTS
 from mansio.config.settings import Address
 from mansio.host import file_descriptors
-from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.clock import HostClock, HostRandom, boot_id
-from mansio.host.disk import HostDisk
-from mansio.host.host_ports import HostPorts
-from mansio.host.threads import BackgroundThread
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
-from mansio.metadata.sqlite.store import SqliteStore
 from mansio.node.broker_runtime import BrokerRuntime
+from mansio.node.process_host import ProcessHost
 from mansio.node.schema_preload import SchemaPreload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.api.kafka.server.listener import Intercept
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.node.cluster_member import ClusterMember
-    from mansio.ports import Background
+    from mansio.node.process_host import BrokerHost
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +46,20 @@ IDLE_MS_UNLIMITED = 1 << 50
 class Broker:
     """A broker with its listener. `start` and `stop` are called once each, on the same running event loop."""
 
-    def __init__(self, settings: Settings, *, warm_up: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        warm_up: bool = False,
+        open_host: Callable[[asyncio.AbstractEventLoop, AsyncExitStack], BrokerHost] | None = None,
+        intercept: Intercept | None = None,
+    ) -> None:
         """`warm_up`: compile the schemas of Kafka messages on a thread (`SchemaPreload`), so that first requests do not
-        wait for it."""
+        wait for it. `open_host`: opens the host of this broker and pushes what closes it, by default the operating
+        system (`ProcessHost`). `intercept`: see `KafkaServer`."""
         self.settings = settings
+        self._open_host = open_host or ProcessHost
+        self._intercept = intercept
         self._schema_preload = warm_up
         self.listener_address = Address("", 0)
         self._stack = AsyncExitStack()
@@ -98,25 +106,12 @@ class Broker:
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
         loop = asyncio.get_running_loop()
-        scheduler = AsyncioScheduler(loop)
-        disk = HostDisk()
-        stack.callback(disk.close)
+        host = self._open_host(loop, stack)
+        host_ports, disk, scheduler = host.ports, host.ports.disk, host.ports.scheduler
         disk.make_directory(settings.data_dir)
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
         check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
         claim_data_dir_format(disk, settings.data_dir)
-        host_ports = HostPorts(
-            disk,
-            HostClock(),
-            HostRandom(),
-            scheduler,
-            sync_thread=_start_thread(stack, scheduler, "mansio-sync"),
-            file_thread=_start_thread(stack, scheduler, "mansio-files"),
-            compaction_thread=_start_thread(stack, scheduler, "mansio-compaction"),
-            verification_thread=_start_thread(stack, scheduler, "mansio-verify"),
-            recompression_thread=_start_thread(stack, scheduler, "mansio-recompress"),
-            boot_id=boot_id(),
-        )
         store: MetadataStore
         if settings.clustered:
             from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does not
@@ -125,13 +120,12 @@ class Broker:
                 settings, host_ports, stack
             )
         else:
-            path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
-            store = await _open_store(path, host_ports.file_thread, scheduler)
+            store = await host.open_store(settings)
             stack.push_async_callback(store.close)
             state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
         runtime = BrokerRuntime(settings, host_ports, store, state, self._cluster_member)
         self._service = runtime.service
-        await runtime.open(stack, scheduler.close)
+        await runtime.open(stack, host.close_scheduler)
         if self._cluster_member is not None:
             stack.push_async_callback(self._cluster_member.leave)
         await self._listen(runtime, loop)
@@ -145,7 +139,9 @@ class Broker:
 
     async def _listen(self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop) -> None:
         settings, service = self.settings, runtime.service
-        server = KafkaServer(service, _limits(runtime.settings, len(service.partitions)), loop)
+        server = KafkaServer(
+            service, _limits(runtime.settings, len(service.partitions)), loop, self._intercept
+        )
         runtime.broker_configs.on_change(
             lambda _, effective: server.use_limits(_limits(effective, len(service.partitions)))
         )
@@ -176,26 +172,3 @@ def _limits(settings: Settings, partitions: int) -> ServerLimits:
         max_connections_per_ip=settings.max_connections_per_ip,
         idle_ms_max=settings.connections_max_idle_ms or IDLE_MS_UNLIMITED,
     )
-
-
-def _start_thread(stack: AsyncExitStack, scheduler: AsyncioScheduler, name: str) -> BackgroundThread:
-    thread = BackgroundThread(scheduler.call_from_thread, name=name)
-    stack.callback(thread.close)
-    return thread
-
-
-async def _open_store(path: str, thread: Background, scheduler: AsyncioScheduler) -> SqliteStore:
-    """Open the metadata file on `thread`, because flushes of a new file, or reading an existing one, take time."""
-    promise = scheduler.promise()
-
-    def done(store: SqliteStore | None, error: BaseException | None) -> None:
-        if promise.done():  # the start was cancelled
-            return
-        if error is None:
-            promise.set_result(store)
-        else:
-            promise.set_exception(error)
-
-    thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
-    store: SqliteStore = await promise
-    return store

@@ -227,7 +227,7 @@ class BrokerRuntime:
         state.on_change(topic_resolver.update)
         groups = GroupCoordinator(
             settings=group_settings(settings),
-            clock=host_ports.clock,
+            clock=host_ports.session_clock or host_ports.clock,
             scheduler=host_ports.scheduler,
             random=host_ports.random,
             create_topic=partial(

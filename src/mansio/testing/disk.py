@@ -38,9 +38,11 @@ class FileChange(NamedTuple):
 class Inode:
     """One file: its durable bytes, its bytes as reads see them (`content`), and the changes that are not durable."""
 
-    __slots__ = ("content", "durable", "occupied", "pending", "unsyncable")
+    __slots__ = ("content", "durable", "is_tracked", "occupied", "pending", "unsyncable")
 
-    def __init__(self, durable: bytes = b"") -> None:
+    def __init__(self, durable: bytes = b"", *, is_tracked: bool = True) -> None:
+        """`is_tracked` False: what is durable is not recorded."""
+        self.is_tracked = is_tracked
         self.durable = durable
         self.content = bytearray(durable)
         self.occupied = len(durable)  # bytes of the disk; holes occupy none
@@ -54,7 +56,8 @@ class Inode:
         self.occupied = (
             min(self.occupied, position) if data is None else max(self.occupied, position + len(data))
         )
-        self.pending.append(change)
+        if self.is_tracked:
+            self.pending.append(change)
 
     def sync(self) -> None:
         if not self.pending:
@@ -265,10 +268,18 @@ class SimulatedDisk:
     `calls`: number of calls that may fail, so far. `fail_call` lets one of them fail; `fail_when` is called with
     operation and path of each and returns an error number or None. `on_change`: called after every change of what is
     stored or durable, so that a crash test can take a crash image. `modified_ms_by_path`: results of `modified_ms`,
-    which only tests set. `can_sync_all` False simulates a system without syncfs.
+    which only tests set. `can_sync_all` False simulates a system without syncfs. `is_crash_simulated` False: writes are
+    durable at once, so that a sync costs nothing, and there are no crash images.
     """
 
-    def __init__(self, *, can_sync_all: bool = True, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        can_sync_all: bool = True,
+        capacity_bytes: int = CAPACITY_BYTES,
+        is_crash_simulated: bool = True,
+    ) -> None:
+        self._is_crash_simulated = is_crash_simulated
         self._directories: dict[str, Directory] = {"": Directory(), "/": Directory()}
         self._can_sync_all = can_sync_all
         self.capacity_bytes = capacity_bytes
@@ -359,7 +370,7 @@ class SimulatedDisk:
         if inode is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            inode = Inode()
+            inode = Inode(is_tracked=self._is_crash_simulated)
             directory.change({name: inode})
             self.report_change()
         return SimulatedFile(self, path, inode, writable=True)

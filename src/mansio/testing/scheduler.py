@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
+    from mansio.ports import Scheduler
+
 T = TypeVar("T")
 
 WALL_START_MS = 1_700_000_000_000
@@ -337,7 +339,7 @@ class SimulatedBackground:
     """Background worker that runs one job at a time (port `Background`). A job takes effect when it starts and
     completes after `latency_ms`; changes made in between are not part of it."""
 
-    def __init__(self, scheduler: SimulatedScheduler, latency_ms: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, latency_ms: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._latency_ms = latency_ms
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()

@@ -33,6 +33,7 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.host.platforms",
         "mansio.spark",
         "mansio.spark.session",
+        "mansio.spark.session.addresses",
         "mansio.spark.session.java",
         "mansio.spark.session.temp_dirs",
         "mansio.spark.data_source",

@@ -5,22 +5,40 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyspark
 
-from mansio.spark.session import COMMON_SETTINGS, session_settings, use_symlinked_spark_home
+from mansio.spark.session import (
+    CLUSTER_SETTINGS,
+    COMMON_SETTINGS,
+    session_settings,
+    use_symlinked_spark_home,
+)
 from support.machine import scaled
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
-def test_cluster_decides_about_its_machines_and_we_only_about_what_source_and_sink_rely_on() -> None:
-    told = session_settings("spark://head:7077", "x")
-    assert told == {"spark.master": "spark://head:7077", "spark.app.name": "x", **COMMON_SETTINGS}
+def test_cluster_session_is_as_quiet_as_a_local_one_and_keeps_the_users_settings_of_the_jvm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dmine=1")
+    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    found = session_settings("spark://head:7077", "x")
+    expected = {"spark.master": "spark://head:7077", "spark.app.name": "x", **COMMON_SETTINGS}
+    assert found == {**expected, **CLUSTER_SETTINGS}
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable, "planning runs it on the driver"
+    mine, logging = os.environ["SPARK_SUBMIT_OPTS"].split()
+    assert mine == "-Dmine=1"
+    assert "rootLogger.level = error" in Path(logging.partition("=")[2]).read_text()
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Dlog4j2.configurationFile=mine")
+    session_settings("yarn", "x")
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-Dlog4j2.configurationFile=mine"
 
 
 def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from support.documents import Example, examples
 from support.machine import scaled
 from support.paths import ROOT, TOOLS, free_port, required_tool
 from support.waiting import wait_until
@@ -22,29 +23,14 @@ from support.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXAMPLE = re.compile(
-    r"^<!-- example: (?P<name>\S+) -->\n```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
-)
 EXAMPLE_DEADLINE_S = 60
 README_LINES_MAX = 150
 BOOTSTRAP = "127.0.0.1:9092"
 
 
-class Example(NamedTuple):
-    name: str
-    language: str
-    code: str
-
-
 class Outcome(NamedTuple):
     code: int
     output: str
-
-
-def examples(document: str) -> dict[str, Example]:
-    """The marked examples of a document, in their order."""
-    text = (ROOT / document).read_text()
-    return {match["name"]: Example(**match.groupdict()) for match in EXAMPLE.finditer(text)}
 
 
 class Bench:

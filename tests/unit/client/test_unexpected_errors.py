@@ -9,7 +9,7 @@ import pytest
 
 from mansio.client.consumer.fetcher import Fetcher, FetchOptions, FetchRequest, PartitionState
 from mansio.client.leader_cache import LeaderCache
-from mansio.client.producer.produce_request import PendingRequest, RequestWriter
+from mansio.client.producer.produce_request import RequestWriter
 from mansio.client.producer.sender import Sender
 from mansio.client.types import TopicPartition
 from mansio.errors import ClientFailed, UnknownTopicOrPartition
@@ -48,7 +48,7 @@ PLACES = [
     (LeaderCache, "find"),
     (Sender, "_take_batch"),
     (Sender, "_start_request"),
-    (PendingRequest, "set_encoding"),
+    (RequestWriter, "existing_connection"),
     (RequestWriter, "send"),
     (Sender, "_handle_result"),
     (Sender, "_update_queue"),

@@ -2,7 +2,7 @@
 
 Checks Python and its build, the packages of each extra, the default ports, the flush time of the data directory's disk,
 limits of the process, Java, etcd, and whether a broker answers. Changes nothing but one temporary file, which the flush
-check writes and removes. `mansio data check DIR` examines stored data.
+check writes and removes. With `--spark`, checks a Spark cluster instead. `mansio data check DIR` examines stored data.
 
 Exit codes: 0 no problem, 1 at least one problem. A missing optional part is a note, not a problem.
 """
@@ -74,13 +74,44 @@ def doctor(
             help="Brokers that must answer; without it, 127.0.0.1:9092 may be unreachable.",
         ),
     ] = "",
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark",
+            help="Check only a Spark cluster (--master or --remote): Python and packages on every worker, and whether"
+            " the workers reach the brokers (--bootstrap-servers) and see the directories (--shared).",
+        ),
+    ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master", envvar="MANSIO_SPARK_MASTER", metavar="URL", help="Spark master, for --spark."
+        ),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote", envvar="SPARK_REMOTE", metavar="URL", help="Spark Connect server, for --spark."
+        ),
+    ] = None,
+    shared: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shared",
+            metavar="DIR",
+            help="Directory that driver and workers must share, for --spark; repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Check the environment: Python, extras, ports, flush time of the disk, Java, etcd, and the broker.
 
     Exit code 0: no problem; 1: at least one. Missing optional parts are notes. `mansio data check DIR` examines stored
     data.
     """
-    checks = list(_checks(data, bootstrap_servers))
+    if spark:
+        checks = check_spark(master, remote, bootstrap_servers, tuple(shared or ()))
+    else:
+        checks = list(_checks(data, bootstrap_servers))
     if output is Output.JSON:
         show_json([asdict(check) for check in checks])
     else:
@@ -251,6 +282,33 @@ def check_broker(bootstrap_servers: str) -> Check:
         return Check("broker", Status.PROBLEM if bootstrap_servers else Status.NOTE, error.message)
     plural = "" if brokers == 1 else "s"
     return Check("broker", Status.OK, f"{address}: cluster {cluster_id}, {brokers} broker{plural}")
+
+
+def check_spark(
+    master: str | None, remote: str | None, bootstrap_servers: str, shared: tuple[str, ...]
+) -> list[Check]:
+    """Start a session on a Spark cluster and check it, as the commands of `mansio pipeline` do before a job."""
+    from mansio.cli.support.common import usage_error
+
+    if (master is None) == (remote is None):
+        usage_error("give one of them with --spark", "--master / --remote")
+    from mansio.spark.cluster.check import check_cluster
+    from mansio.spark.cluster.problems import SharedDirectory
+    from mansio.spark.session import session
+
+    running = session(master, "mansio doctor", remote=remote)
+    directories = [SharedDirectory("directory", location, "--shared") for location in shared]
+    found = check_cluster(running, bootstrap_servers or None, directories)
+    if not found.workers and not found.problems:
+        return [Check("Spark", Status.OK, f"{master} runs on this machine only: nothing to check")]
+    checks = [Check(one.where, Status.PROBLEM, f"{one.what}. {one.remedy}") for one in found.problems]
+    for worker in found.workers:
+        versions = ", ".join(
+            f"{name} {worker.versions[name]}" for name in worker.versions if worker.versions[name]
+        )
+        detail = f"Python {worker.python}, {versions}" if worker.python else "no usable Python"
+        checks.append(Check(f"worker {worker.host}", Status.OK if worker.python else Status.PROBLEM, detail))
+    return checks
 
 
 def _distribution(module: str) -> str:

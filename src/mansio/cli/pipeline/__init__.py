@@ -12,14 +12,19 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from collections.abc import MutableMapping
+import sys
+from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from mansio.cli.support.common import print_error, usage_error
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from mansio.spark.cluster.problems import SharedDirectory
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
 
@@ -34,23 +39,75 @@ MasterOption = Annotated[
 ]
 
 
-def start_session(master: str | None, name: str, **settings: str) -> SparkSession:
-    """A Spark session for a command.
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        envvar="SPARK_REMOTE",
+        metavar="URL",
+        help="Spark Connect server, such as sc://host:15002, instead of a master.",
+    ),
+]
+SkipCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-check",
+        help="Start without the check of the cluster (Python, packages, brokers, directories).",
+    ),
+]
+
+
+def start_session(
+    master: str | None,
+    name: str,
+    *,
+    remote: str | None = None,
+    bootstrap_servers: str | None = None,
+    directories: Sequence[SharedDirectory] = (),
+    skip_check: bool = False,
+    **settings: str,
+) -> SparkSession:
+    """A Spark session for a command. On a cluster, brokers and shared directories are checked on every worker; each
+    problem is printed as one line, and the exit code is 1.
 
     Sets PYTHONSAFEPATH, so that Spark's Python workers import nothing from the current directory: a file `random.py`
     there would shadow Python's module.
     """
     from mansio.spark.session import session
 
+    if master is not None and remote is not None:
+        usage_error(f"give one of them: the master is {master}, the server {remote}", "--master / --remote")
     before = os.environ.get(SAFE_PATH_VARIABLE)
     os.environ[SAFE_PATH_VARIABLE] = "1"
     try:
-        return session(master, name, **settings)
+        spark = session(master, name, remote=remote, **settings)
     finally:
         if before is None:
             del os.environ[SAFE_PATH_VARIABLE]
         else:
             os.environ[SAFE_PATH_VARIABLE] = before
+    if not skip_check:
+        _require_cluster(spark, bootstrap_servers, directories)
+    return spark
+
+
+def _require_cluster(
+    spark: SparkSession, bootstrap_servers: str | None, directories: Sequence[SharedDirectory]
+) -> None:
+    from mansio.spark.cluster.check import require_cluster
+    from mansio.spark.cluster.problems import ClusterNotReady
+    from mansio.spark.session.addresses import is_remote
+
+    if not is_remote(spark):
+        return
+    if sys.stderr.isatty():
+        print("checking the cluster", file=sys.stderr, flush=True)
+    try:
+        require_cluster(spark, bootstrap_servers, directories)
+    except ClusterNotReady as error:
+        for problem in error.problems:
+            print_error(problem.line)
+        raise typer.Exit(1) from None
 
 
 class LazyCommandGroup(TyperGroup):

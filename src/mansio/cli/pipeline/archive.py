@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_json
@@ -69,6 +69,8 @@ def archive(
         ),
     ] = OnUnreadable.SUSPEND,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -80,6 +82,7 @@ def archive(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
+    from mansio.spark.cluster.problems import SharedDirectory
     from mansio.spark.jobs.archive import ArchiveJob
     from mansio.spark.jobs.archive import archive as run_archive
 
@@ -97,7 +100,14 @@ def archive(
     )
     stop_signals = StopSignals()
     with stop_signals.handling():
-        spark = start_session(master, f"mansio archive {topic}")
+        spark = start_session(
+            master,
+            f"mansio archive {topic}",
+            remote=remote,
+            bootstrap_servers=bootstrap_servers,
+            directories=[SharedDirectory("warehouse", warehouse, "--warehouse")],
+            skip_check=skip_check,
+        )
         stop_signals.install()
         if not stop_signals():
             _show(run_archive(spark, job, _print_progress, stop_signals), output)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
@@ -26,6 +26,8 @@ def compact(
     ] = None,
     catalog: CatalogOption = None,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Write a table with the latest record of each key of an archive.
@@ -35,7 +37,15 @@ def compact(
     """
     archive = open_archive(topic, warehouse, catalog)
 
-    spark = start_session(master, f"mansio compact {topic}")
+    from mansio.spark.cluster.problems import SharedDirectory
+
+    spark = start_session(
+        master,
+        f"mansio compact {topic}",
+        remote=remote,
+        directories=[SharedDirectory("warehouse", warehouse, "--warehouse")],
+        skip_check=skip_check,
+    )
     from mansio.spark.jobs.compact import compact as run_compaction
 
     report = run_compaction(spark, archive, to or f"{topic}-latest")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table, text_or_base64
 
@@ -36,6 +36,8 @@ def hot_keys(
         str | None, typer.Option("--plot", metavar="FILE", help="Also write the chart to this file, as SVG.")
     ] = None,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -50,7 +52,13 @@ def hot_keys(
 
     partition_count = run(partitions())
 
-    spark = start_session(master, f"mansio hot-keys {topic}")
+    spark = start_session(
+        master,
+        f"mansio hot-keys {topic}",
+        remote=remote,
+        bootstrap_servers=bootstrap_servers,
+        skip_check=skip_check,
+    )
     from mansio.spark.jobs.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
 
     found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, measures_bytes=by_bytes)

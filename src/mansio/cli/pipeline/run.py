@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
@@ -104,6 +104,8 @@ def run(
         typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
     ] = None,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -120,12 +122,25 @@ def run(
     options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
 
+    from mansio.spark.cluster.problems import SharedDirectory
     from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
     load_pipeline_file(file)  # report errors of the file before Spark starts
+    location = checkpoint or os.path.join(os.getcwd(), "checkpoints", called)
+    directories = [SharedDirectory("checkpoint", location, "--checkpoint")]
+    if to_table is not None:
+        directories.append(SharedDirectory("target", to_table, "--to-table"))
     stop_signals = StopSignals()
     with stop_signals.handling():
-        spark = start_session(master, f"mansio pipeline {called}", **settings)
+        spark = start_session(
+            master,
+            f"mansio pipeline {called}",
+            remote=remote,
+            bootstrap_servers=bootstrap_servers,
+            directories=directories,
+            skip_check=skip_check,
+            **settings,
+        )
         stop_signals.install()
 
         from mansio.spark.jobs import run as job
@@ -134,7 +149,7 @@ def run(
             file=file,
             name=called,
             bootstrap_servers=bootstrap_servers,
-            checkpoint=checkpoint or os.path.join(os.getcwd(), "checkpoints", called),
+            checkpoint=location,
             inputs=tuple(topic or ()),
             topic=to,
             table=None if to_table is None else absolute_location(to_table),

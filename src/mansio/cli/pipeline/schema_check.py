@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, show_table
 from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from mansio.spark.jobs.schema_check import CheckReport
 
 CHANGE_COLUMNS = ("from", "to", "path", "breaks", "change")
@@ -61,6 +63,8 @@ def schema_check(
         ),
     ] = Compatibility.FULL,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -74,7 +78,18 @@ def schema_check(
             usage_error("requires a topic and --schema", "--quarantine")
         _check_versions(target, compatibility, output)
     else:
-        _check_records(target, _read_schema(schema), quarantine, master, output, bootstrap_servers)
+        from mansio.host.extras import require_extra
+
+        loaded = _read_schema(schema)
+        require_extra("jsonschema")
+        spark = start_session(
+            master,
+            f"mansio schema-check {target}",
+            remote=remote,
+            bootstrap_servers=bootstrap_servers,
+            skip_check=skip_check,
+        )
+        _check_records(spark, target, loaded, quarantine, output, bootstrap_servers)
 
 
 def _check_versions(directory: str, compatibility: Compatibility, output: Output) -> None:
@@ -120,17 +135,13 @@ def _read_schema(path: str) -> Any:
 
 
 def _check_records(
+    spark: SparkSession,
     topic: str,
     schema: Any,
     quarantine: str | None,
-    master: str | None,
     output: Output,
     bootstrap_servers: str,
 ) -> None:
-    from mansio.host.extras import require_extra
-
-    require_extra("jsonschema")
-    spark = start_session(master, f"mansio schema-check {topic}")
     from mansio.spark.jobs.schema_check import check_topic
 
     report = check_topic(spark, topic, bootstrap_servers, schema, quarantine=quarantine)

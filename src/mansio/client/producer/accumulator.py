@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from mansio.client.types import RecordMetadata
 from mansio.errors import InvalidRecord, MansioError
@@ -245,14 +245,15 @@ class ProducerIdentity(NamedTuple):
 NO_IDENTITY = ProducerIdentity(-1, -1)
 
 
-class LastEncoding(NamedTuple):
-    """Request template and version of the last Produce request of a queue. They are used again for the next request
-    while the connection and the topic's metadata are the same objects."""
+class RequestEncoding(NamedTuple):
+    """Encoding of a Produce request: connection, version and template. The next request of the partition uses it again
+    while the connection is open and the topic's metadata is the same object, and therefore names the same leader."""
 
     connection: Connection
     topic_view: TopicMetadata | None
     version: int
-    template: SinglePartitionProduceCodec
+    template: SinglePartitionProduceCodec | None
+    """None if the general codec encodes the request."""
     topic_names: dict[bytes, str]
     """Topic id -> topic name, for decoding the response."""
 
@@ -293,7 +294,7 @@ class PartitionQueue:
         """Number of batches in flight."""
         self.last_waiter_count: int = 0
         """Number of waiters of the last completed batch."""
-        self.last_encoding: LastEncoding | None = None
+        self.last_encoding: RequestEncoding | None = None
         """Encoding of the last request; only the request writer uses it."""
         self.is_recovering: bool = False
         """Whether batches are sent one at a time, after a failure, until the batches that were in flight are stored."""
@@ -319,12 +320,19 @@ class PartitionQueue:
             self.ready_batches.append(self.open_batch)
             self.open_batch = None
 
-    def assign_sequences(self, batch: Batch) -> None:
-        """Assign sequence numbers to a batch that has none yet."""
+    def take_batch(self) -> Batch:
+        """Remove the next batch, the open one if no other is queued, and return it with its sequence numbers. The queue
+        must not be empty."""
+        if self.ready_batches:
+            batch = self.ready_batches.popleft()
+        else:
+            batch = cast("Batch", self.open_batch)
+            self.open_batch = None
         if batch.base_sequence is None:
             batch.base_sequence = self.next_sequence
             batch.producer_epoch = self.producer_epoch
             self.next_sequence = advance_sequence(self.next_sequence, len(batch.values))
+        return batch
 
     def requeue(self, batch: Batch) -> None:
         """Queue a batch to be sent again, before all batches with later sequence numbers."""

@@ -10,9 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from mansio.client.producer.accumulator import NO_IDENTITY, LastEncoding
+from mansio.client.producer.accumulator import NO_IDENTITY, RequestEncoding
 from mansio.errors import MansioError
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.api_versions import ApiKey
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TOPIC_NAME_VERSION_MAX = 12
 """Highest version of Produce that identifies topics by name; later versions use topic ids (KIP-516)."""
+PRODUCE_CHANNEL = "produce"
+"""Channel of the connections that send Produce requests."""
 TEMPLATES_MAX = 1_000
 """Maximum number of cached request templates, one per topic; a full cache is cleared."""
 
@@ -41,31 +43,26 @@ class PendingRequest:
     """Produce request that waits for its response: a `net.connection.Waiter` that needs no future and no task.
 
     When the request ends, `on_end` is called with the broker's result for each batch (None if the response has no
-    result for it), or with an error.
+    result for it), or with an error. `selected_s`: time of the event loop at which the request was selected to be sent,
+    where its timeout begins.
     """
 
-    __slots__ = ("_is_over", "_on_end", "_template", "_topic_names", "_version", "batches", "node")
+    __slots__ = ("_is_over", "_on_end", "batches", "encoding", "node", "selected_s")
 
     def __init__(
         self,
         node: int,
         batches: list[Batch],
+        selected_s: float,
         on_end: Callable[[PendingRequest, Outcomes, MansioError | None], None],
     ) -> None:
         self.node = node
         self.batches = batches
+        self.selected_s = selected_s
         self._on_end = on_end
         self._is_over = False
-        self._template: SinglePartitionProduceCodec | None = None
-        self._version = 0
-        self._topic_names: dict[bytes, str] = {}
-
-    def set_encoding(
-        self, version: int, topic_names: dict[bytes, str], template: SinglePartitionProduceCodec | None
-    ) -> None:
-        """Set how the request was encoded, which decoding the response needs. `topic_names`: topic id -> topic name;
-        `template`: the request template, None if the general codec encoded the request."""
-        self._version, self._topic_names, self._template = version, topic_names, template
+        self.encoding: RequestEncoding | None = None
+        """How the request is encoded; None until that is decided."""
 
     def ignore_response(self) -> None:
         """End the request; its response is ignored and `on_end` is not called."""
@@ -80,11 +77,11 @@ class PendingRequest:
     def set_result(self, frame: bytes, /) -> None:
         """Decode the response frame and call `on_end`."""
         self._is_over = True
-        if self._template is not None:
+        encoding = self.encoding
+        if encoding is not None and encoding.template is not None:
             batch = self.batches[0]
-            stored = self._template.decode_success(batch.queue.partition, frame)
-            if stored is not None:
-                result = produce.PartitionResult(batch.queue.partition, 0, *stored)
+            result = encoding.template.decode_success(batch.queue.partition, frame)
+            if result is not None:
                 self._on_end(self, ((batch, result),), None)
                 return
         try:
@@ -100,10 +97,12 @@ class PendingRequest:
         self._on_end(self, (), exception)
 
     def _decode_outcomes(self, frame: bytes) -> Outcomes:
+        assert self.encoding is not None  # a request is encoded before it is sent
+        _, _, version, _, topic_names = self.encoding
         expected = {(batch.queue.topic, batch.queue.partition): batch for batch in self.batches}
         outcomes: list[tuple[Batch, produce.PartitionResult | None]] = []
-        for name, topic_id, results in produce.decode_response(self._version, frame).topics:
-            topic = name or self._topic_names.get(bytes(topic_id or b""), "")
+        for name, topic_id, results in produce.decode_response(version, frame).topics:
+            topic = name or topic_names.get(bytes(topic_id or b""), "")
             for result in results:
                 answered = expected.pop((topic, result.index), None)
                 if answered is not None:
@@ -121,50 +120,54 @@ class RequestWriter:
         self._codec = codec
         self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduceCodec] = {}
 
+    def existing_connection(self, pending: PendingRequest) -> Connection | None:
+        """The open connection to the broker of a request, or None. If it is the connection of the partition's last
+        request, and the metadata of the topic is the same, the request gets the encoding of that request."""
+        queue = pending.batches[0].queue
+        last = queue.last_encoding
+        if (
+            last is not None
+            and len(pending.batches) == 1
+            and not last.connection.closed
+            and last.topic_view is self._cluster.cached_topic(queue.topic)
+        ):
+            pending.encoding = last
+            return last.connection
+        return self._cluster.existing_connection(pending.node, PRODUCE_CHANNEL)
+
     def send(self, connection: Connection, pending: PendingRequest) -> None:
         """Encode a request and write it to the connection; `pending` receives the response. With acks=0 there is no
         response. Raises `ConnectionLost`, `UnsupportedVersion`."""
-        batches = pending.batches
-        if len(batches) == 1 and self._send_with_last_encoding(connection, pending, batches[0]):
-            return
-        ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
-        highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in ids.values() else None
-        version = connection.version_for(ApiKey.PRODUCE, highest=highest)
+        encoding = pending.encoding
+        if encoding is None:
+            encoding = self._choose_encoding(connection, pending)
         correlation_id = connection.next_correlation_id()
-        single: SinglePartitionProduceCodec | None = None
         buffers: Sequence[Buffer]
-        if len(batches) == 1 and version >= SINGLE_PARTITION_VERSION_MIN:
-            (batch,) = batches
-            single = self._cached_template(connection, version, batch.queue.topic, ids[batch.queue.topic])
-            buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch)),)
-            names = {ids[batch.queue.topic]: batch.queue.topic}
-            view = self._cluster.cached_topic(batch.queue.topic)
-            batch.queue.last_encoding = LastEncoding(connection, view, version, single, names)
+        if encoding.template is not None:
+            batch = pending.batches[0]
+            buffers = (encoding.template.encode(correlation_id, batch.queue.partition, self._encode(batch)),)
         else:
-            buffers = self._encode_many(connection, version, correlation_id, batches, ids)
+            buffers = self._encode_many(connection, encoding, correlation_id, pending.batches)
         if self._acks == 0:
             connection.send_one_way(buffers)
             return
-        pending.set_encoding(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
-        connection.begin_exchange(buffers, correlation_id, pending)
+        connection.begin_exchange(buffers, correlation_id, pending, now=pending.selected_s)
 
-    def _send_with_last_encoding(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
-        """Send a request with the template of the queue's last request, which is faster than `send`. Returns False and
-        sends nothing if the connection or the topic's metadata has changed since that request."""
-        queue = batch.queue
-        last = queue.last_encoding
-        if (
-            last is None
-            or last.connection is not connection
-            or last.topic_view is not self._cluster.cached_topic(queue.topic)
-            or self._acks == 0
-        ):
-            return False
-        correlation_id = connection.next_correlation_id()
-        framed = last.template.encode(correlation_id, queue.partition, self._encode(batch))
-        pending.set_encoding(last.version, last.topic_names, last.template)
-        connection.begin_exchange((framed,), correlation_id, pending)
-        return True
+    def _choose_encoding(self, connection: Connection, pending: PendingRequest) -> RequestEncoding:
+        """Choose how a request is encoded. The next request of the partition uses the same encoding if possible."""
+        ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in pending.batches}
+        names = {topic_id: topic for topic, topic_id in ids.items()}
+        highest = TOPIC_NAME_VERSION_MAX if NO_TOPIC_ID in names else None
+        version = connection.version_for(ApiKey.PRODUCE, highest=highest)
+        queue = pending.batches[0].queue
+        view = self._cluster.cached_topic(queue.topic)
+        template: SinglePartitionProduceCodec | None = None
+        if len(pending.batches) == 1 and version >= SINGLE_PARTITION_VERSION_MIN:
+            template = self._cached_template(connection, version, queue.topic, ids[queue.topic])
+        encoding = pending.encoding = RequestEncoding(connection, view, version, template, names)
+        if template is not None:
+            queue.last_encoding = encoding
+        return encoding
 
     def _cached_template(
         self, connection: Connection, version: int, topic: str, topic_id: bytes
@@ -182,23 +185,18 @@ class RequestWriter:
         return template
 
     def _encode_many(
-        self,
-        connection: Connection,
-        version: int,
-        correlation_id: int,
-        batches: Sequence[Batch],
-        ids: dict[str, bytes],
+        self, connection: Connection, encoding: RequestEncoding, correlation_id: int, batches: Sequence[Batch]
     ) -> list[Buffer]:
         topics: dict[str, list[tuple[int, bytes]]] = {}
         for batch in batches:
             topics.setdefault(batch.queue.topic, []).append((batch.queue.partition, self._encode(batch)))
         return produce.encode_request(
-            version,
+            encoding.version,
             correlation_id,
             connection.options.client_id,
             self._acks,
             int(connection.options.request_timeout_ms),
-            [(topic, ids[topic], partitions) for topic, partitions in topics.items()],
+            [(topic, self._topic_id(topic), partitions) for topic, partitions in topics.items()],
         )
 
     def _encode(self, batch: Batch) -> bytes:
@@ -217,7 +215,7 @@ class RequestWriter:
             )
         return build_value_only_batch(
             batch.timestamps_ms,
-            cast("list[bytes]", batch.values),  # records without a value are in keys_and_headers
+            batch.values,  # type: ignore[arg-type]  # records without a value are in keys_and_headers
             codec=self._codec,
             producer_id=producer_id,
             producer_epoch=producer_epoch,

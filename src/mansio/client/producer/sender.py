@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, cast
 
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.producer.accumulator import NO_IDENTITY, ProducerIdentity
-from mansio.client.producer.produce_request import PendingRequest, RequestWriter
+from mansio.client.producer.produce_request import PRODUCE_CHANNEL, PendingRequest, RequestWriter
 from mansio.client.tasks import BackgroundTasks, log_client_failure
 from mansio.errors import (
     ConnectionLost,
@@ -67,7 +67,6 @@ REQUESTS_IN_FLIGHT_MAX = 5
 EXPIRY_CHECK_INTERVAL_S = 0.5
 """Interval between checks for batches that are older than the delivery timeout."""
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
-PRODUCE_CHANNEL = "produce"
 DUPLICATE_SEQUENCE_NUMBER = 46
 """Kafka error code of a batch that the broker has already stored."""
 RESULT_WITHOUT_RESPONSE = PartitionResult(-1)
@@ -125,7 +124,7 @@ class Sender:
             self._earliest_timer.set(batch.created_s + self._options.linger_ms / 1000)
         elif not queue.in_flight_count:  # otherwise it is sent when the response arrives
             if is_awaited and queue.last_waiter_count == 1 and not self._is_dispatch_scheduled:
-                self._dispatch()
+                self._send_requests(batch.created_s)
             else:
                 self._schedule_dispatch()
 
@@ -152,11 +151,14 @@ class Sender:
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Send every request that can be sent now."""
         self._is_dispatch_scheduled = False
+        self._send_requests(self._loop.time())
+
+    def _send_requests(self, now: float) -> None:
+        """Send every request that can be sent at the time `now` of the event loop."""
         try:
             if self._identity is not NO_IDENTITY or not self._options.is_idempotent:
-                for pending in self._select_requests():
+                for pending in self._select_requests(now):
                     self._start_request(pending)
             elif self._queues and not self._is_initializing:
                 self._is_initializing = True
@@ -164,16 +166,15 @@ class Sender:
         except Exception as error:  # noqa: BLE001  # reported through every incomplete batch
             self._on_internal_error(error)
 
-    def _select_requests(self) -> Iterable[PendingRequest]:
+    def _select_requests(self, now: float) -> Iterable[PendingRequest]:
         """Take from each queue the batch that can be sent now, if there is one, and return one request per broker."""
-        now = self._loop.time()
         if len(self._queues) == 1:
             (only,) = self._queues
             node = self._sendable_leader(only, now)
             return (
                 ()
                 if node is None
-                else (PendingRequest(node, [self._take_batch(only)], self._on_request_end),)
+                else (PendingRequest(node, [self._take_batch(only)], now, self._on_request_end),)
             )
         chosen: dict[int, PendingRequest] = {}
         sizes: dict[int, int] = {}
@@ -190,7 +191,7 @@ class Sender:
                 chosen[node].batches.append(batch)
                 sizes[node] += size
             else:
-                chosen[node] = PendingRequest(node, [batch], self._on_request_end)
+                chosen[node] = PendingRequest(node, [batch], now, self._on_request_end)
                 sizes[node] = size
             del self._queues[queue]  # to the end of the round-robin order
             self._queues[queue] = None
@@ -210,12 +211,9 @@ class Sender:
 
     def _take_batch(self, queue: PartitionQueue) -> Batch:
         """Remove the next batch from the queue, assign its sequence numbers and return it."""
-        if not queue.ready_batches:
-            queue.close_open_batch()
-        batch = queue.ready_batches.popleft()
+        batch = queue.take_batch()
         if queue.identity is None:
             queue.identity = self._identity
-        queue.assign_sequences(batch)
         queue.in_flight_count += 1
         if queue.ready_batches:
             self._schedule_dispatch()
@@ -224,7 +222,7 @@ class Sender:
     def _start_request(self, pending: PendingRequest) -> None:
         node = pending.node
         self._in_flight[node] = self._in_flight.get(node, 0) + 1
-        connection = self._cluster.existing_connection(node, PRODUCE_CHANNEL)
+        connection = self._writer.existing_connection(pending)
         if connection is None:
             self._connecting.add(node)
             self._tasks.spawn(self._connect_and_send(pending))
@@ -297,6 +295,7 @@ class Sender:
             raise
         else:
             self._connecting.discard(pending.node)
+            pending.selected_s = self._loop.time()
             self._send(connection, pending)
             self._schedule_dispatch()
 

@@ -242,8 +242,8 @@ class AckSender:
         known = self._loop.create_future()
         if ack_type != RENEW:
             self._in_flight_records.start_acknowledging((message,))
-        # A reason with file names may contain lone surrogates, which cannot be encoded.
-        reason = reason.encode(errors="backslashreplace").decode()
+        if reason:  # one with file names may contain lone surrogates, which cannot be encoded
+            reason = reason.encode(errors="backslashreplace").decode()
         self._enqueue((message,), ack_type, AckFuture(known, 1), delay_ms=delay_ms, reason=reason)
         self._flush_when_idle()
         await known
@@ -537,10 +537,12 @@ class AckSender:
             elif partition in self._refused_halves:
                 continue
             else:
-                waiting = self._take_sendable(partition, self._pending.pop(partition, []))
-                found = [pending for pending in waiting if pending.fits_share_fetch]
-                if others := [pending for pending in waiting if not pending.fits_share_fetch]:
-                    self._pending.setdefault(partition, []).extend(others)
+                found = []
+                for pending in self._take_sendable(partition, self._pending.pop(partition, [])):
+                    if pending.fits_share_fetch:
+                        found.append(pending)
+                    else:
+                        self._pending.setdefault(partition, []).append(pending)
             if found:
                 acks[partition] = found
         self._mark_in_flight(acks)

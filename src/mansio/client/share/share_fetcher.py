@@ -146,13 +146,9 @@ class ShareFetcher:
         in_flight_records, most = self._in_flight_records, self._options.max_records
         if self._is_paused or in_flight_records.undelivered_bytes >= self._options.prefetch_bytes_max:
             return 0
-        capacity = (
-            min(
-                most - (in_flight_records.held_count - in_flight_records.acknowledging_count),
-                2 * most - in_flight_records.held_count,
-            )
-            - self._sessions.reserved_count
-        )
+        # Held records count except those being acknowledged, of which there may be `most` more.
+        uncounted = min(in_flight_records.acknowledging_count, most)
+        capacity = most + uncounted - in_flight_records.held_count - self._sessions.reserved_count
         # Requests of single records would make brokers send the same large batch repeatedly.
         return capacity if in_flight_records.undelivered_count == 0 or capacity * 2 >= most else 0
 
@@ -226,7 +222,7 @@ class ShareFetcher:
                 acks = self._ack_sender.take_for_session(
                     waiting[node], everything=not has_acknowledge_records
                 )
-            if has_ack_type(acks, RENEW) or (acks and not records_max):
+            if acks and (not records_max or (not has_acknowledge_records and has_ack_type(acks, RENEW))):
                 self._sessions.acknowledge(node, session, acks)
             elif records_max or (
                 not is_open and (node in suspect or (node in waiting and not has_acknowledge_records))

@@ -15,7 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
+import shutil
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +28,7 @@ from mansio import errors
 from mansio.errors import ConfigError, DataLoss, MansioError, UnreadableRecords
 from mansio.logs import fields
 from mansio.net.offsets import READ_COMMITTED, CommittedOffset, commit_offsets, fetch_offsets
+from mansio.spark.cluster.problems import local_path
 from mansio.spark.iceberg import errors as archive_errors
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
@@ -32,6 +36,7 @@ from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
 from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT, WorkerStartTimeout, stop_after_batch
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
+from mansio.spark.session.addresses import is_connect
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 from mansio.spark.sink.iceberg_sink import IcebergSink, sink_options
 from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets
@@ -177,7 +182,7 @@ class _ArchiveRun:
         start = self._start_offsets()
         self._check_pipeline_name(start)
         self._publish(start)
-        with _temporary_directory() as checkpoint:
+        with _temporary_checkpoint(self._spark, self._job.warehouse) as checkpoint:
             query = self._start_query(start, checkpoint)
             try:
                 self._report_until_end(query)
@@ -280,7 +285,7 @@ class _ArchiveRun:
             ranges.writeStream.format(IcebergSink.name())
             .queryName(f"archive {job.name}")
             .outputMode("append")
-            .option("checkpointLocation", f"file://{checkpoint}")
+            .option("checkpointLocation", checkpoint)
             .options(
                 **sink_options(self._table, job.warehouse, job.catalog, start, source, dead_letter_table)
             )
@@ -306,19 +311,19 @@ class _ArchiveRun:
 
     def _report_batches(self, query: StreamingQuery, seen: int) -> int:
         """Commit the table's offsets for the group, and report the new batches; returns the id of the last batch."""
-        new = [one for one in query.recentProgress if one["batchId"] > seen and one["numInputRows"] > 0]
+        new = [one for one in query.recentProgress if one.batchId > seen and one.numInputRows > 0]
         if not new:
             return seen
         self._table.refresh()
         lag = self._publish(self._archived_offsets())
         added = self._table.added_records(str(query.id))
         for one in new:
-            records = added.get(one["batchId"], 0)
+            records = added.get(one.batchId, 0)
             self._records += records
             self._batches += 1
-            seconds = one["durationMs"].get("triggerExecution", 0) / 1000
-            self._report(BatchProgress(one["batchId"], records, seconds, lag if one is new[-1] else None))
-        return int(new[-1]["batchId"])
+            seconds = one.durationMs.get("triggerExecution", 0) / 1000
+            self._report(BatchProgress(one.batchId, records, seconds, lag if one is new[-1] else None))
+        return int(new[-1].batchId)
 
     def _publish(self, offsets: dict[int, int]) -> int | None:
         """Commit the offsets for the pipeline's group; returns the lag, None after a failure. A failure is only logged:
@@ -383,10 +388,26 @@ def _error_of_query(error: StreamingQueryException) -> MansioError:
 
 
 @contextlib.contextmanager
-def _temporary_directory() -> Iterator[str]:
-    """A temporary directory; errors of its removal are ignored, because Spark may write to it while it stops."""
-    directory = make_directory("mansio-archive-")
+def _temporary_checkpoint(spark: SparkSession, warehouse: str) -> Iterator[str]:
+    """The address of a temporary directory for the checkpoint, which the driver writes and the sink's commit reads.
+    Errors of its removal are ignored, because Spark may write to it while it stops.
+
+    The driver of a Spark Connect session is the server: its checkpoint is in the warehouse if that is a directory, and
+    else in the server's directory for temporary files, where it stays.
+    """
+    if not is_connect(spark):
+        directory = make_directory("mansio-archive-")
+        try:
+            yield f"file://{directory}"
+        finally:
+            remove_directory(directory)
+        return
+    name, shared = f"mansio-archive-{uuid.uuid4().hex}", local_path(warehouse)
+    if "://" in shared:
+        yield f"file:///tmp/{name}"
+        return
+    directory = os.path.join(shared, f".{name}")
     try:
-        yield directory
+        yield f"file://{directory}"
     finally:
-        remove_directory(directory)
+        shutil.rmtree(directory, ignore_errors=True)

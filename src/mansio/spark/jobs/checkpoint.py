@@ -14,13 +14,20 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from pyspark.errors import AnalysisException
+
 from mansio.errors import MansioError, TopicRecreated
+from mansio.spark.cluster.problems import MARKER_PREFIX
+from mansio.spark.session.addresses import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BINDING_FILE_NAME: Final = "mansio.json"
 PARTIAL_FILE_SUFFIX: Final = ".partial"
+PART_PREFIX: Final = "part-"
+IGNORED_PREFIXES: Final = (MARKER_PREFIX, f".{MARKER_PREFIX}")
+"""Beginnings of the names of files that a killed check of the cluster leaves behind, and of their checksums."""
 OFFSET_LOG: Final = "offsets"
 COMMIT_LOG: Final = "commits"
 LOG_VERSION: Final = "v1"
@@ -133,6 +140,56 @@ class CheckpointDirectory(Protocol):
         """Write a file completely or not at all."""
 
 
+def checkpoint_directory(spark: SparkSession, location: str) -> CheckpointDirectory:
+    """The checkpoint's directory, as the driver of this session sees it."""
+    return ConnectDirectory(spark, location) if is_connect(spark) else HadoopDirectory(spark, location)
+
+
+class ConnectDirectory:
+    """A directory that a Spark Connect server sees, through queries: the client has no access to the JVM. A file that
+    `write` creates is a directory with one part, as Spark writes it.
+    """
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location
+        """The address of the directory."""
+        self._spark = spark
+
+    def has_entries(self) -> bool:
+        """Whether the directory has files other than those of an interrupted `write`."""
+        return bool(self.names("."))
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the files in and below a directory of this one (`.`: this one); empty if it does not exist."""
+        reader = self._spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+        try:
+            rows = reader.load(f"{self.location}/{directory}").select("path").collect()
+        except AnalysisException as error:
+            _raise_unless_missing(error)
+            return []
+        return [str(row.path).rpartition("/")[2] for row in rows]
+
+    def read(self, name: str) -> str | None:
+        """The text of a file; None if it does not exist."""
+        try:
+            rows = self._spark.read.text(f"{self.location}/{name}", wholetext=True).collect()
+        except AnalysisException as error:
+            _raise_unless_missing(error)
+            return None
+        return str(rows[0].value) if rows else None
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file as Spark does: its part is renamed when it is complete."""
+        rows = self._spark.createDataFrame([(text,)], "value string").coalesce(1)
+        rows.write.mode("overwrite").text(f"{self.location}/{name}")
+
+
+def _raise_unless_missing(error: AnalysisException) -> None:
+    """Raise an error of a query again, unless the path does not exist."""
+    if error.getCondition() != "PATH_NOT_FOUND":
+        raise error
+
+
 class HadoopDirectory:
     """A directory on any file system that Spark supports, through Hadoop's classes."""
 
@@ -146,7 +203,10 @@ class HadoopDirectory:
 
     def has_entries(self) -> bool:
         """Whether the directory has entries other than the file of an interrupted `write`."""
-        return any(PARTIAL_FILE_SUFFIX not in name for name in self.names("."))
+        return any(
+            PARTIAL_FILE_SUFFIX not in name and not name.startswith(IGNORED_PREFIXES)
+            for name in self.names(".")
+        )
 
     def names(self, directory: str) -> list[str]:
         """Names of the entries of a directory below this one, or of this one (`.`); empty if it does not exist."""
@@ -160,6 +220,9 @@ class HadoopDirectory:
         path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
         if not self._files.exists(path):
             return None
+        if self._files.getFileStatus(path).isDirectory():  # written by `ConnectDirectory`
+            parts = [one for one in self.names(name) if one.startswith(PART_PREFIX)]
+            return self.read(f"{name}/{parts[0]}") if parts else None
         stream = self._files.open(path)
         try:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))

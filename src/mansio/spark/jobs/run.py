@@ -24,7 +24,12 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from mansio.errors import ConfigError, MansioError
 from mansio.logs import fields
 from mansio.net.offsets import READ_COMMITTED
-from mansio.spark.jobs.checkpoint import CheckpointBinding, HadoopDirectory, bind_checkpoint, completed_batch
+from mansio.spark.jobs.checkpoint import (
+    CheckpointBinding,
+    bind_checkpoint,
+    checkpoint_directory,
+    completed_batch,
+)
 from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.source.offsets import latest_offsets
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from mansio.spark.jobs.checkpoint import CheckpointDirectory
     from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
     from mansio.wire.topic_partition import TopicPartition
@@ -144,7 +150,7 @@ def run_pipeline(
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
-    checkpoint = HadoopDirectory(spark, job.checkpoint)
+    checkpoint = checkpoint_directory(spark, job.checkpoint)
     bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
     listener = ProgressListener(job.name, job.bootstrap_servers)
     _publish_completed_batch(checkpoint, listener)
@@ -162,7 +168,7 @@ def run_pipeline(
         listener.close()
 
 
-def _publish_completed_batch(checkpoint: HadoopDirectory, listener: ProgressListener) -> None:
+def _publish_completed_batch(checkpoint: CheckpointDirectory, listener: ProgressListener) -> None:
     """Commit the offsets of the last complete batch for the pipeline's group: a run that was killed between the end of
     this batch and its commit left the group behind. Without records to process, Spark reports no progress that would
     correct it.

@@ -1,13 +1,14 @@
-"""Spark session configured for Mansio, on one machine or on a cluster.
+"""Spark session configured for Mansio: on one machine, on a cluster, or of a Spark Connect server.
 
 `COMMON_SETTINGS` are required by source, sink and jobs wherever Spark runs. `LOCAL_SETTINGS` reduce Spark's resources
-and output on the user's machine; a session on a cluster does not get them.
+and output on the user's machine; a session on a cluster does not get them. A program that `spark-submit` has started
+gets its master and settings from there.
 
 Invariants:
 * A setting given by the caller has precedence over the settings of this module.
 * pyspark is not imported before a session is created.
-* The files of a local session are in one temporary directory, which is removed when the process ends, or by the next
-  process if it was killed.
+* The files of a session are in one temporary directory, which is removed when the process ends, or by the next process
+  if it was killed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from mansio.errors import ConfigError, MansioError
 from mansio.host.extras import require_extra
+from mansio.spark.session.addresses import is_local_master, require_reachable
 from mansio.spark.session.java import find_java
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import SparkSession
 
 LOCAL_MASTER = "local[*]"
@@ -57,6 +62,20 @@ LOCAL_SETTINGS = {
 }
 """Settings of a local session: little memory, no web UI, loopback address only."""
 
+CLUSTER_SETTINGS = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+"""Settings of a session on a cluster: as little output as a local one."""
+
+REMOTE_VARIABLE: Final = "SPARK_REMOTE"
+"""Environment variable with the address of a Spark Connect server, as in PySpark."""
+GATEWAY_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
+"""Environment variable that `spark-submit` sets for the program that it starts."""
+SUBMIT_OPTIONS_VARIABLE: Final = "SPARK_SUBMIT_OPTS"
+LOG4J_PROPERTY: Final = "log4j2.configurationFile"
+REASON_CHARACTERS_MAX: Final = 500
+
 LOG4J_PROPERTIES = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -67,12 +86,20 @@ appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
 """
 
 
-def session(master: str | None = None, name: str = "mansio", **settings: str) -> SparkSession:
+class ConnectFailed(MansioError):
+    """A Spark Connect server refused the session."""
+
+
+def session(
+    master: str | None = None, name: str = "mansio", *, remote: str | None = None, **settings: str
+) -> SparkSession:
     """The Spark session of this process. If none is active, a session is created with these arguments.
 
-    `master`: `local[*]` by default, or any master that Spark supports (`spark://...`, `k8s://...`, `yarn`). `settings`:
-    Spark's settings, as in `session(**{"spark.sql.shuffle.partitions": "8"})`. Raises `MissingExtra`,
-    `JavaNotFound`, and `ConfigError` for a version of PySpark that is not supported.
+    `master`: any master that Spark supports (`spark://...`, `k8s://...`, `yarn`); by default that of `spark-submit`, or
+    `local[*]`. `remote`: the address of a Spark Connect server (`sc://...`) instead of a master; by default the
+    environment variable SPARK_REMOTE. `settings`: Spark's settings, as in `session(**{"spark.sql.shuffle.partitions":
+    "8"})`. Raises `MissingExtra`, `JavaNotFound`, `MasterUnreachable`, and `ConfigError` if there are both a master and
+    a server, and for a version of PySpark that is not supported.
     """
     require_extra("spark")
     from pyspark.sql import SparkSession
@@ -83,23 +110,67 @@ def session(master: str | None = None, name: str = "mansio", **settings: str) ->
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
+    server = remote or os.environ.get(REMOTE_VARIABLE)
+    if server:
+        if master is not None:
+            raise ConfigError(
+                f"there are a master ({master}) and a Spark Connect server ({server}): give one of them, and unset"
+                f" {REMOTE_VARIABLE} to use the master"
+            )
+        return _connect_session(server, settings)
+    chosen = {**session_settings(master, name), **settings}
+    require_reachable(chosen.get("spark.master", ""))
     if not is_jvm_running():
         os.environ["JAVA_HOME"] = find_java().home
     builder = SparkSession.Builder()
-    for key, value in {**session_settings(master, name), **settings}.items():
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 
 
 def session_settings(master: str | None, name: str) -> dict[str, str]:
-    """Spark's settings for a new session. For a local session this also creates its directory and sets environment
-    variables.
+    """Spark's settings for a new session. This also creates the directory of the session, and sets environment
+    variables for its JVM.
     """
+    if master is None and GATEWAY_VARIABLE in os.environ:
+        return _submitted_settings()
     chosen = {"spark.master": master or LOCAL_MASTER, "spark.app.name": name, **COMMON_SETTINGS}
-    if not chosen["spark.master"].startswith("local"):
-        return chosen
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return {**chosen, **LOCAL_SETTINGS, **_local_file_settings()}
+    if is_local_master(chosen["spark.master"]):
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+        return {**chosen, **LOCAL_SETTINGS, **_local_file_settings()}
+    os.environ.setdefault(PYSPARK_PYTHON_VARIABLE, sys.executable)
+    _set_cluster_logging()
+    return {**chosen, **CLUSTER_SETTINGS}
+
+
+def _submitted_settings() -> dict[str, str]:
+    """The settings that `spark-submit`, which has started this program, does not have yet."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    submitted = SparkConf()
+    return {key: value for key, value in COMMON_SETTINGS.items() if submitted.get(key) is None}
+
+
+def _connect_session(server: str, settings: Mapping[str, str]) -> SparkSession:
+    """A session of a Spark Connect server."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    require_reachable(server)
+    try:
+        running = SparkSession.Builder().remote(server).getOrCreate()
+        for key, value in {**COMMON_SETTINGS, **settings}.items():
+            if running.conf.isModifiable(key):
+                running.conf.set(key, value)
+            elif key in settings:
+                raise ConfigError(
+                    f"{key} cannot be set in a session of a Spark Connect server: set it where the server is started"
+                )
+    except PySparkException as error:
+        reason = " ".join(str(error).split())[:REASON_CHARACTERS_MAX]
+        raise ConnectFailed(f"the Spark Connect server {server} refused the session: {reason}") from error
+    return running
 
 
 def is_jvm_running() -> bool:
@@ -116,9 +187,7 @@ def _local_file_settings() -> dict[str, str]:
     directory = make_directory("mansio-spark-")
     atexit.register(_stop_spark_and_remove, directory)
     use_symlinked_spark_home(directory)
-    log4j = os.path.join(directory, "log4j2.properties")
-    with open(log4j, "w", encoding="utf-8") as file:
-        file.write(LOG4J_PROPERTIES)
+    log4j = _write_log4j_properties(directory)
     return {
         "spark.local.dir": directory,
         "spark.sql.warehouse.dir": os.path.join(directory, "warehouse"),
@@ -126,6 +195,28 @@ def _local_file_settings() -> dict[str, str]:
             f"{LOCAL_SETTINGS['spark.driver.extraJavaOptions']} -Dlog4j2.configurationFile={log4j}"
         ),
     }
+
+
+def _write_log4j_properties(directory: str) -> str:
+    """Write the configuration of Spark's logging to a file in `directory`; returns its path."""
+    path = os.path.join(directory, "log4j2.properties")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(LOG4J_PROPERTIES)
+    return path
+
+
+def _set_cluster_logging() -> None:
+    """Make the driver of a cluster session log as that of a local one, unless the user has configured its logging.
+
+    This is an environment variable, because the setting `spark.driver.extraJavaOptions` would replace the user's.
+    """
+    options = os.environ.get(SUBMIT_OPTIONS_VARIABLE, "")
+    if LOG4J_PROPERTY in options or "SPARK_CONF_DIR" in os.environ or is_jvm_running():
+        return
+    directory = make_directory("mansio-spark-")
+    atexit.register(_stop_spark_and_remove, directory)
+    log4j = _write_log4j_properties(directory)
+    os.environ[SUBMIT_OPTIONS_VARIABLE] = f"{options} -D{LOG4J_PROPERTY}={log4j}".strip()
 
 
 def _stop_spark_and_remove(directory: str) -> None:

@@ -19,6 +19,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -91,6 +92,9 @@ class PartitionResult(NamedTuple):
     error_message: str | None = None
     record_errors: tuple[tuple[int, str | None], ...] = ()
     """(index of the record in the batch, error message or None) of each invalid record."""
+
+
+_new_result = partial(tuple.__new__, PartitionResult)
 
 
 class ProduceResponse(NamedTuple):
@@ -443,12 +447,16 @@ class SinglePartitionProduceCodec:
     """
 
     __slots__ = (
+        "_constant_bytes",
         "_head",
         "_is_flexible",
         "_middle",
+        "_pack_start",
         "_response_bytes",
+        "_response_tail",
         "_result_end",
         "_result_start",
+        "_tags",
         "_unpack",
     )
 
@@ -474,6 +482,11 @@ class SinglePartitionProduceCodec:
         self._middle = (
             header[_AFTER_CORRELATION_ID:] + text(None) + _ACKS.pack(acks, timeout_ms) + one_partition
         )
+        # Frame length; constant bytes around the correlation id; index of the partition.
+        start = Struct(f">i{len(self._head)}si{len(self._middle)}si")
+        self._pack_start = start.pack
+        self._tags = _NO_TAGS if flexible else b""
+        self._constant_bytes = start.size - 4 + len(self._tags)
         self._result_start = (b"\x00" if flexible else b"") + one_partition
         # No record errors, no message; then the throttle time, which is ignored, and the tags around it.
         self._result_end = b"\x01\x00\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff"
@@ -481,40 +494,19 @@ class SinglePartitionProduceCodec:
         # Correlation id; index, error code, base offset, append time, log start offset; throttle time.
         response = Struct(f">4x{starts}sihqq8x{ends}s4x{tails}s")
         self._unpack, self._response_bytes = response.unpack, response.size
+        self._response_tail = bytes(tails)
 
     def encode(self, correlation_id: int, partition: int, records: bytes) -> bytes:
         """Encode the request frame for one batch."""
-        middle = self._middle
         size = len(records)
-        if self._is_flexible:
-            length = unsigned_varint(size + 1)
-            total = 15 + len(middle) + len(length) + size
-            return b"".join(
-                (
-                    _INT.pack(total),
-                    self._head,
-                    _INT.pack(correlation_id),
-                    middle,
-                    _INT.pack(partition),
-                    length,
-                    records,
-                    _NO_TAGS,
-                )
-            )
-        return b"".join(
-            (
-                _INT.pack(16 + len(middle) + size),
-                self._head,
-                _INT.pack(correlation_id),
-                middle,
-                _INT_INT.pack(partition, size),
-                records,
-            )
-        )
+        length = unsigned_varint(size + 1) if self._is_flexible else _INT.pack(size)
+        total = self._constant_bytes + len(length) + size
+        start = self._pack_start(total, self._head, correlation_id, self._middle, partition)
+        return b"".join((start, length, records, self._tags))
 
-    def decode_success(self, partition: int, frame: Buffer) -> tuple[int, int] | None:
-        """(base offset, log append time in ms or -1) if the response in `frame` reports success for `partition`; None
-        for other responses, which the caller passes to `decode_response`."""
+    def decode_success(self, partition: int, frame: Buffer) -> PartitionResult | None:
+        """The result if the response in `frame` reports success for `partition`; None for other responses, which the
+        caller passes to `decode_response`. The log start offset is not decoded."""
         if len(frame) != self._response_bytes:
             return None
         start, index, error_code, base_offset, log_append_time_ms, end, tail = self._unpack(frame)
@@ -523,7 +515,7 @@ class SinglePartitionProduceCodec:
             or index != partition
             or start != self._result_start
             or end != self._result_end
-            or any(tail)
+            or tail != self._response_tail
         ):
             return None
-        return base_offset, log_append_time_ms
+        return _new_result((partition, 0, base_offset, log_append_time_ms, -1, None, ()))

@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -68,6 +69,7 @@ __all__ = [
 ]
 
 _FRAME_START: Final = Struct(">iiB")
+_REQUEST_START: Final = Struct(">hhi")  # API key, version, correlation id
 _ERROR: Final = Struct(">ih")  # throttle time, error code
 _INT: Final = Struct(">i")
 _SHORT: Final = Struct(">h")
@@ -352,9 +354,8 @@ def encode_request(
     """Encode a request frame: length, header, body. Fields that `version` lacks are dropped."""
     limits = (session_epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size)
     parts = [
-        request_header(ApiKey.SHARE_FETCH, version, correlation_id, client_id),
-        pack_compact_string(group_id),
-        pack_compact_string(member_id),
+        _REQUEST_START.pack(ApiKey.SHARE_FETCH, version, correlation_id),
+        _encode_member(version, client_id, group_id, member_id),
         _FETCH_FIELDS_AND_MODE.pack(*limits, acquire_mode, is_renew_ack)
         if version >= RENEWAL_VERSION_MIN
         else _FETCH_FIELDS.pack(*limits),
@@ -368,3 +369,10 @@ def encode_request(
     parts.append(b"\x00")
     body = b"".join(parts)
     return _INT.pack(len(body)) + body
+
+
+@lru_cache(maxsize=64)
+def _encode_member(version: int, client_id: str | None, group_id: str, member_id: str) -> bytes:
+    """Encode what all requests of one member have after the correlation id: client id, group id, member id."""
+    header = request_header(ApiKey.SHARE_FETCH, version, 0, client_id)
+    return header[_REQUEST_START.size :] + pack_compact_string(group_id) + pack_compact_string(member_id)

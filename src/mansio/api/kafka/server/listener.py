@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
 
+    BeginRequest = Callable[[Connection, memoryview], Sequence[ResponsePart] | None]
+    Intercept = Callable[[BeginRequest], BeginRequest]
+
 logger = logging.getLogger(__name__)
 
 PRODUCE = int(ApiKey.PRODUCE)
@@ -67,8 +70,15 @@ class KafkaServer:
     """Kafka listener of one broker: accepts connections and owns the memory that they share."""
 
     def __init__(
-        self, service: BrokerServices, limits: ServerLimits, loop: asyncio.AbstractEventLoop
+        self,
+        service: BrokerServices,
+        limits: ServerLimits,
+        loop: asyncio.AbstractEventLoop,
+        intercept: Intercept | None = None,
     ) -> None:
+        """`intercept` returns a replacement of the function that starts a request, for a test broker."""
+        self.begin: BeginRequest = self._begin if intercept is None else intercept(self._begin)
+        """Starts a request. Returns the response, or None if it is sent later."""
         self.service = service
         self.limits = limits
         self.loop = loop
@@ -130,6 +140,10 @@ class KafkaServer:
         for connection in tuple(self._connections):
             connection.close()
         await _until(lambda: not self._connections, self.clock, deadline)
+        self.abort_connections()
+
+    def abort_connections(self) -> None:
+        """Close all connections at once, without the responses to their requests."""
         for connection in tuple(self._connections):
             connection.abort()
 
@@ -264,8 +278,7 @@ class KafkaServer:
 
     # Requests
 
-    def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None:
-        """Start a request. Return the response, or None if it is sent later."""
+    def _begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None:
         template = connection.template
         if (
             template is not None

@@ -1,0 +1,84 @@
+"""Host of a broker process: the implementations of `mansio.ports` on the operating system, and the metadata file.
+
+`BrokerHost` is what `Broker` needs of a host; a test broker has another one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from mansio.broker.maintenance.data_dir_mode import SINGLE_NODE_FILE_NAME
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.clock import HostClock, HostRandom, boot_id
+from mansio.host.disk import HostDisk
+from mansio.host.host_ports import HostPorts
+from mansio.host.threads import BackgroundThread
+from mansio.metadata.sqlite.store import SqliteStore
+
+if TYPE_CHECKING:
+    import asyncio
+    from contextlib import AsyncExitStack
+
+    from mansio.config.settings import Settings
+    from mansio.metadata.metadata_store import MetadataStore
+
+
+class BrokerHost(Protocol):
+    """The host of one broker."""
+
+    @property
+    def ports(self) -> HostPorts: ...
+
+    async def open_store(self, settings: Settings) -> MetadataStore:
+        """Open the metadata store of a single node."""
+
+    async def close_scheduler(self) -> None:
+        """Cancel the coroutines of `ports.scheduler` that still run, and wait until they have ended."""
+
+
+class ProcessHost:
+    """Host of a broker on the operating system; `stack` closes its disk and its threads."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stack: AsyncExitStack) -> None:
+        self._scheduler = AsyncioScheduler(loop)
+        disk = HostDisk()
+        stack.callback(disk.close)
+        self.ports = HostPorts(
+            disk,
+            HostClock(),
+            HostRandom(),
+            self._scheduler,
+            sync_thread=self._start_thread(stack, "mansio-sync"),
+            file_thread=self._start_thread(stack, "mansio-files"),
+            compaction_thread=self._start_thread(stack, "mansio-compaction"),
+            verification_thread=self._start_thread(stack, "mansio-verify"),
+            recompression_thread=self._start_thread(stack, "mansio-recompress"),
+            boot_id=boot_id(),
+        )
+
+    async def open_store(self, settings: Settings) -> MetadataStore:
+        """Open the metadata file on a thread, because flushes of a new file, or reading an existing one, take time."""
+        scheduler, thread = self._scheduler, self.ports.file_thread
+        promise = scheduler.promise()
+
+        def done(store: SqliteStore | None, error: BaseException | None) -> None:
+            if promise.done():  # the start was cancelled
+                return
+            if error is None:
+                promise.set_result(store)
+            else:
+                promise.set_exception(error)
+
+        path = f"{settings.data_dir}/{SINGLE_NODE_FILE_NAME}"
+        thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
+        store: SqliteStore = await promise
+        return store
+
+    async def close_scheduler(self) -> None:
+        await self._scheduler.close()
+
+    def _start_thread(self, stack: AsyncExitStack, name: str) -> BackgroundThread:
+        thread = BackgroundThread(self._scheduler.call_from_thread, name=name)
+        stack.callback(thread.close)
+        return thread

@@ -1,0 +1,62 @@
+"""Pytest plugin: fixtures with a test broker. It imports no broker before a test uses a fixture.
+
+`mansio_broker` is a new broker for each test, `mansio_broker_session` one for the whole run (with pytest-xdist, of each
+worker), `mansio_broker_factory` makes brokers with settings, and `mansio_client` is a blocking client of
+`mansio_broker`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import mansio.blocking
+    from mansio.testing.broker import TestBroker
+
+
+@pytest.fixture
+def mansio_broker() -> Iterator[TestBroker]:
+    """A running broker for one test; see `mansio.testing.TestBroker`."""
+    from mansio.testing.broker import TestBroker
+
+    with TestBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def mansio_broker_session() -> Iterator[TestBroker]:
+    """A running broker for all tests of the run: faster, and tests see the topics and the clock of earlier ones."""
+    from mansio.testing.broker import TestBroker
+
+    with TestBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def mansio_broker_factory() -> Iterator[Callable[..., TestBroker]]:
+    """A function that starts brokers with the given settings (`mansio_broker_factory(num_partitions=3)`); all are
+    closed after the test."""
+    from mansio.testing.broker import TestBroker
+
+    started: list[TestBroker] = []
+
+    def start(**settings: Any) -> TestBroker:
+        broker = TestBroker(**settings).start()
+        started.append(broker)
+        return broker
+
+    try:
+        yield start
+    finally:
+        for broker in reversed(started):
+            broker.close()
+
+
+@pytest.fixture
+def mansio_client(mansio_broker: TestBroker) -> mansio.blocking.Client:
+    """A blocking client of `mansio_broker`."""
+    return mansio_broker.client()
