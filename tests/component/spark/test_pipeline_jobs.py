@@ -60,7 +60,7 @@ def test_run_wants_one_place_for_its_result(words: list[str], capsys: pytest.Cap
     with pytest.raises(SystemExit) as end:
         main(["pipeline", *words])
     assert end.value.code == 2
-    assert "--to / --to-table" in capsys.readouterr().err
+    assert "--to / --to-table / --to-path" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_the_file_is_said_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ EXPECTED = {
     "available-now": "4 flights",
     "late.py": "",
     "run": "4 records",
+    "delays.py": "",
+    "run-table": "4 records in 1 batches, into table flights.delays",
     "archive": "4 records",
     "union": "4 flights, archived and live",
     "replay": "THERE ALREADY",

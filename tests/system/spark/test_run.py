@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
+from mansio.spark.jobs import run
 from mansio.spark.jobs.checkpoint import (
     CheckpointBinding,
     CheckpointMismatch,
@@ -105,12 +107,12 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
 
 
 @pytest.mark.full
-def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly_once(
+def test_stream_runs_until_it_is_told_to_stop_and_into_a_directory_it_writes_exactly_once(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
     fill(job, 0, 100)
     table = str(tmp_path / "table")
-    into_table = dataclasses.replace(job, topic=None, table=table, stops_when_caught_up=False, trigger_s=0.1)
+    into_table = dataclasses.replace(job, topic=None, path=table, stops_when_caught_up=False, trigger_s=0.1)
     said: list[BatchProgress] = []
     done = run_pipeline(spark, into_table, said.append, lambda: bool(said) and said[-1].lag == 0)
     assert done.records == 100
@@ -124,8 +126,9 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
 
 @pytest.mark.full
 def test_run_killed_between_its_last_batch_and_the_commit_of_offsets_leaves_no_lag_after_the_next_start(
-    spark: SparkSession, job: PipelineJob
+    spark: SparkSession, job: PipelineJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next start corrects the group before its query reads."""
     fill(job, 0, 20)
     run_pipeline(spark, job)
     group = pipeline_group_id(job.name)
@@ -134,7 +137,9 @@ def test_run_killed_between_its_last_batch_and_the_commit_of_offsets_leaves_no_l
     publisher.close()
     with mansio.blocking.connect(job.bootstrap_servers) as client:
         assert sum(lag.lag or 0 for lag in client.admin.group_lag(group).values()) == 20
-        assert run_pipeline(spark, job).records == 0
+        monkeypatch.setattr(run._PipelineOutput, "start", Mock(side_effect=PipelineFailed("not started")))
+        with pytest.raises(PipelineFailed):
+            run_pipeline(spark, job)
         assert [lag.lag for lag in client.admin.group_lag(group).values()] == [0, 0]
         committed = client.admin.group_offsets(group)
     holds = [parse_hold_metadata(offset.metadata) for offset in committed.values()]

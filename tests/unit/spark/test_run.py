@@ -178,6 +178,18 @@ def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
     assert published == [{TopicPartition("t", 0): 50, TopicPartition("t", 1): 3}]
 
 
+def test_late_event_of_an_earlier_batch_does_not_move_the_committed_offsets_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published: list[dict[TopicPartition, int]] = []
+    publisher = SimpleNamespace(publish=lambda offsets, _query: published.append(dict(offsets)))
+    monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
+    listener = progress_listener.ProgressListener("p", "127.0.0.1:9")
+    for text in ('{"t": {"0": 50}}', '{"t": {"0": 40, "1": 7}}'):
+        listener.publish_offsets([text], "query")
+    assert published[-1] == {TopicPartition("t", 0): 50, TopicPartition("t", 1): 7}
+
+
 def test_reason_is_our_own_line_else_the_innermost_error() -> None:
     trace = "Something was thrown\n  File x\nmansio.errors.DataLoss: records 3 to 5 are gone: do this\n\nJVM stack\n"
     assert failure_reason(trace) == "records 3 to 5 are gone: do this"

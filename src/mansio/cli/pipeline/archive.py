@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
-from mansio.cli.support.archive_options import CatalogOption, WarehouseOption
+from mansio.cli.support.archive_options import (
+    CatalogOption,
+    WarehouseOption,
+    open_archive,
+    print_open_elsewhere,
+)
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.signals import StopSignals
@@ -111,6 +116,7 @@ def archive(
         stop_signals.install()
         if not stop_signals():
             _show(run_archive(spark, job, _print_progress, stop_signals), output)
+            print_open_elsewhere(open_archive(topic, warehouse, catalog).iceberg)
 
 
 def _show(done: ArchiveResult, output: Output) -> None:

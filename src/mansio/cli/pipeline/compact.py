@@ -8,7 +8,12 @@ from typing import Annotated
 import typer
 
 from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
-from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
+from mansio.cli.support.archive_options import (
+    CatalogOption,
+    WarehouseOption,
+    open_archive,
+    print_open_elsewhere,
+)
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 
@@ -49,6 +54,7 @@ def compact(
     from mansio.spark.jobs.compact import compact as run_compaction
 
     report = run_compaction(spark, archive, to or f"{topic}-latest")
+    print_open_elsewhere(archive.iceberg.catalog.load_table(tuple(report.table.split(".", 1))))
     if output is Output.JSON:
         show_json({**asdict(report), "offsets": {str(one): at for one, at in sorted(report.offsets.items())}})
         return

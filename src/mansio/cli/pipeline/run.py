@@ -1,4 +1,4 @@
-"""`mansio pipeline run FILE`: a user's function on DataFrames, from topics to a topic or a table.
+"""`mansio pipeline run FILE`: a user's function on DataFrames, from topics to a topic, an Iceberg table or a directory.
 
 Invariants:
 * The command can be stopped or killed at any time and restarted with the same arguments.
@@ -11,11 +11,12 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.support.archive_options import print_open_elsewhere
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
@@ -27,6 +28,11 @@ from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.run import BatchProgress, PipelineResult
+    from mansio.spark.result_table.table import TableTarget
+
+
+TRIGGER_INTERVAL_S: Final = 1.0
+TABLE_TRIGGER_INTERVAL_S: Final = 60.0
 
 
 class StartPosition(StrEnum):
@@ -65,8 +71,42 @@ def run(
         str | None,
         typer.Option(
             "--to-table",
+            metavar="[[CATALOG.]NAMESPACE.]TABLE",
+            help="Write to this Iceberg table; created if it does not exist. Without CATALOG it is in --warehouse.",
+        ),
+    ] = None,
+    to_path: Annotated[
+        str | None,
+        typer.Option("--to-path", metavar="DIR", help="Write Parquet files to this directory."),
+    ] = None,
+    warehouse: Annotated[
+        str | None,
+        typer.Option(
+            "--warehouse",
+            "-w",
             metavar="DIR",
-            help="Write Parquet files to this directory; for an Iceberg table, write to a topic and archive it.",
+            help="Directory of the tables that are in no configured catalog.",
+        ),
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by",
+            metavar="SPEC",
+            help="Partition spec of a new table, such as 'day(ts), bucket(16, key)': COLUMN, year, month, day or"
+            " hour(COLUMN), bucket(N, COLUMN), truncate(WIDTH, COLUMN).",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None,
+        typer.Option(
+            "--sort-by", metavar="COLUMNS", help="Sort order of a new table, such as 'ts, key desc'."
+        ),
+    ] = None,
+    rename_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename-column", metavar="OLD=NEW", help="Rename a column of the table first; repeatable."
         ),
     ] = None,
     name: Annotated[
@@ -83,8 +123,14 @@ def run(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Process the current records, then end.")] = False,
     trigger: Annotated[
-        float, typer.Option("--trigger", min=0, metavar="SECONDS", help="Minimum interval between batches.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--trigger",
+            min=0,
+            metavar="SECONDS",
+            help="Minimum interval between batches. [default: 1; 60 into an Iceberg table]",
+        ),
+    ] = None,
     start: Annotated[
         StartPosition, typer.Option("--from", help="Start position without a checkpoint.")
     ] = StartPosition.EARLIEST,
@@ -109,27 +155,35 @@ def run(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Run your function on DataFrames: records of topics in, a topic or a table out.
+    """Run your function on DataFrames: records of topics in, a topic, an Iceberg table or Parquet files out.
 
     Resumes from its checkpoint. Output to a topic is at-least-once: the running batch of a killed process is written
-    again. Output to a directory of Parquet files is exactly-once. A result without a column value is written as JSON of
-    its columns. While it runs, and until `mansio pipeline release`, the broker retains unread records. Ctrl-C and
-    SIGTERM let the running batch complete.
+    again. Output to a table or directory is exactly-once. Into a topic, a result without a column value is written as
+    JSON of its columns. A table gets new columns of the result, and wider types. While it runs, and until `mansio
+    pipeline release`, the broker retains unread records. Ctrl-C and SIGTERM let the running batch complete.
     """
-    if (to is None) == (to_table is None):
-        usage_error("give one of them", "--to / --to-table")
+    if sum(one is not None for one in (to, to_table, to_path)) != 1:
+        usage_error("give one of them", "--to / --to-table / --to-path")
+    if to_table is None and any((warehouse, partition_by, sort_by, rename_column)):
+        usage_error("they belong to --to-table", "--warehouse / --partition-by / --sort-by / --rename-column")
     settings = dict(parse_name_values(conf or (), "--conf"))
     options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
+    renames = dict(parse_name_values(rename_column or (), "--rename-column"))
 
     from mansio.spark.cluster.problems import SharedDirectory
     from mansio.spark.jobs.pipeline_file import load_pipeline_file
 
-    load_pipeline_file(file)  # report errors of the file before Spark starts
+    load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
     location = checkpoint or os.path.join(os.getcwd(), "checkpoints", called)
     directories = [SharedDirectory("checkpoint", location, "--checkpoint")]
+    table = None
     if to_table is not None:
-        directories.append(SharedDirectory("target", to_table, "--to-table"))
+        table = _table_target(to_table, warehouse, partition_by, sort_by, renames)
+    if warehouse is not None:
+        directories.append(SharedDirectory("warehouse", warehouse, "--warehouse"))
+    if to_path is not None:
+        directories.append(SharedDirectory("target", to_path, "--to-path"))
     stop_signals = StopSignals()
     with stop_signals.handling():
         spark = start_session(
@@ -152,9 +206,10 @@ def run(
             checkpoint=location,
             inputs=tuple(topic or ()),
             topic=to,
-            table=None if to_table is None else absolute_location(to_table),
+            table=table,
+            path=None if to_path is None else absolute_location(to_path),
             stops_when_caught_up=once,
-            trigger_s=trigger,
+            trigger_s=_default_trigger_s(to_table) if trigger is None else trigger,
             starting_offsets=start.value,
             records_max=records_max,
             output_mode=mode.value,
@@ -164,12 +219,46 @@ def run(
             _show(job.run_pipeline(spark, wanted, _print_progress, stop_signals), output)
 
 
+def _table_target(
+    name: str,
+    warehouse: str | None,
+    partition_by: str | None,
+    sort_by: str | None,
+    renames: dict[str, str],
+) -> TableTarget:
+    """The options of a table, parsed. Raises `ConfigError` and `MissingExtra`."""
+    from mansio.host.extras import require_extra
+
+    require_extra("spark")
+    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
+    from mansio.spark.result_table.table import TableTarget
+    from mansio.spark.result_table.table_name import parse_table_name
+
+    parse_table_name(name)
+    return TableTarget(
+        name,
+        warehouse,
+        partition_by=parse_partition_by(partition_by) if partition_by else (),
+        sort_by=parse_sort_by(sort_by) if sort_by else (),
+        renames=renames,
+    )
+
+
+def _default_trigger_s(to_table: str | None) -> float:
+    """The interval of batches. Every batch into a table creates files and a snapshot, so there are fewer."""
+    return TRIGGER_INTERVAL_S if to_table is None else TABLE_TRIGGER_INTERVAL_S
+
+
 def absolute_location(directory: str) -> str:
     """Make a path absolute; an address such as `s3://...` is returned unchanged."""
     return directory if "://" in directory else os.path.abspath(directory)
 
 
 def _show(done: PipelineResult, output: Output) -> None:
+    if done.table is not None:
+        if done.table.changes:
+            print(f"table {done.table.name}: columns {done.table.changes}", file=sys.stderr)
+        print_open_elsewhere(done.table.iceberg)
     if output is Output.JSON:
         show_json(
             {

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection
     from mansio.spark.iceberg.time_travel import TableVersion
@@ -45,6 +47,13 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTabl
     from mansio.spark.iceberg.catalog import open_table
 
     return open_table(catalog, warehouse, topic)
+
+
+def print_open_elsewhere(table: Table) -> None:
+    """Print how other engines open a table, to standard error."""
+    from mansio.spark.iceberg.open_elsewhere import open_elsewhere
+
+    print("Open the table elsewhere:", *open_elsewhere(table), sep="\n  ", file=sys.stderr)
 
 
 def parse_version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:

@@ -217,7 +217,7 @@ def open_table(
         CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
     """
     location = warehouse_location(warehouse)
-    address = uri or _sqlite_address(location)
+    address = uri or sqlite_address(location)
     identifier = (NAMESPACE, topic)
     with catalog_errors(address):
         catalog = _open_catalog(address, location, create=create)
@@ -355,7 +355,8 @@ def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
         return catalog.load_table((NAMESPACE, topic))
 
 
-def _sqlite_address(location: str) -> str:
+def sqlite_address(location: str) -> str:
+    """The address of the SQLite catalog in a warehouse. Raises `CatalogUnavailable` if that is no local directory."""
     parts = urlsplit(location)
     if parts.scheme != "file":
         raise CatalogUnavailable(

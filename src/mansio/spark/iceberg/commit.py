@@ -80,13 +80,17 @@ class CommitDecision(Enum):
 
 
 class CachedMetadataTransaction(Transaction):
-    """A pyiceberg transaction that computes the changed metadata only once after each change.
+    """A pyiceberg transaction that is committed in one attempt, and that computes the changed metadata only once after
+    each change.
 
     pyiceberg's own transaction computes them at every access, about twenty times per commit, and copies all snapshots
-    each time.
+    each time. After a conflict it repeats the snapshots that are registered with it, without the check of this package.
     """
 
     _cached_metadata: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
+
+    def _register_snapshot_producer(self, producer: object) -> None:
+        """Do nothing: a transaction without registered snapshots is not repeated."""
 
     @property
     def table_metadata(self) -> TableMetadata:

@@ -45,3 +45,7 @@ class CommitConflict(ArchiveError):
     """In every attempt another commit changed the table first."""
 
     retriable = True
+
+
+class IncompatibleSchema(ArchiveError):
+    """The columns of a result cannot be written to the table."""

@@ -30,6 +30,7 @@ IGNORED_PREFIXES: Final = (MARKER_PREFIX, f".{MARKER_PREFIX}")
 """Beginnings of the names of files that a killed check of the cluster leaves behind, and of their checksums."""
 OFFSET_LOG: Final = "offsets"
 COMMIT_LOG: Final = "commits"
+METADATA_FILE: Final = "metadata"
 LOG_VERSION: Final = "v1"
 """First line of an entry of Spark's offset log: its format."""
 LOG_HEADER_LINES: Final = 2
@@ -117,8 +118,12 @@ def completed_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
     lines = (checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()
     if not lines or lines[0] != LOG_VERSION:
         return None
-    query = json.loads(checkpoint.read("metadata") or "{}").get("id", "")
-    return CompletedBatch(query, batch, tuple(lines[LOG_HEADER_LINES:]))
+    return CompletedBatch(query_id(checkpoint), batch, tuple(lines[LOG_HEADER_LINES:]))
+
+
+def query_id(checkpoint: CheckpointDirectory) -> str:
+    """The id of the checkpoint's query, which Spark creates with the checkpoint; empty before."""
+    return str(json.loads(checkpoint.read(METADATA_FILE) or "{}").get("id", ""))
 
 
 class CheckpointDirectory(Protocol):

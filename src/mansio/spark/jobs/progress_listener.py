@@ -9,6 +9,8 @@ Invariants:
 * A query resumes from its checkpoint, never from the committed offsets.
 * The committed offsets are never above those of complete batches, so the broker retains all unread records.
 * A run that starts commits the offsets of the checkpoint's last complete batch before it reads.
+* Within a run the committed offsets never decrease. Spark delivers the events of earlier batches late, also after the
+  offsets of the last batch were committed.
 * Errors of a commit are logged and do not stop the query.
 """
 
@@ -92,6 +94,9 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self, name: str, bootstrap_servers: str) -> None:
         self.name = name
         self._publisher = OffsetPublisher(name, bootstrap_servers)
+        self._published: dict[TopicPartition, int] = {}
+        self._lock = threading.Lock()
+        """Held while offsets are committed: Spark's event thread and the thread of the run both commit."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Do nothing: no batch is complete yet."""
@@ -119,12 +124,16 @@ class ProgressListener(StreamingQueryListener):
         for text in sources:
             for partition, offset in offsets_in(text).items():
                 found[partition] = min(offset, found.get(partition, offset))
-        try:
-            self._publisher.publish(found, query_id)
-        except MansioError as error:
-            logger.warning(
-                "pipeline_progress_not_published", extra=fields(pipeline=self.name, error=error.message)
-            )
+        with self._lock:
+            newest = {place: max(offset, self._published.get(place, 0)) for place, offset in found.items()}
+            try:
+                self._publisher.publish(newest, query_id)
+            except MansioError as error:
+                logger.warning(
+                    "pipeline_progress_not_published", extra=fields(pipeline=self.name, error=error.message)
+                )
+                return
+            self._published |= newest
 
     def close(self) -> None:
         """Close the connection to the broker."""

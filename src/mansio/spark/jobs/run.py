@@ -1,10 +1,10 @@
-"""Pipeline runner: applies a user's function to DataFrames of topics, and writes the result to a topic or a table,
-continuously or until the current end of the topics.
+"""Pipeline runner: applies a user's function to DataFrames of topics, and writes the result to a topic, an Iceberg
+table or a directory, continuously or until the current end of the topics.
 
 A killed run resumes from Spark's checkpoint with the same command. Progress is reported to the caller after each batch.
 The offsets are also committed for the group `mansio.pipeline.<name>`, which makes the broker retain unread records.
-Output to a topic is at-least-once: the running batch of a killed process is written again. Output to a table (a
-directory of Parquet files with Spark's commit log) is exactly-once.
+Output to a topic is at-least-once: the running batch of a killed process is written again. Output to an Iceberg table
+or to a directory of Parquet files (with Spark's log of them) is exactly-once.
 
 Invariants:
 * Topics, pipeline file and checkpoint are checked before any record is read.
@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -29,9 +30,11 @@ from mansio.spark.jobs.checkpoint import (
     bind_checkpoint,
     checkpoint_directory,
     completed_batch,
+    query_id,
 )
 from mansio.spark.jobs.pipeline_file import dataframe_builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
+from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
 from mansio.spark.spark_versions import PROGRESS_HAS_LATEST_OFFSETS, start_available_now
 from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from mansio.spark.jobs.checkpoint import CheckpointDirectory
+    from mansio.spark.result_table.table import ResultTable, TableTarget
     from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
     from mansio.wire.topic_partition import TopicPartition
@@ -74,7 +78,7 @@ class WorkerStartTimeout(PipelineFailed):
 
 @dataclass(frozen=True, slots=True)
 class PipelineJob:
-    """Options of one pipeline run. The target is either `topic` or `table` (a directory); the other one is None."""
+    """Options of one pipeline run. Exactly one target is given: `topic`, `table` (Iceberg) or `path` (a directory)."""
 
     file: str
     name: str
@@ -82,7 +86,8 @@ class PipelineJob:
     checkpoint: str
     inputs: tuple[str, ...] = ()
     topic: str | None = None
-    table: str | None = None
+    table: TableTarget | None = None
+    path: str | None = None
     stops_when_caught_up: bool = False
     """Whether the run ends when the records that exist at its start are processed; otherwise it runs until stopped."""
     trigger_s: float = TRIGGER_INTERVAL_S
@@ -96,7 +101,9 @@ class PipelineJob:
     @property
     def target(self) -> str:
         """Description of the target for messages, such as `topic flights`."""
-        return f"topic {self.topic}" if self.topic is not None else f"table {self.table}"
+        if self.topic is not None:
+            return f"topic {self.topic}"
+        return f"path {self.path}" if self.table is None else f"table {self.table.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +125,7 @@ class PipelineResult:
     batches: int
     records: int
     lag: int | None
+    table: ResultTable | None = None
 
 
 def run_pipeline(
@@ -135,11 +143,12 @@ def run_pipeline(
     Raises:
         PipelineFileError: The user's file is missing, invalid, or failed while it built the DataFrame.
         UnknownTopicOrPartition: An input does not exist.
-        CheckpointMismatch, TopicRecreated: The checkpoint belongs to another pipeline or topic.
+        CheckpointMismatch, TopicRecreated: The checkpoint belongs to another pipeline, topic or table.
+        IncompatibleSchema, CatalogUnavailable, CatalogLocked: The table cannot be used.
         PipelineFailed: The query ended with an error; the message has the reason in one line.
     """
-    if (job.topic is None) == (job.table is None):
-        raise ConfigError("say where the result goes: either into a topic or into a table")
+    if sum(one is not None for one in (job.topic, job.table, job.path)) != 1:
+        raise ConfigError("say where the result goes: into one topic, table or path")
     build = dataframe_builder(job.file, job.inputs)
     inputs = _PipelineInputs(spark, job, sync_client(job.bootstrap_servers))
     try:
@@ -151,7 +160,8 @@ def run_pipeline(
     if job.topic is not None:
         ensure_topic(sync_client(job.bootstrap_servers), job.topic, inputs.partitions)
     checkpoint = checkpoint_directory(spark, job.checkpoint)
-    bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, job.target))
+    output = _PipelineOutput(spark, job, result, checkpoint)
+    bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, output.target))
     listener = ProgressListener(job.name, job.bootstrap_servers)
     _publish_completed_batch(checkpoint, listener)
     spark.streams.addListener(listener)
@@ -159,10 +169,12 @@ def run_pipeline(
     try:
         for _ in range(RESTARTS_MAX):
             try:
-                return _report_until_end(_start_query(job, result), job, listener, reporter, is_stopping)
+                done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
+                return replace(done, table=output.table)
             except WorkerStartTimeout as error:
                 logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
-        return _report_until_end(_start_query(job, result), job, listener, reporter, is_stopping)
+        done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
+        return replace(done, table=output.table)
     finally:
         spark.streams.removeListener(listener)
         listener.close()
@@ -223,26 +235,67 @@ def to_record_columns(frame: DataFrame) -> DataFrame:
     return frame.select(*kept, functions.to_json(functions.struct(*other_columns)).alias("value"))
 
 
-def _start_query(job: PipelineJob, result: DataFrame) -> StreamingQuery:
-    writer = _writer(job, result)
-    try:
-        if job.stops_when_caught_up:
-            return start_available_now(writer)
-        return writer.trigger(processingTime=f"{round(job.trigger_s * 1000)} milliseconds").start()
-    except PySparkException as error:
-        raise PipelineFailed(failure_reason(str(error))) from error
+class _PipelineOutput:
+    """The target of a pipeline, and the query that writes to it."""
 
+    def __init__(
+        self, spark: SparkSession, job: PipelineJob, result: DataFrame, checkpoint: CheckpointDirectory
+    ) -> None:
+        """Open the table, if the target is one. Raises the errors of `open_result_table`."""
+        self._job = job
+        self._result = result
+        self._checkpoint = checkpoint
+        self.table: ResultTable | None = None
+        self.target = job.target
+        """The target as the checkpoint stores it."""
+        if job.table is not None:
+            if is_connect(spark):
+                raise ConfigError(
+                    "Spark Connect would run the commits of a table on its server: give --master for --to-table, or"
+                    " write to a topic"
+                )
+            from mansio.spark.result_table.table import open_result_table
 
-def _writer(job: PipelineJob, result: DataFrame) -> DataStreamWriter:
-    if job.topic is not None:
-        writer = (
-            to_record_columns(result)
-            .writeStream.format("mansio")
-            .options(**{"kafka.bootstrap.servers": job.bootstrap_servers}, topic=job.topic)
+            self.table = open_result_table(job.table, result.schema, _settings(spark))
+            self.table.remove_orphan_files()
+            self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
+
+    def start(self) -> StreamingQuery:
+        """Start the query. Raises `PipelineFailed`."""
+        writer = self._writer()
+        try:
+            if self._job.stops_when_caught_up:
+                return start_available_now(writer)
+            interval_ms = round(self._job.trigger_s * 1000)
+            return writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
+        except PySparkException as error:
+            raise PipelineFailed(failure_reason(str(error))) from error
+
+    def _writer(self) -> DataStreamWriter:
+        job = self._job
+        if job.topic is not None:
+            writer = (
+                to_record_columns(self._result)
+                .writeStream.format("mansio")
+                .options(**{"kafka.bootstrap.servers": job.bootstrap_servers}, topic=job.topic)
+            )
+        elif self.table is not None:
+            from mansio.spark.result_table.append_sink import AppendSink
+
+            sink = AppendSink(self.table, partial(query_id, self._checkpoint))
+            writer = self._result.writeStream.foreachBatch(sink)
+        else:
+            writer = self._result.writeStream.format("parquet").option("path", job.path)
+        return (
+            writer.queryName(job.name)
+            .outputMode(job.output_mode)
+            .option("checkpointLocation", job.checkpoint)
         )
-    else:
-        writer = result.writeStream.format("parquet").option("path", job.table)
-    return writer.queryName(job.name).outputMode(job.output_mode).option("checkpointLocation", job.checkpoint)
+
+
+def _settings(spark: SparkSession) -> dict[str, str]:
+    """The settings of the session and of its application."""
+    return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
 
 
 def _report_until_end(

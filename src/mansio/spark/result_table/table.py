@@ -1,0 +1,338 @@
+"""Result table: an Iceberg table with the rows of a pipeline's function; opened, created, evolved and committed to.
+
+Invariants:
+* Partition spec, sort order and key of an existing table are not changed: options that differ from them are refused.
+* Columns are changed before the query starts (`table_schema.plan_changes`), never by a batch.
+* Snapshots are expired, and unreferenced files deleted, only in tables that Mansio has created. Other tables may have
+  writers whose files are not committed for hours.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.partitioning import PartitionField as IcebergPartitionField
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
+from pyiceberg.table.sorting import SortField as IcebergSortField
+from pyiceberg.transforms import IdentityTransform, parse_transform
+
+from mansio.errors import ConfigError
+from mansio.spark.iceberg.catalog import CATALOG_LOCK_ATTEMPTS_MAX, ArchiveTable, catalog_errors
+from mansio.spark.iceberg.errors import CatalogLocked
+from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.spark.iceberg.table_format import COMMIT_RETRIES_PROPERTY
+from mansio.spark.result_table.commit import (
+    SNAPSHOTS_KEPT,
+    SNAPSHOTS_KEPT_PROPERTY,
+    commit_batch,
+    is_committed,
+)
+from mansio.spark.result_table.data_file_writer import FileLayout
+from mansio.spark.result_table.partition_spec import (
+    BUCKET,
+    IDENTITY,
+    TIME_TRANSFORMS,
+    TRUNCATE,
+    PartitionField,
+    SortField,
+    check_transform,
+)
+from mansio.spark.result_table.table_name import open_catalog, parse_table_name
+from mansio.spark.result_table.table_schema import (
+    SchemaChanges,
+    plan_changes,
+    to_iceberg_schema,
+    write_schema,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyspark.sql.types import StructType
+
+    from mansio.spark.result_table.commit import BatchCommit, QueryBatch
+    from mansio.spark.result_table.data_file_writer import WrittenFile
+    from mansio.spark.result_table.table_name import OpenCatalog, TableName
+
+CREATED_PROPERTY: Final = "mansio.created-by"
+KEY_PROPERTY: Final = "mansio.key"
+"""Table property with the columns of the key, as a JSON list, in tables into which pipelines upsert."""
+KEY_BUCKETS: Final = 16
+"""Number of buckets of the key in a table that is created for upserts without a partition spec."""
+ORPHAN_GRACE_S: Final = 3600.0
+FIRST_PARTITION_FIELD_ID: Final = 1_000
+
+TABLE_PROPERTIES: Final = {
+    CREATED_PROPERTY: "mansio pipeline run",
+    COMMIT_RETRIES_PROPERTY: "0",
+    SNAPSHOTS_KEPT_PROPERTY: str(SNAPSHOTS_KEPT),
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "20",
+    "write.metadata.previous-versions-max": "5",
+    "write.metadata.delete-after-commit.enabled": "true",
+}
+_FIELD_SUFFIXES: Final = {IDENTITY: "", TRUNCATE: "_trunc"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """Options of a result table. `name`: as given on the command line."""
+
+    name: str
+    warehouse: str | None = None
+    partition_by: tuple[PartitionField, ...] = ()
+    sort_by: tuple[SortField, ...] = ()
+    key: tuple[str, ...] = ()
+    """Columns of the key; rows are upserted. Empty: rows are appended."""
+    renames: dict[str, str] = field(default_factory=dict)
+    """Columns of the table to rename: old name to new name."""
+
+
+class ResultTable:
+    """An open result table. Not thread-safe."""
+
+    def __init__(self, table: Table, name: TableName, opened: OpenCatalog) -> None:
+        self.iceberg: Table = table
+        """The table as an object of pyiceberg."""
+        self.name = name
+        self.catalog = opened
+        self.changes = SchemaChanges({})
+        """What was changed when the table was opened."""
+
+    @property
+    def partition_by(self) -> tuple[PartitionField, ...]:
+        """The table's partition spec."""
+        return partition_fields(self.iceberg)
+
+    @property
+    def sort_by(self) -> tuple[SortField, ...]:
+        """The table's sort order; empty if it sorts by transforms, which tasks do not apply."""
+        return sort_fields(self.iceberg)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key for upserts; empty if rows are appended."""
+        return tuple(json.loads(self.iceberg.properties.get(KEY_PROPERTY, "[]")))
+
+    def layout(self) -> FileLayout:
+        """Where and how tasks write files."""
+        properties = self.iceberg.properties
+        location = properties.get("write.data.path") or f"{self.iceberg.location().rstrip('/')}/data"
+        return FileLayout(location.rstrip("/"), write_schema(self.iceberg.schema()), self.partition_by)
+
+    def refresh(self) -> None:
+        """Reload the table's metadata. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        with catalog_errors(self.catalog.address):
+            self.iceberg.refresh()
+
+    def is_committed(self, batch: QueryBatch) -> bool:
+        """Whether the table has the batch, as of the last `refresh` or `commit`."""
+        return is_committed(self.iceberg.properties, batch)
+
+    def commit(
+        self,
+        batch: QueryBatch,
+        added: Sequence[WrittenFile],
+        replaced: Sequence[str] = (),
+        is_current: Callable[[], bool] = lambda: True,
+        *,
+        is_sorted: bool = False,
+    ) -> BatchCommit:
+        """Commit a batch exactly once; see `commit.commit_batch` for errors.
+
+        A locked catalog is retried `CATALOG_LOCK_ATTEMPTS_MAX` times; each time the committed state is read again.
+        """
+        for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
+            try:
+                with catalog_errors(self.catalog.address):
+                    return commit_batch(self.iceberg, batch, added, replaced, is_current, is_sorted=is_sorted)
+            except CatalogLocked:
+                self.refresh()
+        with catalog_errors(self.catalog.address):
+            return commit_batch(self.iceberg, batch, added, replaced, is_current, is_sorted=is_sorted)
+
+    def remove_orphan_files(self, grace_s: float = ORPHAN_GRACE_S) -> None:
+        """Delete the files of failed attempts that have been unreferenced for the grace time (seconds). In a table that
+        Mansio did not create, nothing is deleted.
+        """
+        if CREATED_PROPERTY in self.iceberg.properties:
+            table = ArchiveTable(self.iceberg, "", self.catalog.address)
+            remove_orphan_files(table, snapshots_kept=SNAPSHOTS_KEPT, grace_s=grace_s)
+
+
+def open_result_table(
+    target: TableTarget, result: StructType, spark_settings: Mapping[str, str]
+) -> ResultTable:
+    """Open the table of a pipeline; create it, or change its columns, so that it takes the rows of the result.
+
+    Raises:
+        ConfigError: The name, catalog, partition spec, sort order or key does not fit the table or the result.
+        IncompatibleSchema: The columns do not fit the table.
+        CatalogLocked, CatalogUnavailable: The catalog cannot be used now.
+    """
+    name = parse_table_name(target.name)
+    wanted = to_iceberg_schema(result)
+    _check_columns(target, wanted)
+    opened = open_catalog(name, target.warehouse, spark_settings)
+    with catalog_errors(opened.address):
+        try:
+            table = opened.catalog.load_table(name.identifier)
+        except NoSuchTableError:
+            table = _create_table(name, opened, target, wanted)
+        found = ResultTable(table, name, opened)
+        check_target(found, target)
+        found.changes = plan_changes(table.schema(), wanted, target.renames)
+        if found.changes:
+            apply_changes(table, found.changes, wanted)
+        _check_partition_types(found)
+    return found
+
+
+def apply_changes(table: Table, changes: SchemaChanges, wanted: Schema) -> None:
+    """Change the columns of the table in one commit."""
+    with table.update_schema() as update:
+        for old, new in changes.renamed.items():
+            update.rename_column(old, new)
+    if changes.added or changes.widened:
+        with table.update_schema() as update:
+            update.union_by_name(wanted)
+
+
+def check_target(table: ResultTable, target: TableTarget) -> None:
+    """Check that the options of a pipeline are those of an existing table, where both are given.
+
+    Raises:
+        ConfigError: They differ; the message has the table's.
+    """
+    for option, wanted, found in (
+        ("--partition-by", target.partition_by, table.partition_by),
+        ("--sort-by", target.sort_by, table.sort_by),
+    ):
+        if wanted and wanted != found:
+            has = ", ".join(map(str, found)) or "none"
+            raise ConfigError(
+                f"table {table.name} has another {option} ({has}): leave the option out, or write to another table"
+            )
+    if target.key and table.key and target.key != table.key:
+        raise ConfigError(
+            f"table {table.name} has the key {', '.join(table.key)}: give this --key, or write to another table"
+        )
+    file_format = table.iceberg.properties.get("write.format.default", "parquet")
+    if file_format != "parquet":
+        raise ConfigError(f"table {table.name} is of {file_format} files: only Parquet is written")
+
+
+def _check_columns(target: TableTarget, wanted: Schema) -> None:
+    """Check that the columns of the options are in the result, so that a misspelled one is found first."""
+    names = [one.name for one in wanted.fields]
+    for option, columns in (
+        ("--partition-by", [one.column for one in target.partition_by]),
+        ("--sort-by", [one.column for one in target.sort_by]),
+        ("--key", target.key),
+    ):
+        for column in columns:
+            if column not in names:
+                raise ConfigError(
+                    f"{option}: the result has no column {column}; there are {', '.join(names)}"
+                )
+
+
+def _check_partition_types(table: ResultTable) -> None:
+    schema = write_schema(table.iceberg.schema())
+    for one in table.partition_by:
+        if one.column not in schema.names:
+            raise ConfigError(
+                f"table {table.name} is partitioned by {one}, which is no column of it: that is not supported"
+            )
+        check_transform(one, schema.field(one.column).type)
+
+
+def _create_table(name: TableName, opened: OpenCatalog, target: TableTarget, schema: Schema) -> Table:
+    """Create the table. If another program creates it at the same time, its table is loaded."""
+    partition_by = target.partition_by
+    if target.key and not partition_by:
+        partition_by = (PartitionField(target.key[0], BUCKET, KEY_BUCKETS),)
+    arrow = write_schema(schema)
+    for one in partition_by:
+        check_transform(one, arrow.field(one.column).type)
+    properties = dict(TABLE_PROPERTIES)
+    if target.key:
+        properties[KEY_PROPERTY] = json.dumps(target.key)
+    opened.catalog.create_namespace_if_not_exists(name.namespace)
+    try:
+        return opened.catalog.create_table(
+            name.identifier,
+            schema,
+            partition_spec=_partition_spec(partition_by, schema),
+            sort_order=_sort_order(target.sort_by, schema),
+            properties=properties,
+        )
+    except TableAlreadyExistsError:
+        return opened.catalog.load_table(name.identifier)
+
+
+def _partition_spec(fields: Sequence[PartitionField], schema: Schema) -> PartitionSpec:
+    return PartitionSpec(
+        *(
+            IcebergPartitionField(
+                schema.find_field(one.column).field_id,
+                FIRST_PARTITION_FIELD_ID + index,
+                parse_transform(f"{one.transform}[{one.parameter}]" if one.parameter else one.transform),
+                f"{one.column}{_FIELD_SUFFIXES.get(one.transform, f'_{one.transform}')}",
+            )
+            for index, one in enumerate(fields)
+        )
+    )
+
+
+def _sort_order(fields: Sequence[SortField], schema: Schema) -> SortOrder:
+    if not fields:
+        return SortOrder(order_id=0)
+    return SortOrder(
+        *(
+            IcebergSortField(
+                schema.find_field(one.column).field_id,
+                IdentityTransform(),
+                SortDirection.DESC if one.descending else SortDirection.ASC,
+                NullOrder.NULLS_LAST if one.descending else NullOrder.NULLS_FIRST,
+            )
+            for one in fields
+        )
+    )
+
+
+def partition_fields(table: Table) -> tuple[PartitionField, ...]:
+    """The partition spec of a table.
+
+    Raises:
+        ConfigError: It has a transform that Mansio does not have.
+    """
+    found = []
+    for one in table.spec().fields:
+        transform, _, rest = str(one.transform).partition("[")
+        column = table.schema().find_column_name(one.source_id) or ""
+        if transform not in (IDENTITY, BUCKET, TRUNCATE, *TIME_TRANSFORMS):
+            raise ConfigError(
+                f"table {'.'.join(table.name())} is partitioned by {one.transform} of {column}, which is not supported"
+            )
+        found.append(PartitionField(column, transform, int(rest.rstrip("]") or 0)))
+    return tuple(found)
+
+
+def sort_fields(table: Table) -> tuple[SortField, ...]:
+    """The sort order of a table; empty if it is not one of columns with Spark's order of nulls."""
+    found = []
+    for one in table.sort_order().fields:
+        descending = one.direction == SortDirection.DESC
+        column: Any = table.schema().find_column_name(one.source_id)
+        usual = NullOrder.NULLS_LAST if descending else NullOrder.NULLS_FIRST
+        if not isinstance(one.transform, IdentityTransform) or one.null_order != usual or "." in column:
+            return ()
+        found.append(SortField(column, descending))
+    return tuple(found)
