@@ -358,7 +358,7 @@ class Node:
         ack = Ack(list(values))
         appended = partition.append(batch)
         ack.offset = appended.base_offset
-        if partition.wait_committed(appended.end_offset, ack.settle):
+        if partition.when_committed(appended.end_offset, ack.settle):
             ack.settle(None)
         return ack
 

@@ -418,12 +418,12 @@ class BrokerRuntime:
         stack.push_async_callback(self._close_partitions)
         known = tuple(self.state.topics.values())
         if self.cluster_member is None:
-            await partitions.open_known(known)
+            await partitions.open_existing_topics(known)
             self.state.on_change(partitions.apply_topic_change)
             partitions.report_unknown_directories()
         else:
-            await partitions.open_known(known, await self.cluster_member.new_partition_check())
-            await self.orphaned_directories.move_orphans(self.store, self.state)
+            await partitions.open_existing_topics(known, await self.cluster_member.new_partition_check())
+            await self.orphaned_directories.move_orphaned_directories(self.store, self.state)
         self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(close_scheduler)
@@ -456,7 +456,7 @@ class BrokerRuntime:
             background=self.host_ports.file_thread,
             free_bytes=partial(self.host_ports.disk.free_bytes, settings.data_dir),
             free_bytes_min=settings.retention_hold_disk_free_bytes_min,
-            on_low=self.retention.check_soon,
+            on_low=self.retention.check_now,
         )
         stack.callback(self._disk_limit.stop)
 

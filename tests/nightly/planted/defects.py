@@ -339,7 +339,7 @@ MORE = (
     Defect(
         "waits are not ended by a failure",
         "broker/partition/partition.py",
-        "self._fail_waits(failed)",
+        "self._fail_commit_waits(failed)",
         "pass",
         PARTITION_ROOM,
     ),
@@ -563,15 +563,15 @@ MORE = (
     Defect(
         "a batch that waits counts as sent, not as decompressed",
         "broker/partition/recompression.py",
-        "self._reserve(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))",
-        "self._reserve(partition, entry, OVERHEAD_BYTES + len(records))",
+        "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))",
+        "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + len(records))",
         RECOMPRESSION,
     ),
     Defect(
         "a batch that is longer than it states takes no more of the bound",
         "broker/partition/recompression.py",
-        "self._reserve(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)",
-        "self._reserve(partition, entry, entry.queued_bytes)",
+        "self._reserve_bytes(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)",
+        "self._reserve_bytes(partition, entry, entry.queued_bytes)",
         RECOMPRESSION,
     ),
     Defect(

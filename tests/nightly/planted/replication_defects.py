@@ -154,7 +154,7 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "waits outlive their leader epoch",
         "broker/partition/partition.py",
-        "self._fail_waits(ended)",
+        "self._fail_commit_waits(ended)",
         "pass",
         found_by("test_a_wait_ends_with_the_leader_epoch_it_began_in"),
     ),
@@ -168,8 +168,8 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._key(entry), mod_revision=state.mod_revision),",
-        "Compare(self._key(entry)),",
+        "Compare(self._partition_key(entry), mod_revision=state.mod_revision),",
+        "Compare(self._partition_key(entry)),",
         found_by("test_a_change_by_the_controller_is_not_overwritten"),
     ),
     Defect(

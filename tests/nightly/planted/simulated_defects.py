@@ -213,8 +213,8 @@ RARE = (
         0,
         "a change overwrites the controller's",
         "broker/replication/isr_manager.py",
-        "Compare(self._key(entry), mod_revision=state.mod_revision),",
-        "Compare(self._key(entry)),",
+        "Compare(self._partition_key(entry), mod_revision=state.mod_revision),",
+        "Compare(self._partition_key(entry)),",
     ),
     rule(
         0,
@@ -234,7 +234,7 @@ RARE = (
         0,
         "waits outlive their leader epoch",
         "broker/partition/partition.py",
-        "self._fail_waits(ended)",
+        "self._fail_commit_waits(ended)",
         "pass",
     ),
     rule(

@@ -68,7 +68,7 @@ class Producer:
 
         end = node.partition.append(build_batch([(0, None, b"x", ())])).end_offset
         pending[place] = None
-        assert not node.partition.wait_committed(end, settle)
+        assert not node.partition.when_committed(end, settle)
 
 
 def test_a_producers_whole_window_is_one_round_of_each_follower() -> None:

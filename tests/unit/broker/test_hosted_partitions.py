@@ -77,7 +77,7 @@ class Broker:
 
     def start(self, *topics: Topic) -> list[Any]:
         """What came of each topic's partition."""
-        self.do(self.partitions.open_known(topics, self.is_new))
+        self.do(self.partitions.open_existing_topics(topics, self.is_new))
         return [self.partitions.partitions_or_errors(one)[0] for one in topics]
 
     def registered(self) -> Broker:

@@ -74,7 +74,7 @@ class Room:
             orphaned_directories = OrphanedDirectories(
                 disk or HostDisk(), AtOnce(), scheduler, str(self.path)
             )
-            await orphaned_directories.move_orphans(metadata, metadata.state)
+            await orphaned_directories.move_orphaned_directories(metadata, metadata.state)
             await orphaned_directories.remove_moved()
             if until is not None:
                 await orphaned_directories.record_revision(until)

@@ -107,8 +107,8 @@ def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
     bench.partition.append(batch(b"a"))
     told: list[str] = []
     bench.partition.append(batch(b"b"))
-    assert not bench.partition.wait_committed(2, lambda error: told.append(f"b {error}"))
-    assert not bench.partition.wait_committed(1, lambda error: told.append(f"a {error}"))
+    assert not bench.partition.when_committed(2, lambda error: told.append(f"b {error}"))
+    assert not bench.partition.when_committed(1, lambda error: told.append(f"a {error}"))
     bench.background.run_one()
     assert told == ["a None"], "the first sync was taken for a alone"
     bench.sync()
@@ -141,7 +141,7 @@ def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repea
     for _ in range(3):
         bench.partition.append(batch(b"x"))
     for end in (1, 3, 2):
-        bench.partition.wait_committed(end, lambda error, end=end: told.append(end))
+        bench.partition.when_committed(end, lambda error, end=end: told.append(end))
     bench.sync()
     assert sorted(told) == [1, 2, 3]
 
@@ -153,7 +153,7 @@ def test_failed_sync_fails_every_wait_and_every_later_append_and_keeps_serving_w
     bench.partition.append(batch(b"lost"))
     errors: list[MansioError | None] = []
     woken: list[int] = []
-    bench.partition.wait_committed(2, errors.append)
+    bench.partition.when_committed(2, errors.append)
     bench.partition.park(lambda: woken.append(1))
     bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
     bench.sync()
@@ -172,7 +172,7 @@ def test_closing_ends_all_waits_and_refuses_clients() -> None:
     bench = Bench()
     bench.partition.append(batch(b"a"))
     errors: list[MansioError | None] = []
-    bench.partition.wait_committed(1, errors.append)
+    bench.partition.when_committed(1, errors.append)
     bench.partition.close()
     assert [type(error) for error in errors] == [NotLeaderOrFollower]
     with pytest.raises(NotLeaderOrFollower):

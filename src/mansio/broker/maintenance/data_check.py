@@ -159,12 +159,12 @@ def check_data_directory(
     data_format = read_data_dir_format(disk, data_dir)
     lock = disk.lock(f"{data_dir}/lock")
     try:
-        return _Examination(disk, data_dir, repair, progress).run(data_format)
+        return _DataCheck(disk, data_dir, repair, progress).run(data_format)
     finally:
         lock.release()
 
 
-class _Examination:
+class _DataCheck:
     """One check of a data directory."""
 
     def __init__(self, disk: Disk, data_dir: str, repair: bool, progress: ProgressCallbacks) -> None:

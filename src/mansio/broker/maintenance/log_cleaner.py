@@ -92,7 +92,7 @@ class Candidate(NamedTuple):
     plan: CompactionPlan
 
 
-class _Current(NamedTuple):
+class _CurrentCompaction(NamedTuple):
     """The compaction in progress. `ended` resolves when the compaction ends."""
 
     partition: Partition
@@ -132,8 +132,8 @@ class LogCleaner:
         self._tombstone_floor = tombstone_floor
         self._timer: Timer | None = None
         self._pausing: tuple[Timer, Promise[None]] | None = None
-        self._busy: Promise[None] | None = None
-        self._current: _Current | None = None
+        self._is_job_running: Promise[None] | None = None
+        self._current: _CurrentCompaction | None = None
         self._stopped = False
         self._failed: dict[Log, tuple[str, str]] = {}
         self.counts = CleanerCounts()
@@ -159,8 +159,8 @@ class LogCleaner:
         if self._current is not None:
             self._current.run.stop()
         self._wake()
-        while self._busy is not None:
-            await self._busy
+        while self._is_job_running is not None:
+            await self._is_job_running
 
     async def abort(self, topic_id: UUID) -> None:
         """Abort the compaction of a topic that is about to be deleted; on return the topic's files are not in use."""
@@ -173,21 +173,21 @@ class LogCleaner:
 
     def _start_round(self) -> None:
         self._timer = None
-        if not self._stopped and self._busy is None:
+        if not self._stopped and self._is_job_running is None:
             self._scheduler.spawn(self._run_round(), name="compaction")
 
     async def _run_round(self) -> None:
         """Evaluate all partitions and compact the dirtiest one, until none is due.
 
         A partition whose compaction was aborted is compacted in the next round."""
-        self._busy = self._scheduler.promise()
+        self._is_job_running = self._scheduler.promise()
         later: set[Log] = set()
         try:
             while not self._stopped and (candidate := await self._find_dirtiest(later)) is not None:
                 if await self._compact(candidate) is not CompactionOutcome.DONE:
                     later.add(candidate.partition.log)
         finally:
-            busy, self._busy = self._busy, None
+            busy, self._is_job_running = self._is_job_running, None
             busy.set_result(None)
             if not self._stopped:
                 self._timer = self._scheduler.call_later(self.interval_ms, self._start_round)
@@ -271,7 +271,7 @@ class LogCleaner:
             tombstone_floor=INT64_MAX if floor is None else floor,
             is_last_of_producer=_is_last_of_producer(partition),
         )
-        self._current = _Current(partition, run, self._scheduler.promise())
+        self._current = _CurrentCompaction(partition, run, self._scheduler.promise())
         before = partition.log.size_bytes
         began = self._clock.monotonic()
         try:

@@ -81,7 +81,7 @@ class LogScrubber:
         self._verify_again_ms = verify_again_ms
         self._timers: list[Timer | None] = [None, None]
         self._pausing: tuple[Timer, Promise[None]] | None = None
-        self._busy: Promise[None] | None = None
+        self._is_job_running: Promise[None] | None = None
         self._started = self._stopped = False
         self._next_share = 0
         self.counts = ScrubCounts()
@@ -98,7 +98,7 @@ class LogScrubber:
     def set_bytes_per_second(self, bytes_per_second: int) -> None:
         """Change the rate from the next slice on; 0 ends the round in progress."""
         self._bytes_per_second = bytes_per_second
-        if bytes_per_second and self._started and self._timers[0] is None and self._busy is None:
+        if bytes_per_second and self._started and self._timers[0] is None and self._is_job_running is None:
             self._timers[0] = self._scheduler.call_later(self._interval_ms, self._start_round)
 
     async def stop(self) -> None:
@@ -108,8 +108,8 @@ class LogScrubber:
             if timer is not None:
                 timer.cancel()
         self._wake()
-        while self._busy is not None:
-            await self._busy
+        while self._is_job_running is not None:
+            await self._is_job_running
 
     def _forget_checks_of_next_share(self) -> None:
         for number, partition in enumerate(tuple(self._partitions)):
@@ -122,14 +122,14 @@ class LogScrubber:
 
     def _start_round(self) -> None:
         self._timers[0] = None
-        if not self._stopped and self._busy is None and self._bytes_per_second:
+        if not self._stopped and self._is_job_running is None and self._bytes_per_second:
             self._scheduler.spawn(self.run_round(), name="scrub")
 
     async def run_round(self) -> None:
         """Scrub all closed segments of all partitions once; return at once if a round is in progress."""
-        if self._busy is not None:
+        if self._is_job_running is not None:
             return
-        self._busy = self._scheduler.promise()
+        self._is_job_running = self._scheduler.promise()
         began, before = self._clock.monotonic(), self.counts
         try:
             for partition in tuple(self._partitions):
@@ -147,7 +147,7 @@ class LogScrubber:
                 ),
             )
         finally:
-            busy, self._busy = self._busy, None
+            busy, self._is_job_running = self._is_job_running, None
             busy.set_result(None)
             if not self._stopped and self._bytes_per_second:
                 left_ms = self._interval_ms - (self._clock.monotonic() - began) * 1000

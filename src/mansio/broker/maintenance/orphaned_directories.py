@@ -61,7 +61,8 @@ class LastSeenMetadata(NamedTuple):
 class OrphanedDirectories:
     """Removal of orphaned directories.
 
-    Call `move_orphans` once, before any topic can be created or deleted; later `record_revision` and `remove_moved`.
+    Call `move_orphaned_directories` once, before any topic can be created or deleted; later `record_revision` and
+    `remove_moved`.
     """
 
     def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
@@ -71,7 +72,7 @@ class OrphanedDirectories:
         self._data_dir = data_dir
         self._format = ""
 
-    async def move_orphans(self, store: MetadataStore, state: MetadataImage) -> None:
+    async def move_orphaned_directories(self, store: MetadataStore, state: MetadataImage) -> None:
         """Move the directories that belong to no topic of `state`, which was just loaded from `store`.
 
         Raises `Unavailable` if `store` cannot be read. After a disk error, which is logged, the remaining directories
@@ -83,7 +84,7 @@ class OrphanedDirectories:
         known = frozenset(topic_directory(self._data_dir, topic).rpartition("/")[2] for topic in topics)
         try:
             await self._run_in_thread(
-                partial(self._move_unknown, known, LastSeenMetadata(self._format, state.revision))
+                partial(self._move_unknown_directories, known, LastSeenMetadata(self._format, state.revision))
             )
         except StorageError as error:
             logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
@@ -91,31 +92,33 @@ class OrphanedDirectories:
     async def record_revision(self, revision: int) -> None:
         """Record the revision under which directories were created. Raises `StorageError`."""
         if self._format:
-            await self._run_in_thread(partial(self._write, LastSeenMetadata(self._format, revision)))
+            await self._run_in_thread(
+                partial(self._write_last_seen, LastSeenMetadata(self._format, revision))
+            )
 
     async def remove_moved(self) -> None:
         """Remove the directories in `REMOVED_DIRECTORY`, one at a time. Raises `StorageError`."""
         root = f"{self._data_dir}/{REMOVED_DIRECTORY}"
-        for name in await self._run_in_thread(partial(self._names, root)):
+        for name in await self._run_in_thread(partial(self._list_names, root)):
             await self._run_in_thread(partial(self._disk.remove_tree, f"{root}/{name}"))
             logger.info("orphaned_directory_removed", extra=fields(directory=name))
 
     # On the file thread
 
-    def _move_unknown(self, known: frozenset[str], now: LastSeenMetadata) -> None:
+    def _move_unknown_directories(self, known: frozenset[str], now: LastSeenMetadata) -> None:
         root = f"{self._data_dir}/topics"
-        unknown = [name for name in self._names(root) if name not in known]
+        unknown = [name for name in self._list_names(root) if name not in known]
         for name in [name for name in unknown if not _is_topic_directory(name)]:
             logger.warning("unknown_directory_kept", extra=fields(directory=f"{root}/{name}"))
         unknown = [name for name in unknown if _is_topic_directory(name)]
-        mismatch = _mismatch(self._read(), now)
+        mismatch = _mismatch(self._read_last_seen(), now)
         for name in unknown:
-            self._move_one(name, QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY, mismatch)
+            self._move_directory(name, QUARANTINE_DIRECTORY if mismatch else REMOVED_DIRECTORY, mismatch)
         if unknown:
             self._disk.sync_directory(root)
-        self._write(now)
+        self._write_last_seen(now)
 
-    def _move_one(self, name: str, parent_name: str, mismatch: str) -> None:
+    def _move_directory(self, name: str, parent_name: str, mismatch: str) -> None:
         parent = f"{self._data_dir}/{parent_name}"
         self._disk.make_directory(parent)
         target, number = f"{parent}/{name}", 0
@@ -128,10 +131,10 @@ class OrphanedDirectories:
             known = fields(directory=target, reason=mismatch)
             logger.warning("unknown_directory_quarantined", extra=known)
 
-    def _names(self, root: str) -> list[str]:
+    def _list_names(self, root: str) -> list[str]:
         return self._disk.list_directory(root) if self._disk.exists(root) else []
 
-    def _read(self) -> LastSeenMetadata | None:
+    def _read_last_seen(self) -> LastSeenMetadata | None:
         path = f"{self._data_dir}/{LAST_METADATA_FILE_NAME}"
         payload = (
             decode_checksummed(MAGIC, VERSION, self._disk.read_file(path))
@@ -140,7 +143,7 @@ class OrphanedDirectories:
         )
         return None if payload is None else LastSeenMetadata(*json.loads(payload))
 
-    def _write(self, seen: LastSeenMetadata) -> None:
+    def _write_last_seen(self, seen: LastSeenMetadata) -> None:
         data = encode_checksummed(MAGIC, VERSION, json.dumps(seen).encode())
         write_file_atomically(self._disk, f"{self._data_dir}/{LAST_METADATA_FILE_NAME}", data)
 

@@ -81,7 +81,7 @@ class RetentionManager:
         first_ms = min(FIRST_CHECK_MS, self._check_interval_ms)
         self._timer = self._scheduler.call_later(first_ms, self._start_round)
 
-    def check_soon(self) -> None:
+    def check_now(self) -> None:
         """Check all partitions now, unless a check is in progress."""
         if self._timer is not None and not self._waiting:
             self._timer.cancel()

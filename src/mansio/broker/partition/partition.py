@@ -273,7 +273,7 @@ class Partition:
         replica = self.replica
         if isinstance(replica, ReplicationProgress):
             required = min(settings.min_insync_replicas, 1 + len(replica.followers()))
-            self._membership_changed(replica, replica.set_min_insync_replicas(required))
+            self._on_isr_changed(replica, replica.set_min_insync_replicas(required))
 
     def now_ms(self) -> float:
         """Return the monotonic time in milliseconds by which the lag of replicas is measured."""
@@ -377,10 +377,10 @@ class Partition:
         return AppendResult(base_offset, end_offset, append_time_ms, False)
 
     def request_flush(self) -> None:
-        """Start the flush of all batches that were appended without `urgent`."""
+        """Start the flush of appended batches for which no caller waits (acks other than all)."""
         self.group_commit.request_flush(self.log, urgent=True)
 
-    def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
+    def when_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
         """Return True if all records below `end_offset` are committed; otherwise return False and call `callback` once.
 
         `callback` is called with None on commit, or with the error because of which the wait ended; before this method
@@ -412,7 +412,7 @@ class Partition:
 
         if (failure := self.failure) is not None:
             complete(failure)
-        elif self.wait_committed(end_offset, complete):
+        elif self.when_committed(end_offset, complete):
             complete(None)
         return promise
 
@@ -459,14 +459,14 @@ class Partition:
 
     def _on_flushed(self, end_offset: int) -> None:
         if self.replica.on_local_flush(end_offset):
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
 
     def _on_flushed_as_follower(self, end_offset: int) -> None:
         if self.replica.on_local_flush(end_offset):
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
         self._complete_flush_waits(end_offset)
 
-    def _high_watermark_advanced(self) -> None:
+    def _on_high_watermark_advanced(self) -> None:
         high_watermark = self.replica.high_watermark
         for hook in self._hooks:
             hook.on_committed(high_watermark)
@@ -478,10 +478,10 @@ class Partition:
     def _on_log_failed(self, error: StorageError) -> None:
         failed = self.failure or error
         logger.error("log_failed", extra=fields(topic=self.topic, partition=self.index, reason=error))
-        self._fail_waits(failed)
+        self._fail_commit_waits(failed)
         self._wake_all()
 
-    def _fail_waits(self, error: MansioError) -> None:
+    def _fail_commit_waits(self, error: MansioError) -> None:
         """End all waits for commits with an error."""
         waits, self._commit_waits = self._commit_waits, deque()
         for _, callback in waits:
@@ -633,7 +633,7 @@ class Partition:
             self._before_append.insert(0, _SessionCheck(self.name, is_session_valid))
         self.group_commit.request_flush(log, urgent=True)  # the epoch, and what was not flushed before
         if replica.high_watermark > high_watermark:
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
 
     def become_follower(self, leader: int, leader_epoch: int) -> None:
         """Follow the broker `leader`, -1 for no leader. Raises `FencedLeaderEpoch` for an epoch that has ended."""
@@ -667,10 +667,10 @@ class Partition:
         moved = replica.on_isr_committed(in_sync, self.now_ms())
         self._set_role(replica)
         if moved:
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
         self._complete_start_offset_waits()
         if replica.is_under_min_isr:
-            self._fail_waits(self._not_enough_replicas_error(replica))
+            self._fail_commit_waits(self._not_enough_replicas_error(replica))
 
     def check_session(self) -> None:
         """Fail all waits for commits if the broker's session may have expired; otherwise advance the high watermark.
@@ -680,16 +680,16 @@ class Partition:
         if not isinstance(replica, ReplicationProgress):
             return
         if replica.is_session_uncertain:
-            self._fail_waits(_session_expired_error(self.name))
+            self._fail_commit_waits(_session_expired_error(self.name))
         elif replica.advance():
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
 
-    def _membership_changed(self, replica: ReplicationProgress, moved: bool) -> None:
+    def _on_isr_changed(self, replica: ReplicationProgress, moved: bool) -> None:
         self._set_role(replica)
         if moved:
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
         if replica.is_under_min_isr:
-            self._fail_waits(self._not_enough_replicas_error(replica))
+            self._fail_commit_waits(self._not_enough_replicas_error(replica))
 
     def _check_new_epoch(self, leader_epoch: int) -> None:
         current = self.replica.leader_epoch
@@ -712,7 +712,7 @@ class Partition:
         ended = NotLeaderOrFollower(
             f"{self.name}: {reason}; this broker does not know whether the batch is kept"
         )
-        self._fail_waits(ended)
+        self._fail_commit_waits(ended)
         self._fail_start_offset_waits(ended)
         self._wake_all()
         logger.info(
@@ -775,7 +775,7 @@ class Partition:
             if replica.on_follower_fetch(
                 node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset
             ):
-                self._high_watermark_advanced()
+                self._on_high_watermark_advanced()
             if self._start_offset_waits:
                 self._complete_start_offset_waits()
             if (
@@ -900,7 +900,7 @@ class Partition:
         """Apply the high watermark and the log start offset of the leader's response."""
         replica, log = self._follower_replica(), self.log
         if replica.on_leader_high_watermark(leader_high_watermark):
-            self._high_watermark_advanced()
+            self._on_high_watermark_advanced()
         if log.start_offset < leader_start_offset <= replica.high_watermark:
             self._advance_start(leader_start_offset)
             self.group_commit.persist_start_offset(log, _report_in_next_fetch)
@@ -1092,7 +1092,7 @@ class Partition:
                 hook.close()
         self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
         error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
-        self._fail_waits(error)
+        self._fail_commit_waits(error)
         self._fail_start_offset_waits(error)
         self._wake_all()
         self._parked.clear()

@@ -203,13 +203,13 @@ class PartitionSet:
                     found[f"{served.topic.name}-{index}"] = failure
         return found
 
-    def _index(self, served: _IndexedTopic) -> None:
+    def _index_topic(self, served: _IndexedTopic) -> None:
         self._by_name[served.topic.name] = served
         self._by_id[served.topic.topic_id.bytes] = served
 
     # Open and serve
 
-    async def open_known(
+    async def open_existing_topics(
         self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
     ) -> None:
         """Open and serve the live topics when the broker starts. A log that cannot be opened makes only its own
@@ -303,13 +303,13 @@ class PartitionSet:
             opening.set_result(None)
 
     def serve(self, topic: Topic) -> None:
-        """Serve the partitions of a live topic, or apply its changed settings."""
+        """Make the partitions of an existing topic available to requests, or apply the topic's changed settings."""
         served = _IndexedTopic(topic, self.partitions_or_errors(topic))
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
             if isinstance(partition, Partition) and not self._clustered:
                 partition.replica.leader_epoch = state.leader_epoch
         self._apply_settings(served.partitions, self._settings_of(topic))
-        self._index(served)
+        self._index_topic(served)
 
     def _apply_settings(
         self, partitions: Iterable[Partition | StorageError | None], settings: TopicSettings
@@ -344,7 +344,7 @@ class PartitionSet:
         if after is None:
             return
         if self._clustered and before is not None and _has_same_settings(before, after):
-            self._index(
+            self._index_topic(
                 _IndexedTopic(after, self.partitions_or_errors(after))
             )  # roles are applied by the replica manager
         else:

@@ -170,7 +170,7 @@ class Recompressor:
                     client=client,
                     on_appended=on_appended,
                 )
-                self._reserve(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
+                self._reserve_bytes(partition, entry, OVERHEAD_BYTES + max(len(records), entry.job_bytes_max))
         except MansioError as error:
             on_appended(error)
             return
@@ -189,7 +189,7 @@ class Recompressor:
         else:
             self._complete(partition, entry)
 
-    def _reserve(self, partition: Partition, entry: _QueuedAppend, size: int) -> None:
+    def _reserve_bytes(self, partition: Partition, entry: _QueuedAppend, size: int) -> None:
         """Count the batch for `size` bytes. Raises `RequestTimedOut` if that exceeds a bound."""
         queued = self.queued_bytes - entry.queued_bytes
         own = self._client_bytes.get(entry.client, 0) - entry.queued_bytes
@@ -202,7 +202,7 @@ class Recompressor:
         self._client_bytes[entry.client] = own + size
         entry.queued_bytes = size
 
-    def _release(self, entry: _QueuedAppend) -> None:
+    def _release_bytes(self, entry: _QueuedAppend) -> None:
         self.queued_bytes -= entry.queued_bytes
         own = self._client_bytes.pop(entry.client) - entry.queued_bytes
         if own:
@@ -240,7 +240,7 @@ class Recompressor:
         """Submit a batch again that is larger than estimated. Returns False, after setting an error as result, if that
         exceeds a bound or the thread is closed."""
         try:
-            self._reserve(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)
+            self._reserve_bytes(partition, entry, OVERHEAD_BYTES + entry.output_bytes_max)
         except RequestTimedOut as refused:
             entry.result = refused
             return False
@@ -261,7 +261,7 @@ class Recompressor:
 
     def _complete(self, partition: Partition, entry: _QueuedAppend) -> None:
         """Append a batch, unless its recompression failed, and call its `on_appended`."""
-        self._release(entry)
+        self._release_bytes(entry)
         result = entry.result
         assert result is not None
         if not isinstance(result, MansioError):

@@ -251,7 +251,7 @@ class HoldFloor(NamedTuple):
     reason: str = ""
 
 
-def limit_hold(
+def find_hold_floor(
     hold: RetentionHold,
     segments: Iterable[SegmentInfo],
     *,
@@ -299,7 +299,7 @@ class RetentionHoldHook:
         if not self._holds.are_loaded:
             return self._partition.start_offset
         self._limited.clear()
-        return min((self._floor(one) for one in self._partition_holds()), default=None)
+        return min((self._find_floor(one) for one in self._partition_holds()), default=None)
 
     def on_trim(self, start_offset: int) -> None:
         self.report_deleted(start_offset)
@@ -323,7 +323,7 @@ class RetentionHoldHook:
             raise PolicyViolation(
                 f"{partition.name}: it is not known yet which pipelines still need its records"
             )
-        first = min(self._partition_holds(), key=self._floor)
+        first = min(self._partition_holds(), key=self._find_floor)
         raise PolicyViolation(
             f"{partition.name}: pipeline {first.pipeline!r} still needs the records from offset {floor} on; "
             f"`mansio pipeline release {first.pipeline}` gives them up"
@@ -332,9 +332,9 @@ class RetentionHoldHook:
     def _partition_holds(self) -> Iterable[RetentionHold]:
         return self._holds.holds_on(self._partition.topic, self._partition.index)
 
-    def _floor(self, hold: RetentionHold) -> int:
+    def _find_floor(self, hold: RetentionHold) -> int:
         settings, log = self._partition.settings, self._partition.log
-        found = limit_hold(
+        found = find_hold_floor(
             hold,
             self._segments(),
             size_bytes=log.size_bytes,

@@ -94,7 +94,7 @@ class IsrManager:
         self._scheduler = scheduler
         self._random = random
         self._broker_epoch_of = broker_epoch_of
-        self._may_join = can_join_isr
+        self._can_join_isr = can_join_isr
         self._is_session_valid = is_session_valid
         self._lag_ms_max = lag_ms_max
         self._leader_partitions: dict[Partition, _LeaderPartition] = {}
@@ -196,7 +196,7 @@ class IsrManager:
             if node in entry.state.replicas
             and replica.can_join_isr(node)
             and follower.broker_epoch == self._broker_epoch_of(node) > 0
-            and self._may_join(node)
+            and self._can_join_isr(node)
         }
         return (replica.in_sync - removed) | joining
 
@@ -217,11 +217,11 @@ class IsrManager:
             entry.replica.propose_isr(target)
             self._in_flight_count += 1
             name = f"in-sync set of {entry.partition.name}"
-            self._scheduler.spawn(self._change(entry, entry.state, target, sessions), name=name)
+            self._scheduler.spawn(self._change_isr(entry, entry.state, target, sessions), name=name)
 
     # Change
 
-    async def _change(
+    async def _change_isr(
         self, entry: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
     ) -> None:
         """Change the in-sync set in `state` to `target`, unless the state has changed meanwhile.
@@ -231,12 +231,12 @@ class IsrManager:
             isr = (*(node for node in state.isr if node in target), *sessions)
             after = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
             compares = [
-                Compare(self._key(entry), mod_revision=state.mod_revision),
+                Compare(self._partition_key(entry), mod_revision=state.mod_revision),
                 Compare(self._keys.session(self._node_id), create_revision=state.leader_broker_epoch),
             ]
             for node, epoch in sessions.items():
                 compares.append(Compare(self._keys.session(node), create_revision=epoch))
-            await self._commit(entry, state, after, compares)
+            await self._commit_isr_change(entry, state, after, compares)
         finally:
             entry.is_changing = False
             self._in_flight_count -= 1
@@ -244,12 +244,12 @@ class IsrManager:
             self._start_change_if_due(entry)
         self._start_changes()
 
-    async def _commit(
+    async def _commit_isr_change(
         self, entry: _LeaderPartition, before: PartitionState, after: PartitionState, compares: list[Compare]
     ) -> None:
         """Retry the transaction until it is known that it is committed, or that it cannot be committed any more."""
         writer = new_writer_id(self._random)
-        put = Put(self._key(entry), encode(partition_document(after), writer))
+        put = Put(self._partition_key(entry), encode(partition_document(after), writer))
         wait_ms = RETRY_MS
         while True:
             if not entry.is_current or entry.state.mod_revision != before.mod_revision or self._stopped:
@@ -288,7 +288,7 @@ class IsrManager:
 
     async def _read_state(self, entry: _LeaderPartition) -> None:
         """Read the current state after a change that cannot be committed any more, and apply it."""
-        stored = await self._store.get(self._key(entry))
+        stored = await self._store.get(self._partition_key(entry))
         if stored is None or not entry.is_current or stored.mod_revision < entry.state.mod_revision:
             return
         document = decode(stored.key, stored.value)
@@ -334,5 +334,5 @@ class IsrManager:
         entry.partition.apply_committed_isr(frozenset(state.isr))
         self._start_change_if_due(entry)
 
-    def _key(self, entry: _LeaderPartition) -> str:
+    def _partition_key(self, entry: _LeaderPartition) -> str:
         return self._keys.partition(entry.partition.topic_id, entry.partition.index)

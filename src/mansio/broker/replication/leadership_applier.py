@@ -96,7 +96,8 @@ class LeadershipApplier:
         self.isr_manager.remove(partition)
 
     def handle_broker_change(self, change: BrokerChange) -> None:
-        """Apply the end of a broker's session to the in-sync sets; `change` may be any change of a broker."""
+        """Remove a broker from the in-sync sets of the partitions led here, if `change` shows that its session has
+        ended. Other changes of brokers have no effect."""
         if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
             self.isr_manager.handle_session_end(change.node_id)
 

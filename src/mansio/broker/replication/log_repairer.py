@@ -162,7 +162,7 @@ class LogRepairer:
         self._request_timeout_ms = request_timeout_ms
         self._damaged: dict[tuple[str, int], _Damage] = {}
         self._due: dict[tuple[str, int], None] = {}
-        self._busy: Promise[None] | None = None
+        self._is_job_running: Promise[None] | None = None
         self._stopped = False
         self.counts = RepairCounts()
 
@@ -176,8 +176,8 @@ class LogRepairer:
         for damage in self._damaged.values():
             if damage.retry is not None:
                 damage.retry.cancel()
-        while self._busy is not None:
-            await self._busy
+        while self._is_job_running is not None:
+            await self._is_job_running
 
     def add_damage(self, topic: str, index: int, offset: int) -> None:
         """Repair a damaged batch that was found. `offset`: an offset of the batch, -1 if it is unknown."""
@@ -203,8 +203,8 @@ class LogRepairer:
 
     def _begin(self, key: tuple[str, int]) -> None:
         self._due[key] = None
-        if self._busy is None:
-            self._busy = self._scheduler.promise()
+        if self._is_job_running is None:
+            self._is_job_running = self._scheduler.promise()
             self._scheduler.spawn(self._run(), name="repair logs")
 
     async def _run(self) -> None:
@@ -215,13 +215,13 @@ class LogRepairer:
                     await self._repair(key)
                 except Exception:  # a defect ends the repair of one partition, not that of the others
                     logger.exception("repair_defect", extra=fields(topic=key[0], partition=key[1]))
-                    self._forget(key)
+                    self._forget_damage(key)
         finally:
-            busy, self._busy = self._busy, None
+            busy, self._is_job_running = self._is_job_running, None
             assert busy is not None
             busy.set_result(None)
 
-    def _forget(self, key: tuple[str, int]) -> None:
+    def _forget_damage(self, key: tuple[str, int]) -> None:
         """Drop the known damage of a partition; the next reader finds the damage again."""
         self._due.pop(key, None)
         self._damaged.pop(key, None)
@@ -233,7 +233,7 @@ class LogRepairer:
         damage, partition = self._damaged[key], self._partitions.get(*key)
         offsets = tuple(damage.offsets)
         if partition is not None:
-            await self._attempt(partition, damage, offsets)
+            await self._attempt_repairs(partition, damage, offsets)
         del self._due[key]
         if partition is None or partition.closed or self._stopped:
             del self._damaged[key]
@@ -256,7 +256,7 @@ class LogRepairer:
                 partition.storage_health.record_repair(*key)
         self._scheduler.call_soon(partition.on_verified)
 
-    async def _attempt(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
+    async def _attempt_repairs(self, partition: Partition, damage: _Damage, offsets: Sequence[int]) -> None:
         """Repair the damaged segments whose next attempt is due; update the failures in `damage`."""
         log = partition.log
         before, failures = damage.failures, {}
@@ -456,21 +456,21 @@ class _SegmentRepair:
             partition.request_flush()
         self._check_current()
         try:
-            await self._write()
+            await self._write_copy()
             epochs, start_offset = log.leader_epochs.entries(), log.durable_start_offset
             while not await self._in_thread(partial(self._copy.verify, epochs, start_offset)):
                 pass
             if not self._ranges and await self._in_thread(self._copy.is_name_missing):
                 self._ranges.append((segment.base_offset, segment.end_offset, partition.broker_id))
             if self._ranges:
-                await self._swap()
+                await self._swap_copy()
         except Exception:
-            await self._abandon()
+            await self._remove_copy()
             raise
         if self._ranges:
             repairer.report_replaced(partition, self._ranges, self._size_bytes)
             return
-        await self._abandon()
+        await self._remove_copy()
         if segment.checked is not None:  # the segment is intact: let readers verify it again
             log.forget_checks(segment)
 
@@ -484,7 +484,7 @@ class _SegmentRepair:
         if log.closed or log.generation != self._generation or not log.has_segment(self._segment):
             raise Unavailable(f"{self._segment.path} is not in the log any more")
 
-    async def _write(self) -> None:
+    async def _write_copy(self) -> None:
         """Write the copy: the intact batches of the segment, and batches of another replica for the damaged ones."""
         log, segment = self._partition.log, self._segment
         position, offset, delimit = 0, segment.base_offset, False
@@ -495,28 +495,28 @@ class _SegmentRepair:
                 result = await self._in_thread(partial(self._copy.copy_intact, file, task, delimit=delimit))
             except StorageError:
                 # The file is missing, or the disk does not return this part of it.
-                await self._replace(offset, segment.end_offset)
+                await self._write_replacement_batches(offset, segment.end_offset)
                 return
             for found in result.ranges:
                 if found.damage and not await self._replace_range(found):
                     return
             position, offset = result.position, result.offset
             if delimit and not result.ranges and not result.done:  # no batch from here on
-                await self._replace(offset, segment.end_offset)
+                await self._write_replacement_batches(offset, segment.end_offset)
                 return
             delimit = bool(result.problem) and not delimit
 
     async def _replace_range(self, found: CheckedRange) -> bool:
         """Replace one damaged range. Returns False if the whole rest of the segment was replaced."""
         try:
-            await self._replace(found.offset, found.end_offset)
+            await self._write_replacement_batches(found.offset, found.end_offset)
         except CorruptMessage:
             # The batch that was taken for the next intact one does not follow those of the other replica.
-            await self._replace(self.next_offset, self._segment.end_offset)
+            await self._write_replacement_batches(self.next_offset, self._segment.end_offset)
             return False
         return True
 
-    async def _replace(self, offset: int, end_offset: int) -> None:
+    async def _write_replacement_batches(self, offset: int, end_offset: int) -> None:
         """Write the batches of another replica from `offset` to `end_offset`, without those below the log start offset.
 
         Raises `CorruptMessage` if no batch of the other replica ends at `end_offset`."""
@@ -556,7 +556,7 @@ class _SegmentRepair:
                     f"broker {source} has no batch that begins at {offset} and ends below {end_offset}"
                 )
 
-    async def _swap(self) -> None:
+    async def _swap_copy(self) -> None:
         repairer, log, segment, copy = self._repairer, self._partition.log, self._segment, self._copy
         waited_ms = 0
         while not log.begin_repair(segment):
@@ -572,7 +572,7 @@ class _SegmentRepair:
         finally:
             log.finish_repair(segment, copy.size, copy.index if done else None)
 
-    async def _abandon(self) -> None:
+    async def _remove_copy(self) -> None:
         """Remove the files of the copy; if that fails, the next start removes them.
 
         The files of a log that was closed meanwhile are removed with the log or at the next start."""

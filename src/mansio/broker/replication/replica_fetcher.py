@@ -209,14 +209,14 @@ class ReplicaFetcher:
         context = self._context
         settings = context.settings
         while True:
-            requested, wait_ms = self._select(self._due())
+            requested, wait_ms = self._select_partitions(self._due_partitions())
             if not requested:
                 await self._sleep(self._wait_ms())
                 continue
             try:
                 frame = await context.peers.send(
                     self._leader,
-                    self._request(requested, wait_ms),
+                    self._encode_fetch_request(requested, wait_ms),
                     timeout_ms=settings.request_timeout_ms,
                 )
                 response = fetch.decode_replica_response(frame) or decode_response(FETCH_VERSION, frame)
@@ -232,7 +232,7 @@ class ReplicaFetcher:
             self._logged_error = None
             await self._wait_flushed(self._apply_response(requested, response))
 
-    def _due(self) -> list[_FetchedReplica]:
+    def _due_partitions(self) -> list[_FetchedReplica]:
         """Return the partitions to fetch now, in order of the time since records were last received for them."""
         now = self._context.clock.monotonic()
         throttled = now < self._context.throttle.fetch_allowed_at_s
@@ -255,7 +255,7 @@ class ReplicaFetcher:
                 due.append(one)
         return due
 
-    def _select(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
+    def _select_partitions(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
         """Return the partitions of the next request, and the milliseconds that the leader may wait for records.
 
         A request takes both brokers time for each partition. Of many partitions usually few are active; most requests
@@ -282,7 +282,7 @@ class ReplicaFetcher:
         at = min(due, default=now + self._context.settings.backoff_ms_max / 1000)
         return max(1.0, (at - now) * 1000)
 
-    def _request(self, requested: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
+    def _encode_fetch_request(self, requested: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
         settings = self._context.settings
         topics: dict[bytes, list[FetchPartition]] = {}
         for fetched in requested:
@@ -334,7 +334,7 @@ class ReplicaFetcher:
                 if fetched is None or not fetched.is_current:
                     continue
                 try:
-                    if self._apply(fetched, answer):
+                    if self._apply_partition(fetched, answer):
                         grown.append(fetched)
                 except MansioError as error:
                     self._delay_retry(fetched, error)
@@ -359,7 +359,7 @@ class ReplicaFetcher:
                 self.partitions[fetched.partition] = fetched
         return grown
 
-    def _apply(self, fetched: _FetchedReplica, answer: FetchedPartition) -> bool:
+    def _apply_partition(self, fetched: _FetchedReplica, answer: FetchedPartition) -> bool:
         """Apply one partition's result. Returns True if the log has batches that are not flushed yet."""
         partition = fetched.partition
         log = partition.log

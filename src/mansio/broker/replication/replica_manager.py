@@ -95,7 +95,7 @@ class ReplicaManager:
         self._state.on_change(self._on_topic_change)
         for topic in self._state.topics.values():
             self._serve_and_apply(topic)
-        self._scheduler.spawn(self._run(), name="open and close partitions")
+        self._scheduler.spawn(self._open_and_remove_topics(), name="open and close partitions")
         self._scheduler.call_later(RETRY_MS, self._check_failures)
 
     def stop(self) -> None:
@@ -134,7 +134,7 @@ class ReplicaManager:
             self._wake_task()
         if after is not None:
             known = before.partitions if before is not None and before.topic_id == after.topic_id else ()
-            self._apply(after, known)
+            self._apply_partition_states(after, known)
 
     def _remove_topic(self, topic: Topic) -> None:
         """Close the partitions of a deleted topic and have its data removed."""
@@ -150,9 +150,9 @@ class ReplicaManager:
 
     def _serve_and_apply(self, topic: Topic) -> None:
         self._partitions.serve(topic)
-        self._apply(topic, ())
+        self._apply_partition_states(topic, ())
 
-    def _apply(self, topic: Topic, known: Sequence[PartitionState]) -> None:
+    def _apply_partition_states(self, topic: Topic, known: Sequence[PartitionState]) -> None:
         """Apply the states of partitions that differ from those in `known`.
 
         Unchanged states are skipped, because the failure of a broker changes thousands of partitions one by one."""
@@ -178,12 +178,12 @@ class ReplicaManager:
 
     # The task
 
-    async def _run(self) -> None:
+    async def _open_and_remove_topics(self) -> None:
         while not self._stopped:
             if self._deleted_topics:
-                await self._process_first(self._deleted_topics, self._remove_one)
+                await self._process_first_topic(self._deleted_topics, self._remove_topic_data)
             elif self._topics_to_open:
-                await self._process_first(self._topics_to_open, self._open_one)
+                await self._process_first_topic(self._topics_to_open, self._open_topic)
             elif self._has_created_topics:
                 self._has_created_topics = False
                 await self._store_metadata_revision()
@@ -191,7 +191,7 @@ class ReplicaManager:
                 self._wake = self._scheduler.promise()
                 await self._wake
 
-    async def _process_first(
+    async def _process_first_topic(
         self, topics: dict[UUID, Topic], work: Callable[[UUID, Topic], Awaitable[None]]
     ) -> None:
         """Process the first of `topics` with `work`. If that fails, retry it later, after the others."""
@@ -212,13 +212,13 @@ class ReplicaManager:
         topics.setdefault(topic_id, topic)
         self._wake_task()
 
-    async def _remove_one(self, topic_id: UUID, topic: Topic) -> None:
+    async def _remove_topic_data(self, topic_id: UUID, topic: Topic) -> None:
         if topic_id not in self._state.topics_by_id:
             await self._remove(topic)
             logger.info("partitions_removed", extra=fields(topic=topic.name, id=topic_id))
         self._deleted_topics.pop(topic_id, None)
 
-    async def _open_one(self, topic_id: UUID, _: Topic) -> None:
+    async def _open_topic(self, topic_id: UUID, _: Topic) -> None:
         topic = self._state.topics_by_id.get(topic_id)
         if topic is not None:
             for index, opened in enumerate(self._partitions.partitions_or_errors(topic)):
@@ -262,7 +262,7 @@ class ReplicaManager:
         ]
         failed += self._unopened_partitions()
         if failed:
-            self._scheduler.spawn(self._give_up_partitions(failed), name="give up failed partitions")
+            self._scheduler.spawn(self._resign_partitions(failed), name="give up failed partitions")
         self._scheduler.call_later(RETRY_MS, self._check_failures)
 
     def _unopened_partitions(self) -> Iterator[tuple[UUID, int]]:
@@ -280,7 +280,7 @@ class ReplicaManager:
         state = topic.partitions[index]
         return self._node_id in state.isr and len(state.isr) > 1
 
-    async def _give_up_partitions(self, partitions: list[tuple[UUID, int]]) -> None:
+    async def _resign_partitions(self, partitions: list[tuple[UUID, int]]) -> None:
         try:
             await self._give_up(partitions)
         except MansioError as error:

@@ -90,11 +90,15 @@ class BrokerAuthenticator:
     ) -> BrokerChallenge:
         """Begin a handshake; return the nonces, with one chosen by this broker. `peer`: identity of the connection,
         None before a handshake; `host`: address of the peer, for the log. Raises `ClusterAuthorizationFailed`."""
-        self._secret(host)
+        self._cluster_secret(host)
         if peer is not None:
-            raise self._failed(REASON_OUT_OF_ORDER, host, "the connection already has an identity")
+            raise self._authentication_error(
+                REASON_OUT_OF_ORDER, host, "the connection already has an identity"
+            )
         if len(dialler_nonce) != NONCE_BYTES:
-            raise self._failed(REASON_OUT_OF_ORDER, host, f"a nonce of {len(dialler_nonce)} bytes")
+            raise self._authentication_error(
+                REASON_OUT_OF_ORDER, host, f"a nonce of {len(dialler_nonce)} bytes"
+            )
         return BrokerChallenge(dialler_nonce, self._random.bytes(NONCE_BYTES))
 
     def authenticate(
@@ -105,15 +109,15 @@ class BrokerAuthenticator:
 
         Raises `ClusterAuthorizationFailed`, and `StaleBrokerEpoch` if the epoch in `claimed` is not the registered one.
         """
-        secret, registry = self._secret(host), self._registry
+        secret, registry = self._cluster_secret(host), self._registry
         assert registry is not None, "a cluster secret comes from the registry"
         if challenge is None:
-            raise self._failed(REASON_OUT_OF_ORDER, host, "there is no challenge")
+            raise self._authentication_error(REASON_OUT_OF_ORDER, host, "there is no challenge")
         handshake = Handshake(
             registry.cluster_id, claimed, self._node_id, challenge.dialler_nonce, challenge.listener_nonce
         )
         if not handshake.is_dialler_proof(secret, proof) or claimed.node_id == self._node_id:
-            raise self._failed(REASON_WRONG_PROOF, host, "the proof is not valid")
+            raise self._authentication_error(REASON_WRONG_PROOF, host, "the proof is not valid")
         registered = registry.epoch_of(claimed.node_id)
         if registered == 0 or claimed.broker_epoch != registered:
             self.failure_counts[REASON_OTHER_EPOCH] += 1
@@ -152,13 +156,13 @@ class BrokerAuthenticator:
         registry = self._registry
         return registry is not None and 0 < registry.epoch_of(identity.node_id) == identity.broker_epoch
 
-    def _secret(self, host: str) -> ClusterSecret:
+    def _cluster_secret(self, host: str) -> ClusterSecret:
         secret = None if self._registry is None else self._registry.cluster_secret
         if secret is None:
-            raise self._failed(REASON_NOT_IN_CLUSTER, host, "this broker is not in a cluster")
+            raise self._authentication_error(REASON_NOT_IN_CLUSTER, host, "this broker is not in a cluster")
         return secret
 
-    def _failed(self, reason: str, host: str, detail: str) -> ClusterAuthorizationFailed:
+    def _authentication_error(self, reason: str, host: str, detail: str) -> ClusterAuthorizationFailed:
         self.failure_counts[reason] += 1
         logger.warning("broker_handshake_failed", extra=fields(peer=host, reason=reason, detail=detail))
         return ClusterAuthorizationFailed(detail)

@@ -62,8 +62,8 @@ class BrokerConfigManager:
         """The effective values with their sources: static, default of all brokers, or of this broker."""
         self.effective = settings
         """The effective settings: static settings with the dynamic ones applied."""
-        self._apply()
-        state.on_broker_config_change(self._apply)
+        self._apply_overrides()
+        state.on_broker_config_change(self._apply_overrides)
 
     def on_change(self, callback: Callable[[BrokerConfigSources, Settings], None]) -> None:
         """Call `callback` with the layers and the effective settings of this broker, now and after each change."""
@@ -93,7 +93,7 @@ class BrokerConfigManager:
             entry = self._state.broker_configs.get(name)
             before = {} if entry is None else dict(entry.configs)
             configs = BROKER_CONFIG.apply_changes({} if replace else before, changes)
-            self._check(name, configs)
+            self._check_configs(name, configs)
             if validate_only or configs == before:
                 return
             if await self._write(name, 0 if entry is None else entry.mod_revision, configs):
@@ -108,7 +108,7 @@ class BrokerConfigManager:
         if name != ALL_BROKERS and name not in map(str, known):
             raise InvalidRequest(f"there is no broker {name!r}")
 
-    def _check(self, name: str, configs: Mapping[str, str]) -> None:
+    def _check_configs(self, name: str, configs: Mapping[str, str]) -> None:
         """Check whether the effective settings of this broker would be free of contradictions after the change. For
         another broker, only the dynamic settings are checked; it checks them against its static settings itself."""
         layers = self._stored
@@ -128,7 +128,7 @@ class BrokerConfigManager:
         entry = self._state.broker_configs.get(name)
         return {} if entry is None else entry.configs
 
-    def _apply(self) -> None:
+    def _apply_overrides(self) -> None:
         stored = self._stored._replace(
             own_values=self._overrides(str(self._node_id)), default_values=self._overrides(ALL_BROKERS)
         )

@@ -102,7 +102,7 @@ class ElectionService:
         ]
 
     async def _elect(self, topic: str, index: int, election_type: int, deadline: float) -> None:
-        partition = self._find(topic, index)
+        partition = self._find_partition(topic, index)
         if election_type not in (PREFERRED_ELECTION, UNCLEAN_ELECTION):
             raise InvalidRequest(f"there is no election of type {election_type}")
         if self._cluster is None:
@@ -150,7 +150,7 @@ class ElectionService:
         Raises `InvalidReplicaAssignment` unless the partition has exactly these replicas already, and
         `NoReassignmentInProgress` for a cancellation, because there are no reassignments. Also raises
         `UnknownTopicOrPartition`."""
-        partition = self._find(topic, index)
+        partition = self._find_partition(topic, index)
         if replicas is None:
             raise NoReassignmentInProgress
         if tuple(replicas) != partition.replicas:
@@ -169,7 +169,7 @@ class ElectionService:
                 found.append(OngoingReassignment(name, index, states[index]))
         return found
 
-    def _find(self, topic: str, index: int) -> PartitionState:
+    def _find_partition(self, topic: str, index: int) -> PartitionState:
         partitions = self._topics.find(topic).partitions
         if not 0 <= index < len(partitions):
             raise UnknownTopicOrPartition(f"there is no partition {topic}-{index}")

@@ -195,7 +195,7 @@ class FetchService:
         not, the caller must `park` the request. `follower`: the authenticated broker that sent the request, None for a
         client."""
         if follower is not None:
-            return self._begin_for_replica(request, follower)
+            return self._begin_follower_fetch(request, follower)
         result = self.read(request, client_id)
         is_final = (
             result.size_bytes >= request.min_bytes
@@ -220,13 +220,15 @@ class FetchService:
             for want in wanted
         )
 
-    def _begin_for_replica(self, request: FetchRequest, follower: BrokerIdentity) -> tuple[FetchResult, bool]:
+    def _begin_follower_fetch(
+        self, request: FetchRequest, follower: BrokerIdentity
+    ) -> tuple[FetchResult, bool]:
         """Like `begin_fetch`, for a follower, whose response may be delayed so that it carries more batches
         (`FetchCoalescer`)."""
         if request.is_repair_read:
-            return self._read_for_replica(request, follower, first=False), True
+            return self._read_for_follower(request, follower, first=False), True
         pending_before = len(self._produce.pending)
-        result = self._read_for_replica(request, follower, first=True)
+        result = self._read_for_follower(request, follower, first=True)
         self._coalescer.record_follower_fetch(pending_before)
         if result.is_urgent or request.max_wait_ms <= 0 or not request.topics:
             return result, True
@@ -252,7 +254,7 @@ class FetchService:
     ) -> FetchResult:
         """Read all partitions once, within the byte limits of the request and the client's quota."""
         if follower is not None:
-            return self._read_for_replica(request, follower, first=False)
+            return self._read_for_follower(request, follower, first=False)
         remaining = min(request.max_bytes, self._response_bytes_max)
         quotas = self._quotas.active
         if quotas is not None and (burst_bytes := quotas.fetch_max_bytes(client_id)) is not None:
@@ -298,7 +300,7 @@ class FetchService:
             topics.append((name, topic_id, results))
         return FetchResult(topics, total, has_error, is_pending=is_pending and not total)
 
-    def _read_for_replica(
+    def _read_for_follower(
         self, request: FetchRequest, follower: BrokerIdentity, *, first: bool
     ) -> FetchResult:
         """Read for a follower. The whole fetch is rejected unless `follower` is a current session according to the
@@ -472,7 +474,7 @@ class ParkedFetch:
         coalescer = self._service._coalescer
         if self._coalesces:
             if coalescer.is_full:
-                self._coalesced()
+                self._on_coalescing_end()
             return
         result = self._service.read(self._request, self._client_id, self._follower)
         if result.is_urgent:
@@ -490,9 +492,9 @@ class ParkedFetch:
         assert self._timer is not None
         self._coalesces = True
         self._timer.cancel()
-        self._timer = self._service._scheduler.call_later(WAIT_MS_MAX, self._coalesced)
+        self._timer = self._service._scheduler.call_later(WAIT_MS_MAX, self._on_coalescing_end)
 
-    def _coalesced(self) -> None:
+    def _on_coalescing_end(self) -> None:
         self._service._coalescer.record_wait()
         self.complete_now()
 

@@ -288,7 +288,7 @@ class PendingAppend:
         self.complete(RequestTimedOut(TIMED_OUT_MESSAGE))
 
 
-class _Wait(NamedTuple):
+class _PendingBatch(NamedTuple):
     """One batch that is not committed yet, or not even appended, and the position of its result."""
 
     partition: Partition
@@ -305,7 +305,7 @@ class PendingProduce:
     """
 
     __slots__ = (
-        "_ended",
+        "_has_ended",
         "_on_done",
         "_service",
         "_stopwatch",
@@ -318,10 +318,10 @@ class PendingProduce:
 
     def __init__(self, service: ProduceService) -> None:
         self._service = service
-        self._ended = False
+        self._has_ended = False
         self.is_recompressed = False
         """Whether any batch was passed to the `Recompressor`."""
-        self._waits: dict[_Wait, None] = {}
+        self._waits: dict[_PendingBatch, None] = {}
         self._on_done: Callable[[PendingProduce], None] | None = None
         self._stopwatch: Stopwatch | None = None
         self.results: list[TopicResults] = []
@@ -336,22 +336,22 @@ class PendingProduce:
 
     def add_pending_batch(
         self, partition: Partition, end_offset: int, topic_position: int, position: int
-    ) -> _Wait:
+    ) -> _PendingBatch:
         """Register a batch that is not committed yet, with the position of its result in `results`. `end_offset`:
         `NOT_APPENDED_OFFSET` if the batch is not appended yet."""
-        wait = _Wait(partition, end_offset, topic_position, position)
+        wait = _PendingBatch(partition, end_offset, topic_position, position)
         self._waits[wait] = None
         return wait
 
     def record_outcome(
-        self, wait: _Wait, outcome: AppendResult | MansioError, *, awaits_commit: bool
+        self, wait: _PendingBatch, outcome: AppendResult | MansioError, *, awaits_commit: bool
     ) -> None:
         """Record the outcome of a batch that was registered with `NOT_APPENDED_OFFSET`: it was appended, or it was
         rejected. `awaits_commit`: the request also waits for the commit of the batch."""
-        if self._ended:
+        if self._has_ended:
             return
         if isinstance(outcome, MansioError):
-            self._fail(wait, outcome)
+            self._fail_batch(wait, outcome)
         else:
             partition, _, topic_position, position = wait
             base_offset, end_offset, append_time_ms, _ = outcome
@@ -378,7 +378,7 @@ class PendingProduce:
         for wait in tuple(self._waits):
             if wait.end_offset != NOT_APPENDED_OFFSET:
                 self._wait_committed(wait)
-        if not self._waits and not self._ended:  # the last one was appended before this call
+        if not self._waits and not self._has_ended:  # the last one was appended before this call
             self._finish()
 
     def time_out(self) -> None:
@@ -387,7 +387,7 @@ class PendingProduce:
             reason = (
                 NOT_APPENDED_IN_TIME_MESSAGE if wait.end_offset == NOT_APPENDED_OFFSET else TIMED_OUT_MESSAGE
             )
-            self._fail(wait, wait.partition.failure or RequestTimedOut(reason))
+            self._fail_batch(wait, wait.partition.failure or RequestTimedOut(reason))
         self._finish()
 
     def respond(self, response: Any) -> None:
@@ -395,29 +395,29 @@ class PendingProduce:
 
     def cancel(self) -> None:
         """Stop waiting without a call of `on_done`; the batches stay appended, or are appended later."""
-        self._ended = True
+        self._has_ended = True
         self._on_done = None
         self._service.pending.pop(self, None)
 
-    def _wait_committed(self, wait: _Wait) -> None:
-        if wait.partition.wait_committed(wait.end_offset, partial(self._committed, wait)):
-            self._committed(wait, None)
+    def _wait_committed(self, wait: _PendingBatch) -> None:
+        if wait.partition.when_committed(wait.end_offset, partial(self._on_committed, wait)):
+            self._on_committed(wait, None)
 
-    def _committed(self, wait: _Wait, error: MansioError | None) -> None:
+    def _on_committed(self, wait: _PendingBatch, error: MansioError | None) -> None:
         if self._on_done is None:
             return  # timed out or cancelled before
         if error is not None:
-            self._fail(wait, error)
+            self._fail_batch(wait, error)
         del self._waits[wait]
         if not self._waits:
             self._finish()
 
-    def _fail(self, wait: _Wait, error: MansioError) -> None:
+    def _fail_batch(self, wait: _PendingBatch, error: MansioError) -> None:
         results = self.results[wait.topic_position][2]
         results[wait.position] = BatchResult(results[wait.position].partition, error)
 
     def _finish(self) -> None:
-        self._ended = True
+        self._has_ended = True
         self._service.pending.pop(self, None)
         if self._stopwatch is not None:
             self._stopwatch.stop()

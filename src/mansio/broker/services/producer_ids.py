@@ -24,24 +24,24 @@ IDS_PER_BLOCK: Final = 1000
 class ProducerIdAllocator:
     """Assigns producer ids from blocks that are reserved for this broker."""
 
-    __slots__ = ("_end", "_key", "_next", "_random", "_store")
+    __slots__ = ("_block_end", "_key", "_next_id", "_random", "_store")
 
     def __init__(self, store: MetadataStore, keys: Keys, random: Random) -> None:
         self._store = store
         self._key = keys.producer_ids
         self._random = random
-        self._next = 0
-        self._end = 0
+        self._next_id = 0
+        self._block_end = 0
 
     async def new_producer_id(self) -> int:
         """Return a producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`,
         `Unavailable`."""
-        if self._next == self._end:
+        if self._next_id == self._block_end:
             first = await self.take_block(IDS_PER_BLOCK)
-            if self._next == self._end:  # no other caller took a block meanwhile
-                self._next, self._end = first, first + IDS_PER_BLOCK
-        producer_id = self._next
-        self._next += 1
+            if self._next_id == self._block_end:  # no other caller took a block meanwhile
+                self._next_id, self._block_end = first, first + IDS_PER_BLOCK
+        producer_id = self._next_id
+        self._next_id += 1
         return producer_id
 
     async def take_block(self, count: int) -> int:

@@ -188,14 +188,14 @@ class PublishService:
         if found.internal:
             raise InvalidTopic(f"{topic} is an internal topic; clients may not write to it")
         results: list[PublishedRecord | None] = [None] * len(records)
-        batches, total_bytes = self._batches(found, records, results)
+        batches, total_bytes = self._build_batches(found, records, results)
         entries = [(batch.partition, build_batch(batch.records, codec=codec)) for batch in batches]
         pending = self._produce.begin_produce([(topic, None, entries)], acks=acks)
         quotas = self._quotas.active
         throttle_ms = 0 if quotas is None else quotas.record_produce(caller.client_id, total_bytes)
         return PendingPublish(pending, results, batches, throttle_ms)
 
-    def _batches(
+    def _build_batches(
         self, topic: Topic, records: Sequence[RecordToPublish], results: list[PublishedRecord | None]
     ) -> tuple[list[_Batch], int]:
         """Distribute the records to batches. Return the batches in the order in which they are to be appended, and
@@ -258,7 +258,7 @@ class PublishService:
 class PendingPublish:
     """Result of `PublishService.begin_publish`: appended records that may not be committed yet."""
 
-    __slots__ = ("_batches", "_pending", "_results", "throttle_ms")
+    __slots__ = ("_build_batches", "_pending", "_results", "throttle_ms")
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class PendingPublish:
     ) -> None:
         self._pending = pending
         self._results = results
-        self._batches = batches
+        self._build_batches = batches
         self.throttle_ms = throttle_ms
         """Time for which the client must pause, 0 for none."""
 
@@ -291,7 +291,7 @@ class PendingPublish:
         """Return the results; they are final once `is_complete` or after the call of `on_done`."""
         found = list(self._results)
         ((_, _, appended),) = self._pending.results
-        for batch, stored in zip(self._batches, appended, strict=True):
+        for batch, stored in zip(self._build_batches, appended, strict=True):
             for delta, position in enumerate(batch.positions):
                 if stored.error is not None:
                     found[position] = PublishedRecord(batch.partition, error=stored.error)

@@ -213,7 +213,7 @@ class QuotaService:
     def list_quotas(self) -> list[Quota]:
         """Return all stored quotas."""
         return [
-            Quota(_entity(entry.document["entity"]), entry.document["values"])
+            Quota(_decode_entity(entry.document["entity"]), entry.document["values"])
             for _, entry in sorted(self._state.quotas.items())
         ]
 
@@ -231,11 +231,11 @@ class QuotaService:
     ) -> list[MansioError | None]:
         """Change the quotas of several entities. Return the error of each entity, or None. Errors: those of `alter`,
         and `InvalidRequest` for an entity that occurs more than once or cannot have quotas."""
-        count = Counter(_identity(each) for each in alterations)
+        count = Counter(_entity_identity(each) for each in alterations)
         errors: list[MansioError | None] = []
         for each in alterations:
             try:
-                if count[_identity(each)] > 1:
+                if count[_entity_identity(each)] > 1:
                     raise InvalidRequest("an entity is in the request more than once")
                 changes: dict[str, float | None] = {}
                 for name, value in each.changes:
@@ -273,7 +273,7 @@ class QuotaService:
                 return
             revision = 0 if known is None else known.mod_revision
             if await self._write(key, revision, entity, values):
-                logger.info("quota_changed", extra=fields(entity=_key(entity), values=_described(values)))
+                logger.info("quota_changed", extra=fields(entity=_key(entity), values=_format_values(values)))
                 return
         raise ConcurrentChange("these quotas are being changed concurrently")
 
@@ -281,7 +281,7 @@ class QuotaService:
         guard = [Compare(key, mod_revision=revision)]
         if values:
             writer = new_writer_id(self._random)
-            document = {"entity": _entity_document(entity), "values": values}
+            document = {"entity": _encode_entity(entity), "values": values}
             put = Put(key, metadata_store.encode(document, writer))
             done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
         else:
@@ -337,7 +337,7 @@ def _matches(entity: QuotaEntity, filters: Sequence[QuotaFilter], *, strict: boo
     return not (strict and filters) or components == len(filters)
 
 
-def _identity(alteration: QuotaAlteration) -> tuple[tuple[str, str], ...]:
+def _entity_identity(alteration: QuotaAlteration) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((kind, name or "") for kind, name in alteration.entity))
 
 
@@ -375,7 +375,7 @@ def _check_value(name: str, value: float) -> None:
         raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
 
 
-def _described(values: Mapping[str, float]) -> str:
+def _format_values(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
 
 
@@ -387,7 +387,7 @@ def _key(entity: QuotaEntity) -> str:
     return ",".join(parts)
 
 
-def _entity_document(entity: QuotaEntity) -> dict[str, str | None]:
+def _encode_entity(entity: QuotaEntity) -> dict[str, str | None]:
     """Return the stored form of an entity; a null name stands for the default of its type."""
     return {
         kind: None if name is NonLiteralName.DEFAULT else name
@@ -396,7 +396,7 @@ def _entity_document(entity: QuotaEntity) -> dict[str, str | None]:
     }
 
 
-def _entity(document: Mapping[str, Any]) -> QuotaEntity:
+def _decode_entity(document: Mapping[str, Any]) -> QuotaEntity:
     def name(kind: str) -> EntityName:
         if kind not in document:
             return NonLiteralName.ABSENT

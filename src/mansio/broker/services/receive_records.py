@@ -138,7 +138,7 @@ class ReceiveService:
         if max_records < 1 or max_bytes < 1:
             raise InvalidRequest("max_records and max_bytes must be at least 1")
         names = {self._topics.find(name).topic_id.bytes: name for name in topics}
-        led = self._led(names)
+        led = self._led_partitions(names)
         if not led:
             raise NotLeaderOrFollower(
                 f"this broker leads no partition of {', '.join(sorted(names.values()))}"
@@ -167,7 +167,7 @@ class ReceiveService:
             nonlocal is_complete
             try:
                 received = await receive.run(())
-                result = await self._decoded(group_id, member_id, names, received, receive, caller)
+                result = await self._decode_result(group_id, member_id, names, received, receive, caller)
                 if promise.done():
                     await self._share_partition_manager.release_leases(group_id, member_id)
                 else:
@@ -192,7 +192,7 @@ class ReceiveService:
                     self._share_partition_manager.release_leases(group_id, member_id), name="release leases"
                 )
 
-    def _led(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
+    def _led_partitions(self, names: Mapping[bytes, str]) -> list[TopicPartition]:
         """Return the partitions of the topics that this broker leads, beginning with a random one."""
         led: list[TopicPartition] = []
         for topic_id, name in names.items():
@@ -205,7 +205,7 @@ class ReceiveService:
         first = int(self._random.uniform(0, len(led))) % len(led) if led else 0
         return [*led[first:], *led[:first]][:PARTITIONS_MAX]
 
-    async def _decoded(
+    async def _decode_result(
         self,
         group_id: str,
         member_id: str,
@@ -225,7 +225,7 @@ class ReceiveService:
             error = part.error
             by_offset: dict[int, Record] = {}
             if error is None:
-                error, decoded_bytes_left = _decode(part, by_offset, decoded_bytes_left)
+                error, decoded_bytes_left = _decode_records(part, by_offset, decoded_bytes_left)
             if error is not None:
                 errors[topic, index] = error
             missing: list[AcknowledgementBatch] = []
@@ -264,7 +264,7 @@ class ReceiveService:
         return ReceiveResult(member_id, records, receive.lock_ms, errors, throttle_ms)
 
 
-def _decode(
+def _decode_records(
     part: ReceivedPartition, by_offset: dict[int, Record], bytes_left: int
 ) -> tuple[MansioError | None, int]:
     """Decode the batches of a partition into `by_offset`. Return the error that ended the decoding early, or None, and

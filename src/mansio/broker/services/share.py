@@ -278,7 +278,7 @@ class ShareService:
                 for each in self.share_partition_manager.share_partitions()
                 if each.key.group == group_id and each.is_ready
             ]
-            return [self._described(each, ranges_max) for each in leaders[:PARTITIONS_MAX]]
+            return [self._describe_share_partition(each, ranges_max) for each in leaders[:PARTITIONS_MAX]]
         if len(partitions) > PARTITIONS_MAX:
             raise InvalidRequest(f"{len(partitions)} partitions; at most {PARTITIONS_MAX} per request")
         found = [SharePartitionDescription(topic_id, index) for topic_id, index in partitions]
@@ -289,13 +289,15 @@ class ShareService:
             except MansioError as error:
                 found[position] = SharePartitionDescription(topic_id, index, error)
             else:
-                found[position] = self._described(leader, ranges_max)
+                found[position] = self._describe_share_partition(leader, ranges_max)
 
         works = [describe(position, *each) for position, each in enumerate(partitions)]
         await gather_results(self.scheduler, works, name="describe leases")
         return found
 
-    def _described(self, leader: SharePartitionLeader, ranges_max: int) -> SharePartitionDescription:
+    def _describe_share_partition(
+        self, leader: SharePartitionLeader, ranges_max: int
+    ) -> SharePartitionDescription:
         machine = leader.ready_state_machine() or leader.state_machine
         now_ms, lock_ms = leader.now_ms(), machine.settings.lock_ms
         machine.high_watermark = max(machine.high_watermark, leader.partition.high_watermark)
@@ -450,7 +452,7 @@ class ReceiveOperation:
             # Do not lease to a closed connection: the member may have a new session on another connection, which would
             # not know of these leases.
             found, is_unavailable = self._acquire(received) if self._is_connected() else ([], False)
-            await self._store(to_store, found, received)
+            await self._store_changes(to_store, found, received)
             to_store = ()
             if self._is_over or acknowledged or received or not self._is_connected():
                 return received
@@ -500,7 +502,7 @@ class ReceiveOperation:
                 space -= acquired.size_bytes
         return found, is_unavailable
 
-    async def _store(
+    async def _store_changes(
         self,
         acknowledged: Sequence[AcknowledgeResult],
         found: list[tuple[SharePartitionLeader, AcquiredRecords]],

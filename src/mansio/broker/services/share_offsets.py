@@ -91,12 +91,12 @@ class ShareOffsetService:
         try:
             check_group_id(group_id)
             _, group = self._group_coordinator.share_groups.find(group_id)
-            wanted = self._with_state(group) if topics is None else topics
+            wanted = self._partitions_with_state(group) if topics is None else topics
             return [await self._describe_topic(group_id, *each) for each in wanted]
         except MansioError as error:
-            raise _for_client(error) from error
+            raise _to_coordinator_error(error) from error
 
-    def _with_state(self, group: ShareGroup) -> list[tuple[str, Sequence[int]]]:
+    def _partitions_with_state(self, group: ShareGroup) -> list[tuple[str, Sequence[int]]]:
         name_of = self._group_coordinator.topic_resolver.name_of
         return [
             (name, each.partitions)
@@ -106,7 +106,7 @@ class ShareOffsetService:
 
     async def _describe_topic(self, group_id: str, name: str, indexes: Sequence[int]) -> TopicShareOffsets:
         topic = self._topics.state.topics.get(name)
-        topic_id = _id_of(topic)
+        topic_id = _topic_id_bytes(topic)
         offsets = []
         for index in indexes:
             try:
@@ -155,11 +155,11 @@ class ShareOffsetService:
                 owner = await self._group_coordinator.share_groups.find_or_create(group_id)
                 _check_empty(owner[1])
         except MansioError as error:
-            raise _for_client(error) from error
+            raise _to_coordinator_error(error) from error
         results = []
         for name, partitions in start_offsets:
             topic = topics.get(name)
-            topic_id = _id_of(topic)
+            topic_id = _topic_id_bytes(topic)
             offsets = []
             for index, start_offset in partitions:
                 failure: MansioError | None = None
@@ -167,12 +167,14 @@ class ShareOffsetService:
                     _check_partition(topic, name, index)
                     await self._alter_partition(ShareKey(group_id, topic_id, index), start_offset)
                 except MansioError as error:
-                    failure = _for_client(error)
+                    failure = _to_coordinator_error(error)
                 offsets.append(ShareOffset(index, start_offset, error=failure))
             if topic is not None and owner is not None and any(each.error is None for each in offsets):
                 # For all partitions of the topic, so that the group does not treat the others as newly added
                 # partitions.
-                await self._record_state(*owner, topic_id, name, range(len(topic.partitions)))
+                await self._record_initialized_partitions(
+                    *owner, topic_id, name, range(len(topic.partitions))
+                )
             results.append(TopicShareOffsets(name, topic_id, offsets))
         return results
 
@@ -186,7 +188,7 @@ class ShareOffsetService:
         await manager.persister.initialize(key, state_epoch, start_offset)
         manager.drop(key)
 
-    async def _record_state(
+    async def _record_initialized_partitions(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]
     ) -> None:
         """Record partitions with state in the group, so that the state is deleted with the group."""
@@ -207,23 +209,23 @@ class ShareOffsetService:
             entry, group = self._group_coordinator.share_groups.find(group_id)
             _check_empty(group)
         except MansioError as error:
-            raise _for_client(error) from error
+            raise _to_coordinator_error(error) from error
         results = []
         for name in topics:
             topic = self._topics.state.topics.get(name)
-            topic_id = _id_of(topic)
+            topic_id = _topic_id_bytes(topic)
             failure: MansioError | None = None
             try:
                 if topic is None:
                     raise UnknownTopicOrPartition(f"there is no topic {name!r}")
                 await self._group_coordinator.share_groups.delete_topics(entry, group, [topic_id])
             except MansioError as error:
-                failure = _for_client(error)
+                failure = _to_coordinator_error(error)
             results.append(TopicShareOffsets(name, topic_id, error=failure))
         return results
 
 
-def _id_of(topic: Topic | None) -> bytes:
+def _topic_id_bytes(topic: Topic | None) -> bytes:
     return NO_TOPIC_ID if topic is None else topic.topic_id.bytes
 
 
@@ -241,6 +243,6 @@ def _check_empty(group: ShareGroup) -> None:
         raise NonEmptyGroup(f"group {group.group_id!r} has members")
 
 
-def _for_client(error: MansioError) -> MansioError:
+def _to_coordinator_error(error: MansioError) -> MansioError:
     """Convert an error of a log that belongs to the coordinator into the coordinator error that clients expect."""
     return error if isinstance(error, UnknownTopicOrPartition) else as_coordinator_error(error)

@@ -109,9 +109,9 @@ class Statistics:
     def count_errors(self, api_key: int, fields: Mapping[str, Any]) -> None:
         """Count the errors in the fields of a response; in very long lists only those of the first `COUNTED_ITEMS_MAX`
         items."""
-        self._count(api_key, fields, COUNTED_DEPTH_MAX)
+        self._count_errors_in(api_key, fields, COUNTED_DEPTH_MAX)
 
-    def _count(self, api_key: int, fields: Mapping[str, Any], depth: int) -> None:
+    def _count_errors_in(self, api_key: int, fields: Mapping[str, Any], depth: int) -> None:
         code = fields.get("error_code", 0)
         if code:
             self.count_error(api_key, int(code))
@@ -122,4 +122,4 @@ class Statistics:
                 for item in value[:COUNTED_ITEMS_MAX]:
                     if not isinstance(item, Mapping):
                         break
-                    self._count(api_key, item, depth - 1)
+                    self._count_errors_in(api_key, item, depth - 1)

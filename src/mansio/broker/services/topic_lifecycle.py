@@ -94,8 +94,8 @@ class TopicLifecycle:
         count = len(planned.partitions)
         self.opening_count += count
         try:
-            topic = dataclasses.replace(planned, topic_id=new_uuid(self._random), created_by=self._owner())
-            await self._abandon_on_failure(topic, self._execute_creation(topic))
+            topic = dataclasses.replace(planned, topic_id=new_uuid(self._random), created_by=self._creator())
+            await self._delete_on_failure(topic, self._execute_creation(topic))
         finally:
             self.opening_count -= count
 
@@ -104,8 +104,8 @@ class TopicLifecycle:
         if not await self.write(topic, with_puts=puts[: self._partition_puts_max]):
             self._check_session(topic.created_by)
             raise TopicAlreadyExists(f"topic {topic.name!r} already exists")
-        written = self._unfinished(topic)
-        await self._put_partitions(written, puts[self._partition_puts_max :])
+        written = self._find_unfinished(topic)
+        await self._write_partitions(written, puts[self._partition_puts_max :])
         if self._broker_epoch is not None:
             self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
@@ -118,12 +118,12 @@ class TopicLifecycle:
 
     async def delete(self, topic: Topic) -> None:
         """Delete a live topic: first its data on this broker, then its keys in the metadata store."""
-        await self._abandon_on_failure(topic, self._execute_deletion(topic))
+        await self._delete_on_failure(topic, self._execute_deletion(topic))
 
     async def _execute_deletion(self, topic: Topic) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
-            if await self.write(dataclasses.replace(topic, state=TOPIC_DELETING, created_by=self._owner())):
-                await self.remove(self._unfinished(topic))
+            if await self.write(dataclasses.replace(topic, state=TOPIC_DELETING, created_by=self._creator())):
+                await self.remove(self._find_unfinished(topic))
                 return
             found = self.state.topics_by_id.get(topic.topic_id)
             if found is None:
@@ -131,7 +131,7 @@ class TopicLifecycle:
             topic = found
         raise ConcurrentChange(f"topic {topic.name} is being changed concurrently")
 
-    def _unfinished(self, topic: Topic) -> Topic:
+    def _find_unfinished(self, topic: Topic) -> Topic:
         """Return the unfinished topic that this broker has just written. Raises `ConcurrentChange` if it has changed
         since."""
         found = self.state.unfinished_topics.get(topic.name)
@@ -148,13 +148,13 @@ class TopicLifecycle:
             await self._open_partitions(grown)
             puts = self._partition_puts(grown, there)
             first = max(0, len(puts) - self._partition_puts_max)
-            await self._put_partitions(topic, puts[:first])
+            await self._write_partitions(topic, puts[:first])
             if not await self.write(grown, with_puts=puts[first:]):
                 raise ConcurrentChange(f"topic {topic.name} was changed concurrently; read it and retry")
         finally:
             self.opening_count -= len(added)
 
-    async def _abandon_on_failure(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
+    async def _delete_on_failure(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
         """Run the steps that create or delete a topic. If a step fails, delete what exists of the topic.
 
         A single node first tries this once before it returns the error, so that the client can retry at once. Otherwise
@@ -166,8 +166,8 @@ class TopicLifecycle:
         except TopicAlreadyExists:
             raise
         except MansioError:
-            if self._broker_epoch is not None or not await self._is_abandoned_now(topic):
-                self._begin_abandoning(topic)
+            if self._broker_epoch is not None or not await self._try_delete_remains(topic):
+                self._begin_deleting_remains(topic)
             raise
         finally:
             self._end_work(topic)
@@ -177,14 +177,15 @@ class TopicLifecycle:
         disk must not prevent the start of the broker."""
         self._topics_in_progress[topic.topic_id] += 1
         try:
-            if not await self._is_abandoned_now(topic):
-                self._begin_abandoning(topic)
+            if not await self._try_delete_remains(topic):
+                self._begin_deleting_remains(topic)
         finally:
             self._end_work(topic)
 
-    async def _is_abandoned_now(self, topic: Topic) -> bool:
+    async def _try_delete_remains(self, topic: Topic) -> bool:
+        """Call `_delete_remaining_parts` once; return False if it fails or has to be repeated."""
         try:
-            return await self._is_abandoned(topic)
+            return await self._delete_remaining_parts(topic)
         except (Unavailable, StorageError):
             return False
 
@@ -195,7 +196,7 @@ class TopicLifecycle:
         own = TopicCreator(self._node_id, self.epoch())
         for topic in self.state.unfinished_topics.values():
             if topic.created_by == own and topic.topic_id not in self._topics_in_progress:
-                self._begin_abandoning(topic)
+                self._begin_deleting_remains(topic)
         self._close_deleted()
 
     def _close_deleted(self) -> None:
@@ -223,22 +224,22 @@ class TopicLifecycle:
             del self._topics_in_progress[topic.topic_id]
             self._close_deleted()
 
-    def _begin_abandoning(self, topic: Topic) -> None:
+    def _begin_deleting_remains(self, topic: Topic) -> None:
         self._topics_in_progress[topic.topic_id] += 1
-        work = self._abandon(topic, self.epoch())
+        work = self._delete_remains(topic, self.epoch())
         self._scheduler.spawn(work, name=f"delete unfinished topic {topic.name}")
 
-    async def _abandon(self, topic: Topic, epoch: int) -> None:
+    async def _delete_remains(self, topic: Topic, epoch: int) -> None:
         try:
-            await self._abandon_with_retries(topic, epoch)
+            await self._delete_remains_with_retries(topic, epoch)
         finally:
             self._end_work(topic)
 
-    async def _abandon_with_retries(self, topic: Topic, epoch: int) -> None:
+    async def _delete_remains_with_retries(self, topic: Topic, epoch: int) -> None:
         is_reported = False
         while self.epoch() == epoch and (epoch != 0 or self._broker_epoch is None):
             try:
-                if await self._is_abandoned(topic):
+                if await self._delete_remaining_parts(topic):
                     return
             except (Unavailable, StorageError) as error:
                 if not is_reported:
@@ -247,7 +248,7 @@ class TopicLifecycle:
                 is_reported = True
             await self._scheduler.sleep(DELETION_RETRY_MS)
 
-    async def _is_abandoned(self, topic: Topic) -> bool:
+    async def _delete_remaining_parts(self, topic: Topic) -> bool:
         """Delete what exists of the topic according to the metadata store; return whether nothing is left to do.
 
         Steps that were reported as failed may have been committed nevertheless; if the topic is live, it is kept."""
@@ -259,13 +260,13 @@ class TopicLifecycle:
         if document["state"] == TOPIC_LIVE:
             return True
         await self.state.wait_for_revision(entry.mod_revision, self._scheduler)
-        found = self._unfinished(topic)
+        found = self._find_unfinished(topic)
         if found.state == TOPIC_CREATING and self._broker_epoch is not None:
             if not await self.write(
-                dataclasses.replace(found, state=TOPIC_DELETING, created_by=self._owner())
+                dataclasses.replace(found, state=TOPIC_DELETING, created_by=self._creator())
             ):
                 return False
-            found = self._unfinished(topic)
+            found = self._find_unfinished(topic)
         await self.remove(found)
         return True
 
@@ -292,7 +293,7 @@ class TopicLifecycle:
         await self.state.wait_for_revision(done.revision, self._scheduler)
         return done.succeeded
 
-    def _owner(self) -> TopicCreator | None:
+    def _creator(self) -> TopicCreator | None:
         """Return this broker and its session; None on a single node. Raises `Unavailable` if it has no session."""
         if self._broker_epoch is None:
             return None
@@ -307,13 +308,13 @@ class TopicLifecycle:
 
     def _session_guard(self) -> list[Compare]:
         """Return the condition with which a write fails if the session of this broker has ended."""
-        created_by = self._owner()
+        created_by = self._creator()
         if created_by is None:
             return []
         return [Compare(self.state.keys.session(created_by.node_id), create_revision=created_by.epoch)]
 
     def _check_session(self, created_by: TopicCreator | None) -> None:
-        if created_by != self._owner():
+        if created_by != self._creator():
             raise Unavailable("this broker's session has ended")
 
     @property
@@ -331,7 +332,7 @@ class TopicLifecycle:
             for index, partition in enumerate(topic.partitions[start:], start)
         ]
 
-    async def _put_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
+    async def _write_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
         guard = Compare(self.state.keys.topic(topic.name), mod_revision=topic.mod_revision)
         for chunk in split_into_chunks(puts, self._store.operations_max):
             done = await metadata_store.transact_with_retries(

@@ -185,7 +185,7 @@ class TopicService:
         `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only` nothing is
         created, and the returned topic has no id.
         """
-        topic = self._plan(new, internal=internal)
+        topic = self._plan_topic(new, internal=internal)
         if validate_only:
             return topic
         if (other := colliding_topic(new.name, self.state.topics)) is not None:
@@ -194,7 +194,7 @@ class TopicService:
                 extra=fields(topic=new.name, other=other),
             )
         _warn_without_effect(topic.name, topic.configs)
-        created = await self._uninterrupted(self._create(topic), name=f"create topic {new.name}")
+        created = await self._run_uninterrupted(self._create(topic), name=f"create topic {new.name}")
         partitions = len(created.partitions)
         logger.info(
             "topic_created", extra=fields(topic=created.name, id=created.topic_id, partitions=partitions)
@@ -245,7 +245,7 @@ class TopicService:
         """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal), `StorageError`."""
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
-        await self._uninterrupted(self._lifecycle.delete(topic), name=f"delete topic {topic.name}")
+        await self._run_uninterrupted(self._lifecycle.delete(topic), name=f"delete topic {topic.name}")
         logger.info("topic_deleted", extra=fields(topic=topic.name, id=topic.topic_id))
 
     async def add_partitions(
@@ -270,12 +270,12 @@ class TopicService:
             assignments,
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
-            partitions_available=self._partitions_available,
+            partitions_available=self._creatable_partition_count,
             cluster_brokers=self._cluster_brokers(start=topic.topic_id.int),
         )
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
-        grown = await self._uninterrupted(self._grow(topic, added), name=f"grow topic {name}")
+        grown = await self._run_uninterrupted(self._add_partitions(topic, added), name=f"grow topic {name}")
         known = fields(topic=name, partitions_before=len(topic.partitions), partitions=len(grown.partitions))
         logger.info("partitions_added", extra=known)
         return grown
@@ -292,12 +292,12 @@ class TopicService:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             topic = self.find(name)
             if topic.internal:
-                _check_internal(name, changes)
+                _check_internal_topic_changes(name, changes)
             configs = topic_config.apply_changes(
                 {} if replace else topic.configs, self._settings.topic_defaults, changes
             )
             if topic.internal:
-                configs = {**_own_configs(name), **configs}
+                configs = {**_internal_topic_configs(name), **configs}
             topic_config.check_combination(configs, topic.replication_factor, self._settings.topic_defaults)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
@@ -307,7 +307,8 @@ class TopicService:
                     name, {key: value for key, value in configs.items() if topic.configs.get(key) != value}
                 )
                 logger.info(
-                    "topic_settings_changed", extra=fields(topic=name, changed=_described(topic, changed))
+                    "topic_settings_changed",
+                    extra=fields(topic=name, changed=_format_changes(topic, changed)),
                 )
                 return self.find(name)
         raise ConcurrentChange(f"the settings of {name} are being changed concurrently")
@@ -355,15 +356,17 @@ class TopicService:
             logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
             await self._lifecycle.delete_unfinished(topic)
         for topic in tuple(self.state.topics.values()):
-            if topic.internal and (missing := _own_configs(topic.name).keys() - topic.configs.keys()):
+            if topic.internal and (
+                missing := _internal_topic_configs(topic.name).keys() - topic.configs.keys()
+            ):
                 settings = ",".join(sorted(missing))
                 logger.info("topic_settings_added", extra=fields(topic=topic.name, settings=settings))
-                configs = {**_own_configs(topic.name), **topic.configs}
+                configs = {**_internal_topic_configs(topic.name), **topic.configs}
                 await self._lifecycle.write(dataclasses.replace(topic, configs=configs))
 
     # Plan, without effects
 
-    def _plan(self, new: NewTopic, *, internal: bool) -> Topic:
+    def _plan_topic(self, new: NewTopic, *, internal: bool) -> Topic:
         check_topic_name(new.name)
         if new.name in INTERNAL_TOPICS and not internal:
             raise InvalidTopic(f"{new.name} is the broker's own name")
@@ -377,7 +380,7 @@ class TopicService:
             new,
             self._settings.node_id,
             self._settings.num_partitions,
-            self._partitions_available,
+            self._creatable_partition_count,
             self._cluster_brokers(start),
         )
         configs = topic_config.validated_overrides(
@@ -388,14 +391,14 @@ class TopicService:
             topic_id=NO_TOPIC_ID,
             partitions=partitions,
             replication_factor=replication_factor,
-            configs={**_own_configs(new.name), **configs} if internal else configs,
+            configs={**_internal_topic_configs(new.name), **configs} if internal else configs,
             internal=internal,
             state=TOPIC_CREATING,
             mod_revision=0,
         )
 
     @property
-    def _partitions_available(self) -> int:
+    def _creatable_partition_count(self) -> int:
         return self._settings.partitions_max - self.state.partition_count - self._lifecycle.opening_count
 
     def _cluster_brokers(self, start: int) -> ClusterBrokers | None:
@@ -414,11 +417,11 @@ class TopicService:
         await self._lifecycle.create(topic)
         return self.find(topic.name)
 
-    async def _grow(self, topic: Topic, added: Partitions) -> Topic:
+    async def _add_partitions(self, topic: Topic, added: Partitions) -> Topic:
         await self._lifecycle.add_partitions(topic, added)
         return self.find(topic.name)
 
-    async def _uninterrupted(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+    async def _run_uninterrupted(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
         """Run `work` to its end even if the caller is cancelled; return its result."""
         promise: Promise[T] = self._scheduler.promise()
 
@@ -440,12 +443,12 @@ class TopicService:
         return await promise
 
 
-def _own_configs(name: str) -> dict[str, str]:
+def _internal_topic_configs(name: str) -> dict[str, str]:
     """Return the settings with which the internal topic of this name is created."""
     return PRUNED_TOPIC_CONFIGS if name in PRUNED_TOPICS else COMPACTED_TOPIC_CONFIGS
 
 
-def _check_internal(name: str, changes: Sequence[Change]) -> None:
+def _check_internal_topic_changes(name: str, changes: Sequence[Change]) -> None:
     for change in changes:
         if change.name in topic_config.SETTINGS and change.name not in INTERNAL_TOPIC_CHANGEABLE_SETTINGS:
             raise PolicyViolation(
@@ -462,7 +465,7 @@ def _warn_without_effect(name: str, configs: Mapping[str, str]) -> None:
         logger.warning("topic_settings_without_effect", extra=fields(topic=name, settings=reasons))
 
 
-def _described(before: Topic, after: Topic) -> str:
+def _format_changes(before: Topic, after: Topic) -> str:
     """Return the changed settings as `name=value`, separated by commas; the value is empty after a reset to the
     default."""
     names = sorted({*before.configs, *after.configs})

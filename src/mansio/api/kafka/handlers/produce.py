@@ -159,7 +159,7 @@ def produce_by_template(
         (service, connection, template, correlation_id, index, response),
     )
     connection.queue_response(pending)
-    partition.wait_committed(end_offset, pending.complete)
+    partition.when_committed(end_offset, pending.complete)
     return None
 
 
