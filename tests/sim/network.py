@@ -272,7 +272,7 @@ class SimulatedConnection(Connection):
         self._socket_writer = _Egress(link)  # type: ignore[assignment]
         self.client_host = str(link.source)
         self.last_active = broker.server.now
-        broker.server.connected(self)
+        broker.server.on_connected(self)
 
     def take(self, data: bytes) -> None:
         self._inbox += data
@@ -296,10 +296,10 @@ class SimulatedConnection(Connection):
         self._versions[response] = self._version
         super().queue_response(response)
 
-    def answered(self, slot: Any) -> None:
+    def on_response_complete(self, slot: Any) -> None:
         if isinstance(slot, _PRODUCES) and slot.response:
             self.broker.confirms(self._versions.pop(slot), bytes(slot.response[0]))
-        super().answered(slot)
+        super().on_response_complete(slot)
 
     def end(self) -> None:
         if not self._ended:

@@ -136,7 +136,7 @@ class MemoryConnection:
         self.peer = peer
         self.client_host = "memory"
 
-    def defer(self) -> MemorySlot:
+    def defer_response(self) -> MemorySlot:
         return MemorySlot(self._answer)
 
 

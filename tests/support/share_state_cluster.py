@@ -73,7 +73,7 @@ class MovingPartition:
                 if end <= self.high_watermark and not promise.done():
                     promise.set_result(None)
 
-    def committed(self, end_offset: int) -> Any:
+    def commit_promise(self, end_offset: int) -> Any:
         promise = self.cluster.simulation.scheduler("disk").promise()
         self.waits.append((end_offset, promise))
         if not self.is_leader:

@@ -167,7 +167,7 @@ def integer_parser(minimum: int, maximum: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"\s*-?\d{1,19}\s*", text, re.ASCII):
             raise ValueError(f"{text!r} is not a whole number")
-        return _within(int(text), minimum, maximum)
+        return _check_bounds(int(text), minimum, maximum)
 
     return parse
 
@@ -179,12 +179,12 @@ def decimal_parser(minimum: float, maximum: float) -> Callable[[str], float]:
     def parse(text: str) -> float:
         if not re.fullmatch(r"\s*-?(\d{1,19}(\.\d{0,19})?|\.\d{1,19})([eE]-?\d{1,3})?\s*", text, re.ASCII):
             raise ValueError(f"{text!r} is not a number such as 0.5")
-        return _within(float(text), minimum, maximum)
+        return _check_bounds(float(text), minimum, maximum)
 
     return parse
 
 
-def _within(value: Number, minimum: Number, maximum: Number) -> Number:
+def _check_bounds(value: Number, minimum: Number, maximum: Number) -> Number:
     if value < minimum:
         raise ValueError(f"{value} is below the minimum of {minimum}")
     if value > maximum:

@@ -163,17 +163,17 @@ def _broker_entry(layers: BrokerConfigSources, name: str) -> ConfigEntry:
     settings, specification = layers.static_settings, SPECIFICATIONS[name]
     shown = config_name(name)
     default = default_of(name)
-    default_shown = Synonym(shown, _shown(default, specification), Source.DEFAULT)
+    default_shown = Synonym(shown, _format_setting(default, specification), Source.DEFAULT)
     synonyms: tuple[Synonym, ...] = (default_shown,)
     if settings.origin(name) is not Origin.DEFAULT:
-        value = _shown(getattr(settings, name), specification)
+        value = _format_setting(getattr(settings, name), specification)
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
     synonyms = (*_dynamic_synonyms(shown, layers), *synonyms)
     read_only = name not in DYNAMIC_SETTINGS
     return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=read_only)
 
 
-def _shown(value: Any, specification: Specification) -> str:
+def _format_setting(value: Any, specification: Specification) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if specification.kafka_unit > 1:

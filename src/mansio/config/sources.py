@@ -85,7 +85,7 @@ def load_settings(
     sources.append((Origin.FLAG, _from_flags(flags or {})))
     for origin, raw in sources:
         where = f"file {file}" if origin is Origin.FILE else str(origin)
-        read = _validated(raw, where)
+        read = _validate_values(raw, where)
         for name, value in (read.pop("topic_defaults", None) or {}).items():
             topic_defaults[name] = value
             origins[f"topic_defaults.{name}"] = origins["topic_defaults"] = origin
@@ -161,7 +161,7 @@ def _from_environment() -> dict[str, Any]:
         raise ConfigError('MANSIO_TOPIC_DEFAULTS: not JSON, such as {"retention.ms": 60000}') from error
 
 
-def _validated(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def _validate_values(raw: dict[str, Any], where: str) -> dict[str, Any]:
     for name in raw:
         if name not in SPECIFICATIONS:
             raise ConfigError(

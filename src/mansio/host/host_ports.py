@@ -1,4 +1,5 @@
-"""The port implementations that one broker uses: disk, clock, random numbers, scheduler and threads."""
+"""Implementations of the interfaces in `mansio.ports` for one broker: disk, clock, random numbers, scheduler and
+threads."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class HostPorts(NamedTuple):
-    """The port implementations of one broker. Each of the threads runs one job at a time."""
+    """Implementations of the interfaces in `mansio.ports` for one broker. Each thread runs one job at a time."""
 
     disk: Disk
     clock: Clock

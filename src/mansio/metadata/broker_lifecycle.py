@@ -92,14 +92,14 @@ class BrokerLifecycle:
         self._address = {"host": host, "port": port, "rack": rack, "run": new_writer_id(random)}
         self._lost_logs = lost_logs
         self._callbacks: list[Callable[[Session | None], None]] = []
-        self._leaving = False
+        self._is_leaving = False
         self._warned_at = float("-inf")
-        self._other: _OtherSession | None = None
+        self._other_session: _OtherSession | None = None
         self.sessions_lost = 0
         """Number of sessions that ended unintentionally."""
         self.session: Session | None = None
         self.session_to_renew: Session | None = None
-        state.on_broker_change(self._broker_changed)
+        state.on_broker_change(self._handle_broker_change)
 
     @property
     def epoch(self) -> int:
@@ -130,14 +130,14 @@ class BrokerLifecycle:
             try:
                 session = await self._register()
             except Unavailable as error:
-                self._other = None
+                self._other_session = None
                 if self.session is not None:  # registered, but the image has failed
                     raise
                 self._warn("not registered yet", reason=error.message)
                 session = None
             if session is not None:
                 return session
-            if self._leaving:
+            if self._is_leaving:
                 raise Unavailable("the broker is stopping")
             await self._scheduler.sleep(RETRY_INTERVAL_MS)
 
@@ -145,13 +145,13 @@ class BrokerLifecycle:
         key = self._state.keys.session(self._node_id)
         if (entry := await self._store.get(key)) is not None:
             other = metadata_store.decode(key, entry.value)
-            if self._other is None or self._other.run != other["run"]:
-                self._other = _OtherSession(
+            if self._other_session is None or self._other_session.run != other["run"]:
+                self._other_session = _OtherSession(
                     other["run"], other["host"], other["port"], self._clock.monotonic()
                 )
             self._warn("another session under this node id", host=other["host"], port=other["port"])
             return None
-        self._other = None
+        self._other_session = None
         if self._state.cluster_secret is None:
             await create_cluster_secret(self._store, self._state.keys, self._random)
         await self._leave_isrs()  # after this the image contains the secret
@@ -161,10 +161,10 @@ class BrokerLifecycle:
         try:
             epoch = await self._put_session(session)
         except MansioError:
-            await self._revoke(session)
+            await self._revoke_lease(session)
             raise
-        if epoch == 0 or session.has_ended or self._leaving:
-            await self._revoke(session)
+        if epoch == 0 or session.has_ended or self._is_leaving:
+            await self._revoke_lease(session)
             return None
         session.epoch = epoch
         self.session = session
@@ -175,7 +175,7 @@ class BrokerLifecycle:
         return session
 
     def _check_other_session(self, s_max: float | None) -> None:
-        other = self._other
+        other = self._other_session
         if s_max is not None and other is not None and self._clock.monotonic() - other.since >= s_max:
             raise ConfigError(
                 f"node_id: broker {self._node_id} is already running at {other.host}:{other.port}; each broker of a "
@@ -263,12 +263,12 @@ class BrokerLifecycle:
         logger.warning("session_lost", extra=fields(node=self._node_id, epoch=session.epoch))
         for callback in self._callbacks:
             callback(None)
-        if not self._leaving:
+        if not self._is_leaving:
             self._scheduler.spawn(self._register_again(), name="register again")
 
     async def _register_again(self) -> None:
         """Register again after a lost session. Retries after any error until the broker is stopped."""
-        while not self._leaving:
+        while not self._is_leaving:
             try:
                 await self.register()
             except Unavailable:  # the broker is stopping, or is registered and its image has failed
@@ -279,7 +279,7 @@ class BrokerLifecycle:
             else:
                 return
 
-    def _broker_changed(self, change: BrokerChange) -> None:
+    def _handle_broker_change(self, change: BrokerChange) -> None:
         session = self.session
         if session is None or change.node_id != self._node_id or change.before is None:
             return
@@ -355,16 +355,16 @@ class BrokerLifecycle:
 
         If the store is unavailable, the session ends when its lease expires.
         """
-        self._leaving = True
+        self._is_leaving = True
         session = self.session
         self.session = None
         if session is not None:
             session.end()
             for callback in self._callbacks:
                 callback(None)
-            await self._revoke(session)
+            await self._revoke_lease(session)
 
-    async def _revoke(self, session: Session) -> None:
+    async def _revoke_lease(self, session: Session) -> None:
         session.end()
         if self.session_to_renew is session:
             self.session_to_renew = None

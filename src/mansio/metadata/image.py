@@ -61,7 +61,7 @@ WATCH_RETRY_MS: Final = 250
 CREATE_ATTEMPTS_MAX: Final = 5
 
 
-class _Draft(NamedTuple):
+class _TopicDocument(NamedTuple):
     """The decoded value of one topic's key, without its partitions."""
 
     document: dict[str, Any]
@@ -92,7 +92,7 @@ class MetadataImage:
     """Created by the first broker of a cluster; a single node has none."""
     partition_count: int = 0
     failure: Exception | None = None
-    _drafts: dict[str, _Draft] = field(default_factory=dict)
+    _topic_documents: dict[str, _TopicDocument] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # topic names by uuid
     _partitions: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
@@ -120,7 +120,7 @@ class MetadataImage:
         """
         found = await find_or_create_cluster(store, cluster_id, random)
         state = cls(found, Keys(found))
-        state._relist(await store.list(state.keys.prefix))
+        state._apply_listing(await store.list(state.keys.prefix))
         return state
 
     def start(self, store: MetadataStore, scheduler: Scheduler, *, shared: bool = False) -> None:
@@ -138,7 +138,7 @@ class MetadataImage:
         if self._watch_task is not None:
             self._watch_task.cancel()
             self._watch_task = self._store = None
-        self._end_waits(Unavailable("the broker is stopping"))
+        self._fail_waits(Unavailable("the broker is stopping"))
 
     def on_change(self, callback: Callable[[TopicChange], None]) -> None:
         """Call `callback` on the event loop for each change of a live topic, after the image contains the change."""
@@ -227,14 +227,14 @@ class MetadataImage:
                     if not self._shared:
                         raise
                     await scheduler.sleep(WATCH_RETRY_MS)
-            self._end_waits(Unavailable("the metadata store was closed"))
+            self._fail_waits(Unavailable("the metadata store was closed"))
         except Exception as error:
             known = (
                 error
                 if isinstance(error, MansioError)
                 else StorageError(f"metadata cannot be decoded: {error!r}")
             )
-            self._end_waits(known)
+            self._fail_waits(known)
             for failed in self._failure_callbacks:
                 failed(known)
             if known is not error or not self._failure_callbacks:  # callbacks log the failure
@@ -248,9 +248,9 @@ class MetadataImage:
                     self._apply(events)
                 return
             except RevisionCompacted:
-                self._relist(await store.list(self.keys.prefix))
+                self._apply_listing(await store.list(self.keys.prefix))
 
-    def _end_waits(self, error: Exception) -> None:
+    def _fail_waits(self, error: Exception) -> None:
         self.failure = error
         waits, self._waits = self._waits, []
         for _, promise in waits:
@@ -262,9 +262,9 @@ class MetadataImage:
         for event in events:
             self._apply_event(event, touched)
             self.revision = event.mod_revision
-        self._publish(touched)
+        self._call_callbacks(touched)
 
-    def _relist(self, listing: Listing) -> None:
+    def _apply_listing(self, listing: Listing) -> None:
         kept = {entry.key for entry in listing.entries}
         touched: dict[str, None] = {}
         for key in [key for key in self._known_keys() if key not in kept]:
@@ -274,10 +274,10 @@ class MetadataImage:
                 Event(entry.key, entry.value, entry.create_revision, entry.mod_revision), touched
             )
         self.revision = listing.revision
-        self._publish(touched)
+        self._call_callbacks(touched)
 
     def _known_keys(self) -> list[str]:
-        topics = [self.keys.topic(name) for name in self._drafts]
+        topics = [self.keys.topic(name) for name in self._topic_documents]
         partitions = [
             f"{self.keys.partitions}{topic_id}/{index}"
             for topic_id, known in self._partitions.items()
@@ -308,10 +308,10 @@ class MetadataImage:
         if event.key.startswith(keys.topics):
             name = event.key.removeprefix(keys.topics)
             touched[name] = None
-            if (draft := self._drafts.pop(name, None)) is not None:
+            if (draft := self._topic_documents.pop(name, None)) is not None:
                 self._names.pop(draft.document["uuid"], None)
             if document is not None:
-                self._drafts[name] = _Draft(document, event.mod_revision)
+                self._topic_documents[name] = _TopicDocument(document, event.mod_revision)
                 self._names[document["uuid"]] = name
         elif event.key.startswith(keys.partitions):
             topic_id, _, index = event.key.removeprefix(keys.partitions).partition("/")
@@ -329,7 +329,7 @@ class MetadataImage:
                 None if document is None else ControllerState(document["broker"], event.create_revision)
             )
         elif event.key == keys.secret:
-            self.cluster_secret = None if document is None else _secret_of(event.key, document)
+            self.cluster_secret = None if document is None else _decode_secret(event.key, document)
         elif event.key.startswith(keys.quotas):
             self._quotas_changed = True
             self.quotas.pop(event.key, None)
@@ -376,7 +376,7 @@ class MetadataImage:
         else:
             self._broker_changes.append(BrokerChange(node_id, before, after))
 
-    def _publish(self, touched: Iterable[str]) -> None:
+    def _call_callbacks(self, touched: Iterable[str]) -> None:
         changes = [change for name in touched for change in self._rebuild_topic(name)]
         broker_changes, self._broker_changes = self._broker_changes, []
         for broker_change in broker_changes:
@@ -412,7 +412,7 @@ class MetadataImage:
         if before is not None:
             del self.topics_by_id[before.topic_id]
             self.partition_count -= len(before.partitions)
-        draft = self._drafts.get(name)
+        draft = self._topic_documents.get(name)
         after = None
         if draft is not None:
             known = self._partitions.get(draft.document["uuid"], {})
@@ -461,7 +461,7 @@ async def create_cluster_secret(store: MetadataStore, keys: Keys, random: Random
     await metadata_store.transact_with_retries(store, [Compare(keys.secret, create_revision=0)], [put])
 
 
-def _secret_of(key: str, document: dict[str, Any]) -> ClusterSecret:
+def _decode_secret(key: str, document: dict[str, Any]) -> ClusterSecret:
     """Decode the cluster secret. Raises `StorageError`; its message and causes do not contain the value."""
     try:
         return ClusterSecret(bytes.fromhex(document["secret"]))

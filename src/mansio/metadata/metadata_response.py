@@ -35,10 +35,10 @@ _FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of 
 class TopicEncoder:
     """Encoder of the topics of Metadata responses, with a cache. A broker has one."""
 
-    __slots__ = ("_alive", "_kept")
+    __slots__ = ("_alive", "_cached_topics")
 
     def __init__(self) -> None:
-        self._kept: WeakKeyDictionary[Topic, dict[int, bytes]] = WeakKeyDictionary()
+        self._cached_topics: WeakKeyDictionary[Topic, dict[int, bytes]] = WeakKeyDictionary()
         self._alive: frozenset[int] = frozenset()
 
     def encode(self, version: int, topic: Topic, alive: frozenset[int], operations: int) -> bytes:
@@ -48,8 +48,8 @@ class TopicEncoder:
         """
         if alive != self._alive:
             self._alive = alive
-            self._kept.clear()
-        forms = self._kept.setdefault(topic, {})
+            self._cached_topics.clear()
+        forms = self._cached_topics.setdefault(topic, {})
         form = next(form for form in _FORMS if form <= version)
         body = forms.get(form)
         if body is None:

@@ -9,7 +9,7 @@ at most one. The distance from the leader to the other replicas increases with e
 failed broker get new leaders on many brokers.
 
 Invariants:
-* The number of partitions is checked before memory for them is allocated; `partitions_available` is the number of
+* The number of partitions is checked before memory for them is allocated; `creatable_partition_count` is the number of
   partitions that may be added.
 * The replicas of a partition are on different brokers, and on as many racks as possible. A broker without a rack counts
   as a rack of its own.
@@ -112,7 +112,7 @@ def plan_partitions(
     new: NewTopic,
     node_id: int,
     default_count: int,
-    partitions_available: int,
+    creatable_partition_count: int,
     cluster_brokers: ClusterBrokers | None = None,
 ) -> tuple[Partitions, int]:
     """(partitions, replication factor) of a new topic. `cluster_brokers` is None on a single node.
@@ -120,7 +120,7 @@ def plan_partitions(
     Raises `InvalidPartitions`, `InvalidReplicationFactor`, `InvalidReplicaAssignment`, `PolicyViolation`.
     """
     if new.assignments:
-        return _assigned(new, new.assignments, node_id, partitions_available, cluster_brokers)
+        return _plan_assigned(new, new.assignments, node_id, creatable_partition_count, cluster_brokers)
     count = default_count if new.partitions == -1 else new.partitions
     if cluster_brokers is None and new.replication_factor not in (-1, 1):
         raise InvalidReplicationFactor(
@@ -128,13 +128,15 @@ def plan_partitions(
         )
     if count < 1:
         raise InvalidPartitions(f"{count} partitions: at least 1 is required")
-    _check_partition_limit(count, partitions_available)
+    _check_partition_limit(count, creatable_partition_count)
     if cluster_brokers is None:
-        return _partitions(node_id, count), 1
+        return _single_node_partitions(node_id, count), 1
     replication_factor = (
         cluster_brokers.replication_factor if new.replication_factor == -1 else new.replication_factor
     )
-    return _placed(count, replication_factor, cluster_brokers, cluster_brokers.start), replication_factor
+    return _place_partitions(
+        count, replication_factor, cluster_brokers, cluster_brokers.start
+    ), replication_factor
 
 
 def plan_growth(
@@ -144,7 +146,7 @@ def plan_growth(
     *,
     node_id: int,
     replication_factor: int,
-    partitions_available: int,
+    creatable_partition_count: int,
     cluster_brokers: ClusterBrokers | None = None,
 ) -> Partitions:
     """The partitions to add to a topic that has `current_count` partitions, so that it has `count`.
@@ -156,27 +158,29 @@ def plan_growth(
         raise InvalidPartitions(
             f"{count} partitions: the topic has {current_count}; the number can only grow"
         )
-    _check_partition_limit(added, partitions_available)
+    _check_partition_limit(added, creatable_partition_count)
     if assignments is not None:
         if len(assignments) != added:
             raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
         for index, replicas in enumerate(assignments, current_count):
-            _check_replicas(index, replicas, replication_factor, _known(node_id, cluster_brokers))
+            _check_replicas(index, replicas, replication_factor, _known_brokers(node_id, cluster_brokers))
     if cluster_brokers is None:
-        return _partitions(node_id, added)
+        return _single_node_partitions(node_id, added)
     if assignments is not None:
         return tuple(
             _initial_partition(index, tuple(replicas), cluster_brokers)
             for index, replicas in enumerate(assignments, current_count)
         )
-    return _placed(added, replication_factor, cluster_brokers, cluster_brokers.start + current_count)
+    return _place_partitions(
+        added, replication_factor, cluster_brokers, cluster_brokers.start + current_count
+    )
 
 
-def _assigned(
+def _plan_assigned(
     new: NewTopic,
     assignments: Mapping[int, Sequence[int]],
     node_id: int,
-    partitions_available: int,
+    creatable_partition_count: int,
     cluster_brokers: ClusterBrokers | None,
 ) -> tuple[Partitions, int]:
     count = len(assignments)
@@ -188,22 +192,24 @@ def _assigned(
         raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
     replication_factor = 1 if cluster_brokers is None else len(assignments[0])
     for index, replicas in assignments.items():
-        _check_replicas(index, replicas, replication_factor, _known(node_id, cluster_brokers))
-    _check_partition_limit(count, partitions_available)
+        _check_replicas(index, replicas, replication_factor, _known_brokers(node_id, cluster_brokers))
+    _check_partition_limit(count, creatable_partition_count)
     if cluster_brokers is None:
-        return _partitions(node_id, count), 1
+        return _single_node_partitions(node_id, count), 1
     begun = tuple(
         _initial_partition(index, tuple(assignments[index]), cluster_brokers) for index in range(count)
     )
     return begun, replication_factor
 
 
-def _partitions(node_id: int, count: int) -> Partitions:
+def _single_node_partitions(node_id: int, count: int) -> Partitions:
     here = (node_id,)
     return (PartitionState(replicas=here, leader=node_id, leader_epoch=0, isr=here),) * count
 
 
-def _placed(count: int, replication_factor: int, cluster_brokers: ClusterBrokers, start: int) -> Partitions:
+def _place_partitions(
+    count: int, replication_factor: int, cluster_brokers: ClusterBrokers, start: int
+) -> Partitions:
     if not 1 <= replication_factor <= len(cluster_brokers.known):
         raise InvalidReplicationFactor(
             f"replication factor {replication_factor}: {len(cluster_brokers.known)} broker(s) are registered; start "
@@ -217,14 +223,14 @@ def _placed(count: int, replication_factor: int, cluster_brokers: ClusterBrokers
     return tuple(
         _initial_partition(
             index,
-            (*there, *_rotated(away, start + index)[: replication_factor - len(there)]),
+            (*there, *_rotate(away, start + index)[: replication_factor - len(there)]),
             cluster_brokers,
         )
         for index, there in enumerate(placed)
     )
 
 
-def _rotated(items: list[int], by: int) -> list[int]:
+def _rotate(items: list[int], by: int) -> list[int]:
     first = by % len(items) if items else 0
     return items[first:] + items[:first]
 
@@ -242,13 +248,15 @@ def _initial_partition(
     )
 
 
-def _known(node_id: int, cluster_brokers: ClusterBrokers | None) -> frozenset[int]:
+def _known_brokers(node_id: int, cluster_brokers: ClusterBrokers | None) -> frozenset[int]:
     return frozenset((node_id,)) if cluster_brokers is None else cluster_brokers.known
 
 
-def _check_partition_limit(more: int, partitions_available: int) -> None:
-    if more > partitions_available:
-        raise PolicyViolation(f"{more} more partitions: partitions_max allows {partitions_available} more")
+def _check_partition_limit(more: int, creatable_partition_count: int) -> None:
+    if more > creatable_partition_count:
+        raise PolicyViolation(
+            f"{more} more partitions: partitions_max allows {creatable_partition_count} more"
+        )
 
 
 def _check_replicas(index: int, replicas: Sequence[int], expected: int, known: frozenset[int]) -> None:
@@ -284,11 +292,13 @@ def place_replicas(
     for number in range(start, start + count):
         leader, distance = number % size, number // size
         others = [ring[(leader + 1 + (distance + step) % (size - 1)) % size] for step in range(size - 1)]
-        placed.append(_spread(ring[leader], others, replication_factor))
+        placed.append(_choose_replicas(ring[leader], others, replication_factor))
     return placed
 
 
-def _spread(leader: UsableBroker, others: Sequence[UsableBroker], replication_factor: int) -> tuple[int, ...]:
+def _choose_replicas(
+    leader: UsableBroker, others: Sequence[UsableBroker], replication_factor: int
+) -> tuple[int, ...]:
     chosen = [leader]
     taken = {_rack(leader): 1}
     candidates = list(others)

@@ -330,7 +330,7 @@ class Cluster:
 
         async def attempt() -> Any:
             connection = await (self.any_connection() if node_id is None else self.connection(node_id))
-            return _checked(await connection.request(api_key, fields), check)
+            return _check_response(await connection.request(api_key, fields), check)
 
         return await self.retry(
             attempt,
@@ -354,7 +354,7 @@ class Cluster:
             known = self.controller_id in self.nodes
             try:
                 connection = await (self.connection(self.controller_id) if known else self.any_connection())
-                return _checked(await connection.request(api_key, fields), check)
+                return _check_response(await connection.request(api_key, fields), check)
             except (NotController, ConnectionLost):
                 self.controller_id = -1
                 raise
@@ -405,7 +405,9 @@ class Cluster:
         async def attempt() -> Any:
             try:
                 connection = await self.coordinator(group, channel)
-                return _checked(await connection.request(api_key, fields, timeout_ms=timeout_ms), check)
+                return _check_response(
+                    await connection.request(api_key, fields, timeout_ms=timeout_ms), check
+                )
             except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost, RequestTimedOut):
                 self.forget_coordinator(group)  # a coordinator that does not respond may have been replaced
                 raise
@@ -417,7 +419,7 @@ def _errors_not_retried(*, retry_unknown_topic: bool) -> tuple[type[MansioError]
     return () if retry_unknown_topic else (UnknownTopicOrPartition,)
 
 
-def _checked(response: Any, check: Callable[[Any], None] | None) -> Any:
+def _check_response(response: Any, check: Callable[[Any], None] | None) -> Any:
     if check is not None:
         check(response)
     return response

@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, failure: MansioError | None = None) -> None:
         """Close the connection immediately. Pending requests fail with `ConnectionLost` and the message of
         `failure`."""
-        self._fail(failure or ConnectionLost(f"the connection to {self._name} was closed"))
+        self._fail_requests(failure or ConnectionLost(f"the connection to {self._name} was closed"))
 
     async def close(self) -> None:
         """Close the connection and wait until the socket is closed."""
@@ -243,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
                 if not waiter.done():
                     waiter.set_result(cast("bytes", frame) if self.options.frames_are_views else bytes(frame))
         except MansioError as error:
-            self._fail(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
+            self._fail_requests(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
         if self._backlog:
             self._send_backlog()
 
@@ -251,7 +251,9 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionLost(f"the connection to {self._name} ended" + (f": {exc}" if exc else "")))
+        self._fail_requests(
+            ConnectionLost(f"the connection to {self._name} ended" + (f": {exc}" if exc else ""))
+        )
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -316,11 +318,11 @@ class Connection(asyncio.BufferedProtocol):
         if late:
             for waiter in late:
                 waiter.set_exception(RequestTimedOut(f"{self._name} did not respond in time"))
-            self._fail(ConnectionLost(f"{self._name} stopped responding"))
+            self._fail_requests(ConnectionLost(f"{self._name} stopped responding"))
         elif expecting:
             self._earliest_timer.set(min(deadline for _, deadline in expecting))
 
-    def _fail(self, failure: MansioError) -> None:
+    def _fail_requests(self, failure: MansioError) -> None:
         if self._failure is not None:
             return
         self._failure, self.closed = failure, True

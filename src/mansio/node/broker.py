@@ -140,10 +140,10 @@ class Broker:
     async def _listen(self, runtime: BrokerRuntime, loop: asyncio.AbstractEventLoop) -> None:
         settings, service = self.settings, runtime.service
         server = KafkaServer(
-            service, _limits(runtime.settings, len(service.partitions)), loop, self._intercept
+            service, _server_limits(runtime.settings, len(service.partitions)), loop, self._intercept
         )
         runtime.broker_configs.on_change(
-            lambda _, effective: server.use_limits(_limits(effective, len(service.partitions)))
+            lambda _, effective: server.use_limits(_server_limits(effective, len(service.partitions)))
         )
         host, port = settings.listener_address
         self.listener_address = Address(
@@ -158,7 +158,7 @@ class Broker:
             )
 
 
-def _limits(settings: Settings, partitions: int) -> ServerLimits:
+def _server_limits(settings: Settings, partitions: int) -> ServerLimits:
     max_connections = file_descriptors.allowed_connection_count(
         settings.max_connections, settings.open_files_max + partitions
     )

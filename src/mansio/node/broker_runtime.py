@@ -196,7 +196,7 @@ class BrokerRuntime:
             self.share_state.persister,
             self.dead_letters,
         )
-        self._connect_groups_to_shares()
+        self._register_share_callbacks()
         # Holds need the committed offsets. In a cluster another broker may have them, so holds are not supported there.
         self.partitions.holds.set_loaded_check(
             lambda: cluster_member is not None or self.groups.runtime.is_loaded
@@ -289,8 +289,9 @@ class BrokerRuntime:
             remote_client=remote_client,
         )
 
-    def _connect_groups_to_shares(self) -> None:
-        """Register the callbacks between share groups, dead letters, settings and topics."""
+    def _register_share_callbacks(self) -> None:
+        """Register share partitions and dead letters for changes of group settings and topics; in a cluster also the
+        resumption of dead letters for loads of share state."""
         state, cluster_member = self.state, self.cluster_member
         if cluster_member is not None:
             calls = DeadLetterResumption(
@@ -439,7 +440,7 @@ class BrokerRuntime:
             self.cluster_member.attach_partitions(
                 partitions,
                 remove=self._close_partitions_of,
-                on_role=self._role_changed,
+                on_role=self._handle_role_change,
                 on_topics_created=self.orphaned_directories.record_revision,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
@@ -448,7 +449,7 @@ class BrokerRuntime:
         stack.push_async_callback(self.share_state.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
-        self.state.on_change(self._forget_offsets)
+        self.state.on_change(self._delete_offsets_of_deleted_topic)
         stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(
             partitions.holds,
@@ -490,7 +491,7 @@ class BrokerRuntime:
         for partition in truncated_partitions:
             partition.log.record_new_epoch()
 
-    def _role_changed(self, partition: Partition) -> None:
+    def _handle_role_change(self, partition: Partition) -> None:
         """Notify coordinators and share groups, in a cluster, that this broker's role for a partition has changed."""
         if partition.topic == OFFSETS_TOPIC:
             self.groups.handle_role_change(partition)
@@ -501,14 +502,14 @@ class BrokerRuntime:
     async def _create_internal_topic(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
         """Create an internal topic, unless it exists; returns its partitions.
 
-        In a cluster the result is empty: `_role_changed` is called for each partition that this broker leads.
+        In a cluster the result is empty: `_handle_role_change` is called for each partition that this broker leads.
         """
         with contextlib.suppress(TopicAlreadyExists):
             new = NewTopic(topic, partitions, self.settings.replication_factor)
             await self.topics.create(new, internal=True)
         return self.partitions.partitions_of(topic) if self.cluster_member is None else ()
 
-    def _forget_offsets(self, change: TopicChange) -> None:
+    def _delete_offsets_of_deleted_topic(self, change: TopicChange) -> None:
         """Delete the committed offsets of a deleted topic, which would be invalid for a new topic with its name."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):

@@ -92,10 +92,10 @@ class LeaseKeepAlive:
         wait_s = 0.0
         while not self._stopped.wait(wait_s):
             session = self._current_session()
-            worked = session is None or session.has_ended or self._renew(session)
+            worked = session is None or session.has_ended or self._renew_lease(session)
             wait_s = self._interval_s * (1 if worked and session is not None else RETRY_FRACTION)
 
-    def _renew(self, session: Session) -> bool:
+    def _renew_lease(self, session: Session) -> bool:
         sent_at = self._clock.monotonic()
         if not self._liveness.is_fresh(sent_at):
             self._log_once("lease_not_renewed_loop_blocked")
@@ -106,7 +106,7 @@ class LeaseKeepAlive:
                 raise LeaseExpired
         except LeaseExpired:
             session.end()
-            self._end(session)
+            self._end_session(session)
             return True
         except Exception as error:  # noqa: BLE001  # whatever it was: without this thread there is no broker
             self._log_once(
@@ -117,7 +117,7 @@ class LeaseKeepAlive:
         self._logged_event = None
         return True
 
-    def _end(self, session: Session) -> None:
+    def _end_session(self, session: Session) -> None:
         try:
             self._scheduler.call_from_thread(self._on_session_end, session)
         except RuntimeError as refused:  # the loop is closed

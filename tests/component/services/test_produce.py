@@ -76,7 +76,7 @@ def test_cancel_ends_the_wait_and_not_the_append(tmp_path: Path) -> None:
         pending.wait(5000, done.append)
         pending.cancel()
         assert not services.produce.pending
-        await services.partitions.find("t", None, 0).committed(1)
+        await services.partitions.find("t", None, 0).commit_promise(1)
         assert done == []
 
     run(tmp_path, work)

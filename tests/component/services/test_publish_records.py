@@ -186,7 +186,7 @@ def test_cancelling_ends_the_waiting_and_not_the_append(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not services.produce.pending
-        await ready(services, 0).committed(2)
+        await ready(services, 0).commit_promise(2)
         assert done == []
         assert len(stored(services, "t", 0)) == 2
 

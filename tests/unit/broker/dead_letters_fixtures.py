@@ -177,7 +177,7 @@ class Room:
         now_ms = self.wall_ms()
         partition = self.partition(topic, index)
         batch = build_batch([(now_ms, *record) for record in records], **options)
-        await partition.committed(partition.append(batch).end_offset)
+        await partition.commit_promise(partition.append(batch).end_offset)
 
     def letters(self, topic: str = "dlq.t", index: int = 0) -> list[Record]:
         """All dead letters of one partition."""

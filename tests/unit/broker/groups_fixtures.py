@@ -208,7 +208,7 @@ class MemoryPartition:
             self.scheduler.call_soon(self.sync)
         return AppendResult(base_offset, self.end_offset)
 
-    def committed(self, end_offset: int) -> Promise:
+    def commit_promise(self, end_offset: int) -> Promise:
         promise = self.scheduler.promise()
         self.waits.append((end_offset, promise))
         if self.high_watermark >= end_offset:

@@ -172,7 +172,7 @@ class Room:
         """One batch of so many records after the other."""
         for size in sizes:
             rows = [(self.service.clock.wall_ms(), None, b"v%d" % n, []) for n in range(size)]
-            await self.partition.committed(self.partition.append(build_batch(rows)).end_offset)
+            await self.partition.commit_promise(self.partition.append(build_batch(rows)).end_offset)
 
 
 class _Even:

@@ -95,7 +95,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
         late = await MetadataImage.load(admin.store, "", HostRandom())
         assert configs_of(admin, late).groups() == ["a/b%", "g"]
         await configs.alter("a/b%", [change(INTERVAL, None)])
-        late._relist(await admin.store.list(late.keys.prefix))
+        late._apply_listing(await admin.store.list(late.keys.prefix))
         assert configs_of(admin, late).groups() == ["g"]
 
     run(check)

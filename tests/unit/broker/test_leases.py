@@ -325,7 +325,7 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
         (warning,) = metrics_broker.dead_letter_warnings(broker)
         assert warning.reason == "dead_letters_pending"
         assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not accept" in warning.detail
-        reported = {one.name: one.value for one in metrics_broker._shares(broker)}
+        reported = {one.name: one.value for one in metrics_broker._share_groups(broker)}
         assert reported["dead_letters_pending"] == 1
         assert reported["dead_letters_written"] == 2
         assert reported["dead_letter_failures"] >= 1

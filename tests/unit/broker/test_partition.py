@@ -345,18 +345,18 @@ def test_committed_promise_is_kept_or_broken() -> None:
         bench = Bench()
         bench.scheduler.promise = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]  # as the real one
         bench.partition.append(batch(b"a"))
-        promise = bench.partition.committed(1)
+        promise = bench.partition.commit_promise(1)
         assert not promise.done()
         bench.sync()
         await promise
         bench.partition.append(batch(b"b"))
-        broken = bench.partition.committed(2)
+        broken = bench.partition.commit_promise(2)
         bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
         bench.sync()
         with pytest.raises(StorageError):
             await broken
         with pytest.raises(StorageError):
-            await bench.partition.committed(2)
+            await bench.partition.commit_promise(2)
 
     asyncio.run(work())
 

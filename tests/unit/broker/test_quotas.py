@@ -75,7 +75,7 @@ def test_a_view_that_missed_changes_has_the_right_quotas_in_force_afterwards() -
         view = quotas_of(admin, late)
         assert view.active is not None
         await quotas.alter(CLIENT, {"producer_byte_rate": None})
-        late._relist(await admin.store.list(late.keys.prefix))
+        late._apply_listing(await admin.store.list(late.keys.prefix))
         assert (view.list_quotas(), view.active) == ([], None)
 
     run(check)

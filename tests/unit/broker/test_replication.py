@@ -514,7 +514,7 @@ def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> N
     assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
     with pytest.raises(NotEnoughReplicas):
         cluster[1].append(b"d")
-    late = cluster[1].partition.committed(cluster[1].partition.end_offset)
+    late = cluster[1].partition.commit_promise(cluster[1].partition.end_offset)
     assert late.done(), "who asks now for what was written is told so, and not left to wait"
     with pytest.raises(NotEnoughReplicasAfterAppend):
         late.result()  # type: ignore[attr-defined]  # the simulated ones have it
@@ -568,7 +568,7 @@ def test_clients_are_not_served_by_followers() -> None:
         partition.check_leader_epoch(-1)
     with pytest.raises(NotLeaderOrFollower):
         partition.delete_records(0)
-    assert not partition.committed(1).done() or partition.committed(0).done()
+    assert not partition.commit_promise(1).done() or partition.commit_promise(0).done()
 
 
 def test_a_follower_behind_the_leaders_start_begins_anew_there() -> None:

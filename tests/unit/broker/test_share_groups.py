@@ -109,7 +109,7 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         await room.service.topics.add_partitions("t", 2)
         added = room.service.partitions.find("t", None, 1)
         batch = build_batch([(room.service.clock.wall_ms(), None, b"early", ())])
-        await added.committed(added.append(batch).end_offset)
+        await added.commit_promise(added.append(batch).end_offset)
         answer = await beat(peer, epoch)
         assert answer.error_code == 0
         share_partition = room.service.share_partition_manager.find("g", room.topic_id, 1)

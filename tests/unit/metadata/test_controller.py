@@ -216,7 +216,7 @@ def test_late_write_of_a_replaced_controller_is_refused() -> None:
         await cluster.until(lambda: old not in seen.partition("t").isr)
         now = seen.partition("t")
         late = decided._replace(before=now)  # even if the partition is just as the zombie saw it
-        guard = zombie.controller._guard(term)
+        guard = zombie.controller._term_guard(term)
         done = await commit_changes(zombie.store_client, zombie.state.keys, [late], guard, zombie.random)
         assert not done.succeeded
         assert seen.partition("t") == now

@@ -100,7 +100,7 @@ def test_topic_deleted_and_made_again_between_two_looks_has_changed_twice() -> N
         )
         await admin.topics.delete(topic)
         again = await admin.topics.create(NewTopic("a", 2))
-        late._relist(await admin.store.list(late.keys.prefix))
+        late._apply_listing(await admin.store.list(late.keys.prefix))
         assert changes == [(topic.topic_id, None), (None, again.topic_id)]
         assert late.topics_by_id.keys() == {again.topic_id}
         assert late.partition_count == 2

@@ -143,7 +143,7 @@ def test_a_changed_topic_is_encoded_anew_and_an_old_one_is_let_go() -> None:
     assert encoder.encode(12, small, alive, 0) != encoder.encode(12, large, alive, 0)
     assert encoder.encode(12, small, alive, 0) is not None
     del small
-    assert len(encoder._kept) == 1
+    assert len(encoder._cached_topics) == 1
 
 
 def test_a_broker_that_goes_away_makes_its_replicas_offline() -> None:

@@ -37,7 +37,7 @@ def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | Non
     """Build the ASGI application for any `BrokerStats`. The monitors run as long as the application runs."""
 
     if disk is not None:
-        view.on_disk_full_change(disk.check_soon)
+        view.on_disk_full_change(disk.request_query)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -71,8 +71,8 @@ def readiness_body(
     body: dict[str, object] = {
         "ready": not found,
         "degraded": bool(warnings),
-        "reasons": [_shown(problem) for problem in found[:REASONS_MAX]],
-        "warnings": [_shown(problem) for problem in warnings[:REASONS_MAX]],
+        "reasons": [_problem_json(problem) for problem in found[:REASONS_MAX]],
+        "warnings": [_problem_json(problem) for problem in warnings[:REASONS_MAX]],
     }
     if len(found) > REASONS_MAX:
         body["more"] = len(found) - REASONS_MAX
@@ -83,7 +83,7 @@ def readiness_body(
     return body
 
 
-def _shown(problem: Problem) -> dict[str, object]:
+def _problem_json(problem: Problem) -> dict[str, object]:
     shown: dict[str, object] = {"reason": problem.reason, "detail": problem.detail}
     if problem.topic:
         shown |= {"topic": problem.topic, "partition": problem.partition}

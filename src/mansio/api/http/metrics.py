@@ -309,7 +309,7 @@ async def take_snapshot(
     )
     bounds = source.bounds
     topics_left_out: set[str] = set()
-    async for sample in _sliced(source.partition_samples()):
+    async for sample in _yield_in_slices(source.partition_samples()):
         snapshot.partition_count += 1
         snapshot.size_bytes += sample.size_bytes
         if sample.replication is not None and snapshot.led is not None:
@@ -335,7 +335,7 @@ async def take_snapshot(
 
 async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
     offsets = 0
-    async for lag in _sliced(source.group_lags()):
+    async for lag in _yield_in_slices(source.group_lags()):
         offsets += lag.offsets
         if len(lag.group) > LABEL_CHARACTERS_MAX or len(snapshot.lags) >= source.bounds.series_max:
             snapshot.lags_left_out += 1
@@ -346,7 +346,7 @@ async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
             break
 
 
-async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+async def _yield_in_slices(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items; every `SLICE_S`, let other work of the event loop run."""
     end = time.monotonic() + SLICE_S
     for item in items:

@@ -174,7 +174,7 @@ def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
         yield _counter("throttle_seconds", "Sum of throttle times.", paused_ms / 1000, api=api)
 
 
-def _lines(_broker: RunningBroker) -> Iterator[Measurement]:
+def _log_lines(_broker: RunningBroker) -> Iterator[Measurement]:
     for level, lines in COUNTS.lines.items():
         yield _counter("log_lines", "Log lines written.", lines, level=level)
     yield _counter(
@@ -240,7 +240,7 @@ def _distribution(name: str, meaning: str, histogram: Histogram, **labels: str) 
     )
 
 
-def _shares(broker: RunningBroker) -> Iterator[Measurement]:
+def _share_groups(broker: RunningBroker) -> Iterator[Measurement]:
     """Return metrics of share groups: leased records and dead letters."""
     share_partitions = [
         share_partition
@@ -306,7 +306,7 @@ METRIC_FUNCTIONS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], 
     _compaction,
     _verification,
     _quotas,
-    _lines,
+    _log_lines,
     metrics_cluster.measurements,
-    _shares,
+    _share_groups,
 )

@@ -163,16 +163,17 @@ def _replicas(broker: RunningBroker) -> Iterator[Problem]:
                 under_min.append(f"{topic.name}-{index}")
     if not_in_sync:
         yield Problem(
-            "replicas_not_in_sync", f"replicas on this broker that are not in sync: {_named(not_in_sync)}"
+            "replicas_not_in_sync",
+            f"replicas on this broker that are not in sync: {_join_names(not_in_sync)}",
         )
     if under_min:
         yield Problem(
             "under_min_isr",
-            f"led here, and acks=all is rejected because too few replicas are in sync: {_named(under_min)}",
+            f"led here, and acks=all is rejected because too few replicas are in sync: {_join_names(under_min)}",
         )
 
 
-def _named(names: list[str]) -> str:
+def _join_names(names: list[str]) -> str:
     more = f" and {len(names) - PARTITIONS_LISTED_MAX} more" if len(names) > PARTITIONS_LISTED_MAX else ""
     return ", ".join(names[:PARTITIONS_LISTED_MAX]) + more
 

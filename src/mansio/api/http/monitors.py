@@ -2,7 +2,7 @@
 
 A query for free space may block forever on a hung disk. Therefore a daemon thread executes it periodically and no
 caller waits: the last result is shown. After a write that failed with disk full, and after the first that succeeds
-again, the query is repeated at once (`check_soon`), so that a full disk is not shown as one with space.
+again, the query is repeated at once (`request_query`), so that a full disk is not shown as one with space.
 
 HTTP runs on the monitored event loop. While the loop is stalled, no health check is answered, and clients notice that
 by their timeouts. Therefore only recent stalls are reported; a heartbeat that ran late shows them.
@@ -98,7 +98,7 @@ class DiskMonitor:
             self._wake.set()
             self._stop = None
 
-    def check_soon(self) -> None:
+    def request_query(self) -> None:
         """Let the thread query at once, because a write failed with disk full or succeeded again. Never blocks."""
         self._wake.set()
 
@@ -219,9 +219,9 @@ class EventLoopMonitor:
 
     def _arm(self) -> None:
         self._due_at = self._clock.monotonic() + HEARTBEAT_INTERVAL_MS / 1000
-        self._timer = self._scheduler.call_later(HEARTBEAT_INTERVAL_MS, self._beat)
+        self._timer = self._scheduler.call_later(HEARTBEAT_INTERVAL_MS, self._on_heartbeat)
 
-    def _beat(self) -> None:
+    def _on_heartbeat(self) -> None:
         now = self._clock.monotonic()
         self.lag_ms = max(0.0, (now - self._due_at) * 1000)
         self.lag_ms_max = max(self.lag_ms_max, self.lag_ms)

@@ -96,7 +96,7 @@ class ServiceStats:
             yield Problem("corrupt_batch", detail, topic, index)
         yield from metrics_cluster.warnings(self._broker)
         yield from metrics_broker.dead_letter_warnings(self._broker)
-        yield from _held_back(service)
+        yield from _hold_warnings(service)
         for partition in tuple(service.partitions):
             if (truncated := partition.log.recovery.truncated_tail) is not None:
                 detail = (
@@ -149,7 +149,7 @@ class ServiceStats:
         return iter(()) if self._broker is None else metrics_broker.distributions(self._broker)
 
 
-def _held_back(service: BrokerServices) -> Iterator[Problem]:
+def _hold_warnings(service: BrokerServices) -> Iterator[Problem]:
     """Return warnings about retention holds."""
     holds = service.partitions.holds
     if holds.has_blocked_retention:

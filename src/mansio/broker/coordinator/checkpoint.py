@@ -158,7 +158,7 @@ class CheckpointStore:
             while part := list(islice(snapshot, RECORDS_PER_YIELD)):
                 pairs += part
                 await self._yield_to_loop()
-            await partition.committed(partition.end_offset)
+            await partition.commit_promise(partition.end_offset)
             await self._replace_file(context.index, encode_checkpoint(end_offset, pairs))
             context.replay_start_offset = end_offset
         finally:

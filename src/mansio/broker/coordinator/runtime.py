@@ -404,7 +404,7 @@ class CoordinatorRuntime:
         applied.
         """
         partition = self._append(index, records, atomic=atomic, urgent=True)
-        return partition.committed(partition.end_offset)
+        return partition.commit_promise(partition.end_offset)
 
     def append_without_flush(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> None:
         """Append records like `append`, but without requesting a flush: they survive the end of this process at once,
@@ -448,7 +448,7 @@ class CoordinatorRuntime:
         if partition.high_watermark < partition.end_offset:
             if self._replays_every_record:
                 partition.request_flush()  # no append may have requested it
-            await partition.committed(partition.end_offset)
+            await partition.commit_promise(partition.end_offset)
         if context.has_ended:
             raise NotCoordinator(f"this broker does not lead {self.name}-{index} any more")
 

@@ -398,7 +398,7 @@ class Partition:
             self._commit_waits = deque(sorted(waits, key=itemgetter(0)))
         return False
 
-    def committed(self, end_offset: int) -> Promise[None]:
+    def commit_promise(self, end_offset: int) -> Promise[None]:
         """Return a promise that completes when all records below `end_offset` are committed."""
         promise: Promise[None] = self.scheduler.promise()
 

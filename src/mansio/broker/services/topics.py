@@ -270,7 +270,7 @@ class TopicService:
             assignments,
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
-            partitions_available=self._creatable_partition_count,
+            creatable_partition_count=self._creatable_partition_count,
             cluster_brokers=self._cluster_brokers(start=topic.topic_id.int),
         )
         if validate_only:

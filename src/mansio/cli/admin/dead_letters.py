@@ -201,11 +201,11 @@ class RateLimit:
         self._done = 0
 
     @property
-    def chunk(self) -> int:
+    def next_chunk_records(self) -> int:
         """Maximum number of records of the next request."""
         return min(REDRIVE_CHUNK_RECORDS, self._per_second) or REDRIVE_CHUNK_RECORDS
 
-    async def done(self, records: int) -> None:
+    async def count_and_wait(self, records: int) -> None:
         """Count `records` processed records, and wait until the rate permits more."""
         import asyncio
 
@@ -270,8 +270,8 @@ async def _redrive(
         ):  # another topic of that name: its offsets mean other records
             row["deleted"] = len(offsets_wanted)
             return
-        for at in range(0, len(offsets_wanted), rate_limit.chunk):
-            chunk = offsets_wanted[at : at + rate_limit.chunk]
+        for at in range(0, len(offsets_wanted), rate_limit.next_chunk_records):
+            chunk = offsets_wanted[at : at + rate_limit.next_chunk_records]
             found = await client.admin.shares.redrive(
                 share_partition.group,
                 partition,
@@ -283,7 +283,7 @@ async def _redrive(
             row["repeated"] += found.repeated
             row["deleted"] += found.deleted
             row["not_dead_lettered"] += len(chunk) - found.redriven - found.repeated - found.deleted
-            await rate_limit.done(len(chunk))
+            await rate_limit.count_and_wait(len(chunk))
     except MansioError as error:
         row["error"] = error.message
 
@@ -327,7 +327,7 @@ async def redrive_to_topic(
             else:
                 done.add(dead_letter.dead_letter_id)
                 waiting.append(dead_letter)
-            if len(waiting) >= rate_limit.chunk and not dry_run:
+            if len(waiting) >= rate_limit.next_chunk_records and not dry_run:
                 await _append(client, target, waiting, redrive_id, rate_limit, row)
         if not dry_run:
             await _append(client, target, waiting, redrive_id, rate_limit, row)
@@ -358,7 +358,7 @@ async def _append(
     waiting.clear()
     await client.publish_many(target, records)
     row["appended"] += count
-    await rate_limit.done(count)
+    await rate_limit.count_and_wait(count)
 
 
 async def _find_appended_ids(client: Client, target: str, redrive_id: str, since_ms: int) -> set[str]:

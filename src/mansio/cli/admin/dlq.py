@@ -142,7 +142,7 @@ def peek(
 
     rows = [_peek_row(dead_letter) for dead_letter in run(work())]
     if output is Output.TABLE:
-        rows = [{**row, "key": _truncated(row["key"]), "reason": _truncated(row["reason"])} for row in rows]
+        rows = [{**row, "key": _truncate(row["key"]), "reason": _truncate(row["reason"])} for row in rows]
     show_rows(output, rows, PEEK_COLUMNS, empty="no such dead letters")
 
 
@@ -163,7 +163,7 @@ def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _truncated(text: str | None) -> str | None:
+def _truncate(text: str | None) -> str | None:
     if text is None:
         return None
     line = " ".join(text.split())

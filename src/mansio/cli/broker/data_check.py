@@ -77,7 +77,7 @@ def check(
     if output is Output.JSON:
         show_json(_as_json(diagnosis))
     else:
-        _show(diagnosis)
+        _print_report(diagnosis)
     raise typer.Exit(0 if is_undamaged(diagnosis) else DAMAGED_EXIT_CODE)
 
 
@@ -193,7 +193,7 @@ def _topic_rows(partitions: Iterable[PartitionReport]) -> list[dict[str, Any]]:
 # -- text output --------
 
 
-def _show(diagnosis: DataCheckReport) -> None:
+def _print_report(diagnosis: DataCheckReport) -> None:
     from rich.console import Console
     from rich.text import Text
 

@@ -62,7 +62,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table with headings. Columns of numbers are right-aligned."""
     titles = [column.replace("_", " ").upper() for column in columns]
     if sys.stdout.isatty():
-        _show_rich(titles, rows)
+        _print_table_with_rich(titles, rows)
         return
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     numeric = _are_numeric(rows, len(titles))
@@ -75,7 +75,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     sys.stdout.flush()
 
 
-def _show_rich(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _print_table_with_rich(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -143,13 +143,13 @@ class RecordPrinter:
             Output.JSON: _json_line,
             Output.TABLE: _table_line,
         }
-        self._form = forms[output]
+        self._format_line = forms[output]
         if output is Output.TABLE:
             self._stream.write(_record_line(*RECORD_COLUMNS))
 
     def show(self, messages: Iterable[Message]) -> None:
         """Print these records and flush the output."""
-        self._stream.write(b"".join(map(self._form, messages)))
+        self._stream.write(b"".join(map(self._format_line, messages)))
         self._stream.flush()
 
     def _raw(self, message: Message) -> bytes:

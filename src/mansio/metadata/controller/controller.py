@@ -163,13 +163,13 @@ class Controller:
             return ROUND_INTERVAL_MS_MAX / 1000
         if self._state.controller is None and self._state.may_lead(self._node_id):
             await self._claim_controller(session)
-        self._take_term(session, now)
+        self._update_term(session, now)
         if self._term is None:
             return ROUND_INTERVAL_MS_MAX / 1000
         view = self._view(now)
         due = plan(view)
         if due:
-            await self._execute(due, self._term)
+            await self._execute_plan(due, self._term)
             return RETRY_INTERVAL_MS / 1000
         if now >= self._balance_at and not view.expected_back:
             await self._balance(view, self._term, now)
@@ -194,7 +194,7 @@ class Controller:
         done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
         await self._state.wait_for_revision(done.revision, self._scheduler)
 
-    def _take_term(self, session: Session, now: float) -> None:
+    def _update_term(self, session: Session, now: float) -> None:
         """Update `_term` from the controller key. The key belongs to this session if it contains this broker's node id
         and was created after the session."""
         found = self._state.controller
@@ -212,19 +212,19 @@ class Controller:
         term, self._term = self._term, None
         if term is not None:
             with contextlib.suppress(Unavailable):
-                await self._store.transact([self._guard(term)], [Delete(self._state.keys.controller)])
+                await self._store.transact([self._term_guard(term)], [Delete(self._state.keys.controller)])
 
     # ------------------------------------------------------------------ execution
 
-    async def _execute(self, due: Plan, term: ControllerState) -> None:
-        await self._commit(due.changes, term)
+    async def _execute_plan(self, due: Plan, term: ControllerState) -> None:
+        await self._commit_changes(due.changes, term)
         for fence in due.fences:
-            await self._fence(fence, term)
+            await self._fence_broker(fence, term)
         for deletion in due.deletions:
             await self._complete_deletion(deletion.topic, term)
 
-    async def _commit(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
-        guard = self._guard(term)
+    async def _commit_changes(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
+        guard = self._term_guard(term)
         revision, conflicts = 0, 0
         done_changes: list[PartitionChange] = []
         for batch in split_into_transactions(changes, self._store.operations_max, self._batch_size):
@@ -244,21 +244,21 @@ class Controller:
 
     def _count_elections(self, changes: Sequence[PartitionChange]) -> None:
         for change in changes:
-            if _has_moved(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
+            if _changes_leader_epoch(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
                 self.elections[cause] += 1
 
     async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
         """Return leaderships to preferred leaders, at most one batch per call: each move interrupts producers."""
         moves = plan(view, balance=True).changes
-        await self._commit(moves[:BATCH_CHANGES_MAX], term)
+        await self._commit_changes(moves[:BATCH_CHANGES_MAX], term)
         more = len(moves) > BATCH_CHANGES_MAX
         self._balance_at = now + (BALANCE_STEP_MS / 1000 if more else self._balance_interval_s)
 
-    async def _fence(self, fence: FenceBroker, term: ControllerState) -> None:
+    async def _fence_broker(self, fence: FenceBroker, term: ControllerState) -> None:
         keys, writer = self._state.keys, new_writer_id(self._random)
         key = keys.registration(fence.node_id)
         compares = [
-            self._guard(term),
+            self._term_guard(term),
             Compare(keys.session(fence.node_id), create_revision=0),
             Compare(key, mod_revision=fence.mod_revision),
         ]
@@ -273,8 +273,8 @@ class Controller:
         late writes of the creator."""
         keys = self._state.keys
         key = keys.topic(topic.name)
-        guard = self._guard(term)
-        revision = await self._take_over(topic, guard)
+        guard = self._term_guard(term)
+        revision = await self._claim_deletion(topic, guard)
         if revision == 0:
             return
         compares = [guard, Compare(key, mod_revision=revision)]
@@ -286,7 +286,7 @@ class Controller:
         done = await metadata_store.transact_with_retries(self._store, compares, [Delete(key)])
         await self._state.wait_for_revision(done.revision, self._scheduler)
 
-    async def _take_over(self, topic: Topic, guard: Compare) -> int:
+    async def _claim_deletion(self, topic: Topic, guard: Compare) -> int:
         """Mark the topic as being deleted by the controller.
 
         Returns the revision of the topic's key, or 0 if the key was changed concurrently.
@@ -304,7 +304,7 @@ class Controller:
         logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
         return taken.revision
 
-    def _guard(self, term: ControllerState) -> Compare:
+    def _term_guard(self, term: ControllerState) -> Compare:
         return Compare(self._state.keys.controller, create_revision=term.epoch)
 
     # ------------------------------------------------------------------ requests of administrators
@@ -352,17 +352,17 @@ class Controller:
         raise ConcurrentChange(f"{name}-{index} was changed concurrently")
 
 
-def _has_moved(change: PartitionChange) -> bool:
+def _changes_leader_epoch(change: PartitionChange) -> bool:
     return change.after.leader_epoch != change.before.leader_epoch
 
 
 def _log_changes(changes: Sequence[PartitionChange], conflicts: int) -> None:
-    moved = [change for change in changes if _has_moved(change)]
-    without_leader = sum(1 for change in moved if change.after.leader == NO_LEADER)
+    leader_changes = [change for change in changes if _changes_leader_epoch(change)]
+    without_leader = sum(1 for change in leader_changes if change.after.leader == NO_LEADER)
     known = fields(
-        leaders_changed=len(moved),
+        leaders_changed=len(leader_changes),
         left_without_leader=without_leader,
-        removed_from_in_sync=len(changes) - len(moved),
+        removed_from_in_sync=len(changes) - len(leader_changes),
         conflicts=conflicts,
         reason=",".join(sorted({change.reason for change in changes})),
     )

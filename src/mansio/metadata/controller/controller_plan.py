@@ -144,7 +144,7 @@ def unclean_election(view: ClusterView, topic: Topic, index: int, node_id: int) 
         raise InvalidRequest(
             f"{name}: broker {node_id} is not a replica; the replicas are {list(partition.replicas)}"
         )
-    if view.has_leader(partition) or _candidate(view, partition) is not None:
+    if view.has_leader(partition) or _next_leader(view, partition) is not None:
         raise InvalidRequest(
             f"{name} has a leader, or an in-sync replica that can lead: no records have to be lost"
         )
@@ -199,14 +199,14 @@ def _decide(
     if view.has_leader(partition):
         if not view.may_lead(leader):
             leader, reason = _successor(view, partition), "leader is stopping"
-        elif balance and _is_better(view, partition):
+        elif balance and _has_better_leader(view, partition):
             leader, reason = partition.replicas[0], "preferred leader"
         if leader == partition.leader and not dead:
             return None
     elif leader in view.expected_back:
         return None
     else:
-        candidate = _candidate(view, partition)
+        candidate = _next_leader(view, partition)
         if candidate is None and leader == NO_LEADER:
             return None
         leader = NO_LEADER if candidate is None else candidate
@@ -236,9 +236,9 @@ def _with_leader(
     )
 
 
-def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
+def _next_leader(view: ClusterView, partition: PartitionState) -> int | None:
     """The next leader: the first in-sync replica that is active, otherwise the first one that is draining, or None."""
-    online = [member for member in _in_order(partition) if member in view.brokers]
+    online = [member for member in _isr_in_order(partition) if member in view.brokers]
     for state in (BROKER_ACTIVE, BROKER_DRAINING):
         for member in online:
             registration = view.registrations.get(member)
@@ -249,15 +249,15 @@ def _candidate(view: ClusterView, partition: PartitionState) -> int | None:
 
 def _successor(view: ClusterView, partition: PartitionState) -> int:
     """The successor of a stopping leader: the first in-sync replica that may lead, otherwise the leader itself."""
-    return next((one for one in _in_order(partition) if view.may_lead(one)), partition.leader)
+    return next((one for one in _isr_in_order(partition) if view.may_lead(one)), partition.leader)
 
 
-def _is_better(view: ClusterView, partition: PartitionState) -> bool:
+def _has_better_leader(view: ClusterView, partition: PartitionState) -> bool:
     first = partition.replicas[0]
     return first != partition.leader and first in partition.isr and view.may_lead(first)
 
 
-def _in_order(partition: PartitionState) -> list[int]:
+def _isr_in_order(partition: PartitionState) -> list[int]:
     """The in-sync replicas, the preferred leader first."""
     return [replica for replica in partition.replicas if replica in partition.isr]
 

@@ -97,10 +97,10 @@ class SingleFlight(Generic[T]):
         """Wait for the current run, which `begin` starts if there is none. Returns its result or raises its error."""
         if self._task is None:
             self._task = asyncio.create_task(begin())
-            self._task.add_done_callback(self._done)
+            self._task.add_done_callback(self._on_done)
         return await asyncio.shield(self._task)
 
-    def _done(self, task: asyncio.Task[T]) -> None:
+    def _on_done(self, task: asyncio.Task[T]) -> None:
         self._task = None
         if not task.cancelled():
             task.exception()  # marked as retrieved, in case all callers were cancelled
@@ -201,7 +201,7 @@ class Endpoint:
                 raise
             return await self._check_without_status(metadata, cluster_id)
         self._check_version(status.version)
-        found = self._same_cluster(status.header.cluster_id, cluster_id)
+        found = self._check_cluster_id(status.header.cluster_id, cluster_id)
         if status.is_learner:
             error = Unavailable(f"etcd at {self.url} is a learner, which is not a full member yet")
             raise CallFailed(Failure(CallOutcome.NOT_DONE, error, try_other_endpoint=True))
@@ -218,11 +218,11 @@ class Endpoint:
         """
         request = rpc.RangeRequest(key=FIRST_CLUSTER_KEY.encode(), keys_only=True)
         answer = await self.call(RANGE, request, metadata, CALL_DEADLINE_S)
-        found = self._same_cluster(answer.header.cluster_id, cluster_id)
+        found = self._check_cluster_id(answer.header.cluster_id, cluster_id)
         self.checked = True
         return found
 
-    def _same_cluster(self, found: int, cluster_id: int | None) -> int:
+    def _check_cluster_id(self, found: int, cluster_id: int | None) -> int:
         if cluster_id not in (None, found):
             raise _unsupported(f"etcd at {self.url} belongs to another etcd cluster than the other endpoints")
         return found
@@ -266,7 +266,7 @@ class Stream(Generic[RequestT, ResponseT]):
         try:
             await self._call.write(request)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            raise await self._failed() from None
+            raise await self._stream_failure() from None
 
     async def read(self, silence_s: float) -> ResponseT:
         """Wait for the next message. Raises `CallFailed` at the end, and after `silence_s` without a message."""
@@ -278,14 +278,14 @@ class Stream(Generic[RequestT, ResponseT]):
         except grpc.aio.AioRpcError as error:
             raise CallFailed(classify(error.code(), error.details(), self._url)) from error
         if answer is grpc.aio.EOF:
-            raise await self._failed()
+            raise await self._stream_failure()
         message: ResponseT = answer
         return message
 
     def close(self) -> None:
         self._call.cancel()
 
-    async def _failed(self) -> CallFailed:
+    async def _stream_failure(self) -> CallFailed:
         code, details = await self._call.code(), await self._call.details()
         if code is grpc.StatusCode.OK:
             code, details = grpc.StatusCode.UNAVAILABLE, "the stream has ended"

@@ -93,13 +93,13 @@ class EtcdClient:
         self._authenticating: SingleFlight[None] = SingleFlight()
         self._is_failing = False
         self._closed = False
-        self._answered = self._ambiguous = 0
-        self._failed = {outcome.name.lower(): 0 for outcome in CallOutcome}
+        self._answered_count = self._ambiguous_count = 0
+        self._failure_counts = {outcome.name.lower(): 0 for outcome in CallOutcome}
 
     @property
     def counts(self) -> StoreCounts:
         """Numbers of calls by outcome. A failed watch counts as a call; calls of `ThreadKeepAlive` do not count."""
-        return StoreCounts(self._answered, self._ambiguous, dict(self._failed))
+        return StoreCounts(self._answered_count, self._ambiguous_count, dict(self._failure_counts))
 
     @classmethod
     async def open(cls, config: EtcdConfig, random: Random) -> EtcdClient:
@@ -149,15 +149,15 @@ class EtcdClient:
                 answer = await endpoint.call(method, request, self._metadata(), CALL_DEADLINE_S)
             except CallFailed as failed:
                 if failed.failure.outcome is CallOutcome.UNKNOWN and not repeatable:
-                    self._failed["unknown"] += 1
-                    self._ambiguous += 1
-                    self._leave(endpoint, failed.failure)
+                    self._failure_counts["unknown"] += 1
+                    self._ambiguous_count += 1
+                    self._switch_endpoint(endpoint, failed.failure)
                     raise AmbiguousOutcome(
                         f"{failed.failure.error.message}: it may have been executed"
                     ) from failed
                 await self.handle_failure(endpoint, failed.failure, token, attempts)
                 continue
-            self._answered += 1
+            self._answered_count += 1
             self.record_success(endpoint)
             return answer
 
@@ -181,7 +181,7 @@ class EtcdClient:
 
         `endpoint` and `token` are those of the failed attempt. Waits before the next attempt.
         """
-        self._failed[failure.outcome.name.lower()] += 1
+        self._failure_counts[failure.outcome.name.lower()] += 1
         if failure.outcome is CallOutcome.REFUSED:
             raise failure.error
         if failure.outcome is CallOutcome.STALE_TOKEN:
@@ -191,7 +191,7 @@ class EtcdClient:
                 self._token = None
             return
         if failure.try_other_endpoint:
-            self._leave(endpoint, failure)
+            self._switch_endpoint(endpoint, failure)
         if not await attempts.pause():
             raise failure.error
 
@@ -251,7 +251,7 @@ class EtcdClient:
     def _metadata(self) -> Metadata:
         return (REQUIRE_LEADER, ("token", self._token)) if self._token else (REQUIRE_LEADER,)
 
-    def _leave(self, endpoint: Endpoint, failure: Failure) -> None:
+    def _switch_endpoint(self, endpoint: Endpoint, failure: Failure) -> None:
         endpoint.require_check()
         if self._endpoints[self._current] is endpoint:
             self._current = (self._current + 1) % len(self._endpoints)

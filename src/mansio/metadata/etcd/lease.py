@@ -81,7 +81,7 @@ class ThreadKeepAlive:
                 self._token = None
                 continue
             if failure.outcome is not CallOutcome.REFUSED:
-                self._rotate()
+                self._use_next_endpoint()
             break
         raise failure.error
 
@@ -119,7 +119,7 @@ class ThreadKeepAlive:
             )
         return self._channel
 
-    def _rotate(self) -> None:
+    def _use_next_endpoint(self) -> None:
         self.close()
         self._current = (self._current + 1) % len(self._config.endpoints)
 

@@ -105,7 +105,7 @@ class EtcdStore:
         work = self.client.call(TXN, request, repeatable=not operations)
         task = asyncio.create_task(work, name="etcd transaction")
         self._transactions.add(task)
-        task.add_done_callback(self._transaction_done)
+        task.add_done_callback(self._on_transaction_done)
         answer = await asyncio.shield(task)
         return TransactionResult(answer.succeeded, answer.header.revision)
 
@@ -139,7 +139,7 @@ class EtcdStore:
         if self._closed:
             raise Unavailable("the metadata store is closed")
 
-    def _transaction_done(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
+    def _on_transaction_done(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
         self._transactions.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved here in case the caller was cancelled

@@ -69,7 +69,7 @@ class Watch:
         self._queue: deque[list[Event]] = deque()
         self._queued = 0
         self._changed = asyncio.Event()
-        self._pump: asyncio.Task[None] | None = None
+        self._reader_task: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._is_stopped = False
 
@@ -86,23 +86,23 @@ class Watch:
                 elif self._failure is not None:
                     raise self._failure
                 else:
-                    if self._pump is None:
-                        self._pump = asyncio.create_task(self._run(), name="etcd watch")
-                        self._pump.add_done_callback(self._pump_ended)
+                    if self._reader_task is None:
+                        self._reader_task = asyncio.create_task(self._run(), name="etcd watch")
+                        self._reader_task.add_done_callback(self._on_reader_ended)
                     await self._changed.wait()
                     self._changed.clear()
         finally:
-            if self._pump is not None:
-                self._pump.cancel()
-                await asyncio.wait([self._pump])
+            if self._reader_task is not None:
+                self._reader_task.cancel()
+                await asyncio.wait([self._reader_task])
 
     def stop(self) -> None:
         """End `batches` after the batches that are queued."""
         self._is_stopped = True
         self._changed.set()
 
-    def _pump_ended(self, pump: asyncio.Task[None]) -> None:
-        self._pump = None
+    def _on_reader_ended(self, pump: asyncio.Task[None]) -> None:
+        self._reader_task = None
         if not pump.cancelled():
             self._failure = pump.exception()
         self._changed.set()
@@ -118,7 +118,7 @@ class Watch:
                 continue
             heartbeat = asyncio.create_task(_heartbeat(opened.stream), name="etcd watch heartbeat")
             try:
-                await self._follow(opened, attempts)
+                await self._read_stream(opened, attempts)
             except CallFailed as failed:
                 await self._client.handle_failure(
                     opened.endpoint, _watch_failure(failed.failure), opened.token, attempts
@@ -128,7 +128,7 @@ class Watch:
                 opened.stream.close()
                 await asyncio.wait([heartbeat])
 
-    async def _follow(
+    async def _read_stream(
         self, opened: OpenStream[rpc.WatchRequest, rpc.WatchResponse], attempts: Attempts
     ) -> None:
         """Read the events of one stream into the queue until the queue is full.
@@ -179,14 +179,14 @@ class Watch:
             if event.mod_revision == held:
                 break
             if len(batch) >= BATCH_EVENTS_MAX and event.mod_revision != batch[-1].mod_revision:
-                self._put(batch)
+                self._enqueue(batch)
                 batch = []
             batch.append(event)
         if batch:
-            self._put(batch)
+            self._enqueue(batch)
         return [event for event in fragments if event.mod_revision == held]
 
-    def _put(self, batch: list[Event]) -> None:
+    def _enqueue(self, batch: list[Event]) -> None:
         self._queue.append(batch)
         self._queued += len(batch)
         self._position = batch[-1].mod_revision + 1

@@ -163,7 +163,7 @@ class SqliteStore:
         if any(isinstance(operation, Put) and operation.lease for operation in operations):
             raise InvalidRequest("the metadata store of a single node has no leases")
         return await self._run(
-            self._transact, tuple(compares), tuple(operations), then=self._transaction_done
+            self._transact, tuple(compares), tuple(operations), then=self._on_transaction_done
         )
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
@@ -189,7 +189,7 @@ class SqliteStore:
         await self._run(self._close, is_allowed_when_closed=True)
         self._wake()
 
-    def _transaction_done(self, done: TransactionResult) -> None:
+    def _on_transaction_done(self, done: TransactionResult) -> None:
         """Wake the watches after a transaction. It runs even if the caller was cancelled."""
         if done.revision > self._revision:
             self._revision = done.revision

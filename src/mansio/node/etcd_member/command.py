@@ -83,7 +83,7 @@ def arguments(plan: MemberPlan) -> list[str]:
         "advertise-client-urls": plan.client_url,
         "initial-cluster": all_members,
         "initial-cluster-state": plan.initial_cluster_state,
-        "initial-cluster-token": _token(plan.members),
+        "initial-cluster-token": _cluster_token(plan.members),
         "pre-vote": "true",  # a member that was disconnected does not depose the leader when it returns
         "auto-compaction-mode": "revision",
         "auto-compaction-retention": str(REVISIONS_KEPT),
@@ -98,7 +98,7 @@ def arguments(plan: MemberPlan) -> list[str]:
     return [f"--{name}={value}" for name, value in given.items()]
 
 
-def _token(members: Sequence[MemberAddress]) -> str:
+def _cluster_token(members: Sequence[MemberAddress]) -> str:
     """A token that depends on the member names, so that a member never joins an etcd with other members."""
     names = ",".join(member.name for member in members)
     return f"mansio-{hashlib.sha256(names.encode()).hexdigest()[:12]}"

@@ -133,7 +133,7 @@ class EtcdMember:
         os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
         os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # required by etcd
         for port in (self.plan.own_address.peer_port, self.plan.own_address.client_port):
-            _check_free(self.plan.listen_host, port)
+            _check_port_free(self.plan.listen_host, port)
 
     async def _wait_until_healthy(self, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -228,7 +228,7 @@ def _member_tls_context(plan: MemberPlan) -> ssl.SSLContext | None:
         ) from error
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_port_free(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

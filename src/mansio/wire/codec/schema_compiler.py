@@ -111,12 +111,12 @@ def _field(raw: Any) -> Field:
         kafka_type == "datetime_i64" and not name.endswith("timestamp")
     ):
         name += "_ms"  # kio drops the unit
-    default = NO_DEFAULT if raw.default is dataclasses.MISSING else _plain(raw.default, kafka_type)
+    default = NO_DEFAULT if raw.default is dataclasses.MISSING else _to_plain_value(raw.default, kafka_type)
     entity = kind if dataclasses.is_dataclass(kind) else None
     return Field(name, kafka_type, is_array, entity, nullable, raw.metadata.get("tag"), default)
 
 
-def _plain(value: Any, kafka_type: str) -> Any:
+def _to_plain_value(value: Any, kafka_type: str) -> Any:
     """kio's default as a plain value: times in ms, error codes as numbers."""
     if value is None:
         return -1 if kafka_type == "datetime_i64" else None

@@ -51,14 +51,16 @@ def encode_subscription(subscription: Subscription) -> bytes:
     """Encode a subscription as metadata of a JoinGroup protocol. Fields that `subscription.version` lacks are
     dropped."""
     parts = [_INT16.pack(subscription.version), _INT32.pack(len(subscription.topics))]
-    parts += [_string(topic) for topic in subscription.topics]
-    parts.append(_nullable_bytes(subscription.user_data))
+    parts += [_encode_string(topic) for topic in subscription.topics]
+    parts.append(_encode_nullable_bytes(subscription.user_data))
     if subscription.version >= 1:
-        parts.append(_partitions(subscription.owned_partitions))
+        parts.append(_encode_partitions(subscription.owned_partitions))
     if subscription.version >= 2:
         parts.append(_INT32.pack(subscription.generation_id))
     if subscription.version >= 3:
-        parts.append(_INT16.pack(-1) if subscription.rack_id is None else _string(subscription.rack_id))
+        parts.append(
+            _INT16.pack(-1) if subscription.rack_id is None else _encode_string(subscription.rack_id)
+        )
     return b"".join(parts)
 
 
@@ -90,8 +92,8 @@ def decode_subscribed_topics(data: bytes) -> tuple[str, ...]:
 
 def encode_assignment(assignment: Assignment, *, version: int = CONSUMER_PROTOCOL_VERSION) -> bytes:
     """Encode the assignment of one member for SyncGroup. All versions have the same layout."""
-    user_data = _nullable_bytes(assignment.user_data)
-    return _INT16.pack(version) + _partitions(assignment.partitions) + user_data
+    user_data = _encode_nullable_bytes(assignment.user_data)
+    return _INT16.pack(version) + _encode_partitions(assignment.partitions) + user_data
 
 
 def decode_assignment(data: bytes) -> Assignment:
@@ -116,20 +118,20 @@ def group_by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[in
     return grouped
 
 
-def _string(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     encoded = text.encode()
     return _INT16.pack(len(encoded)) + encoded
 
 
-def _nullable_bytes(data: bytes | None) -> bytes:
+def _encode_nullable_bytes(data: bytes | None) -> bytes:
     return _INT32.pack(-1) if data is None else _INT32.pack(len(data)) + data
 
 
-def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+def _encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
     grouped = group_by_topic(partitions)
     parts = [_INT32.pack(len(grouped))]
     for topic, indexes in grouped.items():
-        parts.append(_string(topic))
+        parts.append(_encode_string(topic))
         parts.append(struct.pack(f">i{len(indexes)}i", len(indexes), *indexes))
     return b"".join(parts)
 

@@ -87,7 +87,7 @@ class Reader:
 
     def read_nullable_string(self) -> str | None:
         length = self.read_varint()
-        return None if length == 0 else self._decoded(self.take(length - 1))
+        return None if length == 0 else self._decode_text(self.take(length - 1))
 
     def read_string(self) -> str:
         value = self.read_nullable_string()
@@ -95,7 +95,7 @@ class Reader:
 
     def read_int16_string(self) -> str:
         """Decode a string with a 16-bit length, as in keys, which are not flexible."""
-        return self._decoded(self.take(self.read_integer(2)))
+        return self._decode_text(self.take(self.read_integer(2)))
 
     def read_bytes(self) -> bytes:
         return self.take(self.read_varint() - 1)
@@ -124,7 +124,7 @@ class Reader:
         if self._position != len(self._data):
             self.raise_corrupt_log("a record has bytes left over")
 
-    def _decoded(self, raw: bytes) -> str:
+    def _decode_text(self, raw: bytes) -> str:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:

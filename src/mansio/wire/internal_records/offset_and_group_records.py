@@ -79,21 +79,21 @@ class GroupMetadata(NamedTuple):
 def encode_offset_key(key: OffsetKey) -> bytes:
     return (
         OFFSET_KEY_VERSION.to_bytes(2, "big")
-        + _string(key.group)
-        + _string(key.topic)
+        + _encode_string(key.group)
+        + _encode_string(key.topic)
         + struct.pack(">i", key.partition)
     )
 
 
 def encode_group_key(key: GroupKey) -> bytes:
-    return GROUP_KEY_VERSION.to_bytes(2, "big") + _string(key.group)
+    return GROUP_KEY_VERSION.to_bytes(2, "big") + _encode_string(key.group)
 
 
 def encode_offset_value(value: CommittedOffset) -> bytes:
     return b"".join(
         (
             struct.pack(">hqi", VALUE_VERSION, value.offset, value.leader_epoch),
-            _string(value.metadata),
+            _encode_string(value.metadata),
             struct.pack(">q", value.commit_ms),
         )
     )
@@ -102,21 +102,21 @@ def encode_offset_value(value: CommittedOffset) -> bytes:
 def encode_group_value(value: GroupMetadata) -> bytes:
     parts = [
         VALUE_VERSION.to_bytes(2, "big"),
-        _string(value.protocol_type),
+        _encode_string(value.protocol_type),
         struct.pack(">i", value.generation),
-        _string(value.protocol),
-        _string(value.leader),
+        _encode_string(value.protocol),
+        _encode_string(value.leader),
         struct.pack(">qi", value.state_ms, len(value.members)),
     ]
     for member in value.members:
         parts += (
-            _string(member.member_id),
-            _string(member.instance_id),
-            _string(member.client_id),
-            _string(member.client_host),
+            _encode_string(member.member_id),
+            _encode_string(member.instance_id),
+            _encode_string(member.client_id),
+            _encode_string(member.client_host),
             struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
-            _bytes(member.subscription),
-            _bytes(member.assignment),
+            _encode_bytes(member.subscription),
+            _encode_bytes(member.assignment),
         )
     return b"".join(parts)
 
@@ -131,7 +131,7 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
         key = GroupKey(reader.string())
     else:
         return None
-    reader.end()
+    reader.check_end()
     return key
 
 
@@ -143,8 +143,8 @@ def decode_offset_value(data: bytes) -> CommittedOffset:
     metadata = reader.string()
     commit_ms = reader.integer(8)
     expire_ms = reader.integer(8) if version == 1 else -1
-    reader.tags()
-    reader.end()
+    reader.skip_tags()
+    reader.check_end()
     return CommittedOffset(offset, leader_epoch, metadata, commit_ms, expire_ms)
 
 
@@ -156,13 +156,13 @@ def decode_group_value(data: bytes) -> GroupMetadata:
     protocol = reader.nullable_string()
     leader = reader.nullable_string()
     state_ms = reader.integer(8) if version >= 2 else -1
-    members = tuple(_member(reader, version) for _ in range(reader.count()))
-    reader.tags()
-    reader.end()
+    members = tuple(_read_member(reader, version) for _ in range(reader.count()))
+    reader.skip_tags()
+    reader.check_end()
     return GroupMetadata(protocol_type, generation, protocol, leader, state_ms, members)
 
 
-def _member(reader: _Reader, version: int) -> MemberMetadata:
+def _read_member(reader: _Reader, version: int) -> MemberMetadata:
     member_id = reader.string()
     instance_id = reader.nullable_string() if version >= 3 else None
     client_id, client_host = reader.string(), reader.string()
@@ -178,18 +178,18 @@ def _member(reader: _Reader, version: int) -> MemberMetadata:
         reader.byte_string(),
         reader.byte_string(),
     )
-    reader.tags()
+    reader.skip_tags()
     return member
 
 
-def _string(text: str | None) -> bytes:
+def _encode_string(text: str | None) -> bytes:
     if text is None:
         return b"\xff\xff"
     data = text.encode()
     return len(data).to_bytes(2, "big", signed=True) + data
 
 
-def _bytes(data: bytes) -> bytes:
+def _encode_bytes(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big", signed=True) + data
 
 
@@ -257,13 +257,13 @@ class _Reader:
             raise CorruptLog("__consumer_offsets: a count is impossible")
         return count
 
-    def tags(self) -> None:
+    def skip_tags(self) -> None:
         """Skip the tagged fields of a flexible structure."""
         if self.flexible:
             for _ in range(self.varint()):
                 self.varint()
                 self.take(self.varint())
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         if self.position != len(self.data):
             raise CorruptLog("__consumer_offsets: a record has bytes left over")

@@ -73,7 +73,7 @@ async def metadata(service: BrokerServices, request: Struct, context: RequestCon
         topics = []
         for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
             try:
-                topic = await _find(service, version, name, topic_id, may_create=may_create)
+                topic = await _find_topic(service, version, name, topic_id, may_create=may_create)
             except MansioError as error:
                 topics.append(encode_missing_topic(version, error.kafka_code, name, topic_id, operations))
             else:
@@ -130,7 +130,7 @@ async def describe_quorum(
         {
             "topic_name": topic.topic_name,
             "partitions": [
-                _quorum(service, topic.topic_name, partition.partition_index)
+                _quorum_partition_fields(service, topic.topic_name, partition.partition_index)
                 for partition in topic.partitions
             ],
         }
@@ -139,7 +139,7 @@ async def describe_quorum(
     return {"topics": topics}
 
 
-def _quorum(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
+def _quorum_partition_fields(service: BrokerServices, topic: str, index: int) -> dict[str, Any]:
     result: dict[str, Any] = {"partition_index": index, "leader_id": NO_LEADER}
     try:
         if (topic, index) != METADATA_PARTITION:
@@ -189,10 +189,10 @@ async def describe_topic_partitions(
     if page.next_cursor is not None:
         name, index = page.next_cursor
         next_cursor = {"topic_name": name, "partition_index": index}
-    return {"topics": [_described_topic(found, alive) for found in page.topics], "next_cursor": next_cursor}
+    return {"topics": [_topic_fields(found, alive) for found in page.topics], "next_cursor": next_cursor}
 
 
-def _described_topic(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:
+def _topic_fields(found: DescribedTopic, alive: frozenset[int]) -> dict[str, Any]:
     topic = found.topic
     if topic is None:
         return {"name": found.name, "error_code": 0 if found.error is None else found.error.kafka_code}
@@ -200,12 +200,12 @@ def _described_topic(found: DescribedTopic, alive: frozenset[int]) -> dict[str, 
         "name": found.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.internal,
-        "partitions": [_partition(topic, index, alive) for index in found.partitions],
+        "partitions": [_partition_fields(topic, index, alive) for index in found.partitions],
         "topic_authorized_operations": ALL_TOPIC_OPERATIONS,
     }
 
 
-def _partition(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any]:
+def _partition_fields(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any]:
     partition = topic.partitions[index]
     return {
         "partition_index": index,
@@ -220,7 +220,7 @@ def _partition(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any
     }
 
 
-async def _find(
+async def _find_topic(
     service: BrokerServices, version: int, name: str | None, topic_id: bytes | None, *, may_create: bool
 ) -> Topic:
     topics = service.topics

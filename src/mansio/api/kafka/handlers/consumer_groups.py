@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.api.kafka.handlers.group_responses import describe_error, heartbeat_fields
+from mansio.api.kafka.handlers.group_responses import group_error_fields, heartbeat_fields
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.consumer_group.types import JOIN_EPOCH, Heartbeat
 
@@ -56,11 +56,11 @@ def _heartbeat_request(service: BrokerServices, request: Struct, context: Reques
         topic_names=None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
         topic_regex=request.subscribed_topic_regex,
         assignor=request.server_assignor,
-        owned=None if request.topic_partitions is None else _owned(request.topic_partitions),
+        owned=None if request.topic_partitions is None else _owned_partitions(request.topic_partitions),
     )
 
 
-def _owned(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
+def _owned_partitions(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
     return frozenset((each.topic_id or bytes(16), index) for each in topics for index in each.partitions)
 
 
@@ -76,18 +76,18 @@ def _describe(service: BrokerServices, group_id: str) -> Fields:
     try:
         found = service.group_service.describe_consumer_group(group_id)
     except MansioError as error:
-        return describe_error(group_id, error)
+        return group_error_fields(group_id, error)
     return {
         "group_id": group_id,
         "group_state": found.state,
         "group_epoch": found.group_epoch,
         "assignment_epoch": found.assignment_epoch,
         "assignor_name": found.assignor,
-        "members": [_described(each) for each in found.members],
+        "members": [_member_fields(each) for each in found.members],
     }
 
 
-def _described(member: DescribedConsumerMember) -> Fields:
+def _member_fields(member: DescribedConsumerMember) -> Fields:
     return {
         "member_id": member.member_id,
         "instance_id": member.instance_id,
@@ -97,13 +97,13 @@ def _described(member: DescribedConsumerMember) -> Fields:
         "client_host": member.client_host,
         "subscribed_topic_names": member.topic_names,
         "subscribed_topic_regex": member.topic_regex,
-        "assignment": {"topic_partitions": _named(member.assigned)},
-        "target_assignment": {"topic_partitions": _named(member.target)},
+        "assignment": {"topic_partitions": _assigned_topic_fields(member.assigned)},
+        "target_assignment": {"topic_partitions": _assigned_topic_fields(member.target)},
         "member_type": MEMBER_TYPE_CLASSIC if member.is_classic else MEMBER_TYPE_CONSUMER,
     }
 
 
-def _named(topics: Iterable[AssignedTopic]) -> list[Fields]:
+def _assigned_topic_fields(topics: Iterable[AssignedTopic]) -> list[Fields]:
     return [
         {"topic_id": each.topic_id, "topic_name": each.topic, "partitions": each.partitions}
         for each in topics

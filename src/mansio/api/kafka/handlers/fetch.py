@@ -62,7 +62,7 @@ def fetch(
             stopwatch.stop()
         return _encode(service, connection, header, result)
     waited = service.statistics.start_stopwatch(service.statistics.parked_fetch_latency) if sampled else None
-    response = connection.defer()
+    response = connection.defer_response()
     reply = _Reply(service, connection, header._replace(body_position=0), response, waited)
     response.on_lost = fetches.park(request, header.client_id, result, reply.send, follower).cancel
     return None

@@ -22,7 +22,7 @@ def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
     """Return the fields of a heartbeat response: the epoch of the member, and its partitions if they have changed."""
     assignment = None
     if answer.assignment is not None:
-        assignment = {"topic_partitions": by_topic(answer.assignment)}
+        assignment = {"topic_partitions": group_by_topic_id(answer.assignment)}
     return {
         "member_id": answer.member_id,
         "member_epoch": answer.member_epoch,
@@ -31,7 +31,7 @@ def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
     }
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
+def group_by_topic_id(partitions: Iterable[TopicPartition]) -> list[Fields]:
     """Group partitions by topic id, in the order of `partitions`."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
@@ -39,7 +39,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
     return [{"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in grouped.items()]
 
 
-def describe_error(group_id: str, error: MansioError) -> Fields:
+def group_error_fields(group_id: str, error: MansioError) -> Fields:
     """Return the fields that describe a group with an error."""
     return {
         "group_id": group_id,

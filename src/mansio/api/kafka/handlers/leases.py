@@ -4,8 +4,8 @@ fields are defined in `mansio.wire.apis.mansio_apis`.
 Behavior: the leader of a partition answers requests about it; each partition of a request succeeds or fails on its own.
 Acknowledgements and redrives are stored before they are answered. DescribeLeases loads the state of a share partition
 that is not in memory, and never creates a state.
-Not obvious: a redrive is answered with the number of records that it offered. If a client repeats a request with the
-same redrive id, records that the earlier request offered are counted as `repeated`.
+Not obvious: a redrive is answered with the number of records that it made available again. If a client repeats a
+request with the same redrive id, records that the earlier request made available again are counted as `repeated`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def describe_leases(
     )
     topics: dict[bytes, list[dict[str, Any]]] = {}
     for each in found:
-        topics.setdefault(each.topic_id, []).append(_described(each))
+        topics.setdefault(each.topic_id, []).append(_share_partition_fields(each))
     return {
         "topics": [
             {"topic_id": topic_id or None, "partitions": partitions}
@@ -66,7 +66,7 @@ async def describe_leases(
     }
 
 
-def _described(found: SharePartitionDescription) -> dict[str, Any]:
+def _share_partition_fields(found: SharePartitionDescription) -> dict[str, Any]:
     error, counts = found.error, found.counts
     if error is not None:
         code, message = error.kafka_code, error.message

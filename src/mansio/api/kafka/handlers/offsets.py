@@ -52,7 +52,7 @@ async def offset_commit(service: BrokerServices, request: Struct, context: Reque
         codes = [error_code(each) for each in results]
     except MansioError as error:
         codes = [error.kafka_code] * len(offsets)
-    return {"topics": _answered([(each.topic, each.partition) for each in offsets], codes)}
+    return {"topics": _offset_topic_fields([(each.topic, each.partition) for each in offsets], codes)}
 
 
 async def offset_fetch(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
@@ -118,10 +118,10 @@ async def offset_delete(service: BrokerServices, request: Struct, context: Reque
         results = await service.group_service.delete_offsets(request.group_id, wanted)
     except MansioError as error:
         return {"error_code": error.kafka_code}
-    return {"topics": _answered(wanted, [error_code(each) for each in results])}
+    return {"topics": _offset_topic_fields(wanted, [error_code(each) for each in results])}
 
 
-def _answered(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:
+def _offset_topic_fields(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:
     topics: dict[str, list[Fields]] = {}
     for (topic, partition), code in zip(partitions, codes, strict=True):
         topics.setdefault(topic, []).append({"partition_index": partition, "error_code": code})

@@ -92,7 +92,7 @@ def produce(
         return NO_RESPONSE
     if pending is None or pending.is_complete:
         return (_encode(service, version, header.correlation_id, throttle_ms, results),)
-    _queue(service, connection, pending)
+    _queue_response(service, connection, pending)
     pending.wait(
         request.timeout_ms,
         partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
@@ -100,7 +100,7 @@ def produce(
     return None
 
 
-def _queue(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
+def _queue_response(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
     """Queue the response. While many batches wait for recompression, the next request of the client does not start
     before this response is complete, as in Kafka."""
     if pending.is_recompressed and service.partitions.recompressor.is_congested(connection):
@@ -112,7 +112,7 @@ def _queue(service: BrokerServices, connection: Connection, pending: PendingProd
 def _wait_recompressed(service: BrokerServices, connection: Connection, pending: PendingProduce) -> None:
     """Wait for the append of recompressed batches of a request with acks=0, so that the number of requests in progress
     is bounded and an error closes the connection."""
-    _queue(service, connection, pending)
+    _queue_response(service, connection, pending)
     pending.wait(UNBOUNDED_MS, partial(_end_without_response, service, connection))
 
 
@@ -143,7 +143,7 @@ def produce_by_template(
             raise
         return (_template_error(template, correlation_id, index, error),)
     except RecompressionRequired:
-        return _recompressed(service, connection, template, correlation_id, index, records)
+        return _append_recompressed(service, connection, template, correlation_id, index, records)
     if acks == ACKS_NONE:
         return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended
@@ -163,7 +163,7 @@ def produce_by_template(
     return None
 
 
-def _recompressed(
+def _append_recompressed(
     service: BrokerServices,
     connection: Connection,
     template: ProduceTemplate,
@@ -187,7 +187,7 @@ def _recompressed(
         return None
     if pending.is_complete:
         return (_encode(service, template.version, correlation_id, 0, pending.results),)
-    _queue(service, connection, pending)
+    _queue_response(service, connection, pending)
     respond = partial(_respond, service, connection, template.version, correlation_id, 0)
     pending.wait(template.timeout_ms, respond)
     return None
@@ -200,7 +200,7 @@ def _end_without_response(service: BrokerServices, connection: Connection, pendi
         connection.reject(error)
         return
     pending.respond(NO_RESPONSE)
-    connection.answered(pending)
+    connection.on_response_complete(pending)
 
 
 def _request_error(request: wire.ProduceRequest) -> MansioError | None:
@@ -234,7 +234,7 @@ def _respond(
     pending: PendingProduce,
 ) -> None:
     pending.respond((_encode(service, version, correlation_id, throttle_ms, pending.results),))
-    connection.answered(pending)
+    connection.on_response_complete(pending)
 
 
 def _respond_by_template(pending: PendingAppend, error: MansioError | None) -> None:
@@ -243,7 +243,7 @@ def _respond_by_template(pending: PendingAppend, error: MansioError | None) -> N
         service.statistics.count_error(API_KEY, error.kafka_code)
         response = _template_error(template, correlation_id, index, error)
     pending.respond((response,))
-    connection.answered(pending)
+    connection.on_response_complete(pending)
 
 
 def _encode(

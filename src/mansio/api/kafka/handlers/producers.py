@@ -53,14 +53,14 @@ async def describe_producers(
     for name, indexes in asked.items():
         partitions = []
         for index in indexes:
-            found = _producers(service, name, index, remaining)
+            found = _partition_fields(service, name, index, remaining)
             remaining -= len(found.get("active_producers", ()))
             partitions.append(found)
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 
 
-def _producers(service: BrokerServices, topic: str, index: int, remaining: int) -> dict[str, Any]:
+def _partition_fields(service: BrokerServices, topic: str, index: int, remaining: int) -> dict[str, Any]:
     try:
         hook = service.partitions.find(topic, None, index).find_hook(ProducerHook)
         known = list(hook.table.items()) if hook is not None else []
@@ -68,10 +68,10 @@ def _producers(service: BrokerServices, topic: str, index: int, remaining: int) 
             raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
     except MansioError as error:
         return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
-    return {"partition_index": index, "active_producers": [_shown(*one) for one in known]}
+    return {"partition_index": index, "active_producers": [_producer_fields(*one) for one in known]}
 
 
-def _shown(producer_id: int, producer: Producer) -> dict[str, Any]:
+def _producer_fields(producer_id: int, producer: Producer) -> dict[str, Any]:
     return {
         "producer_id": producer_id,
         "producer_epoch": producer.epoch,

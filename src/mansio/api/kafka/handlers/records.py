@@ -34,7 +34,7 @@ NO_LOW_WATERMARK = -1
 
 async def list_offsets(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Return offsets by timestamp, or of the start or end of the log."""
-    refusal = _refusal(service, request, context)
+    refusal = _authorization_error(service, request, context)
     queries = [
         OffsetQuery(topic.name, wanted.partition_index, wanted.timestamp, wanted.current_leader_epoch)
         for topic in request.topics
@@ -49,14 +49,17 @@ async def list_offsets(service: BrokerServices, request: Struct, context: Reques
         "topics": [
             {
                 "name": topic.name,
-                "partitions": [_listed(wanted.partition_index, next(results)) for wanted in topic.partitions],
+                "partitions": [
+                    _listed_offset_fields(wanted.partition_index, next(results))
+                    for wanted in topic.partitions
+                ],
             }
             for topic in request.topics
         ]
     }
 
 
-def _listed(index: int, found: ListedOffset | MansioError) -> dict[str, Any]:
+def _listed_offset_fields(index: int, found: ListedOffset | MansioError) -> dict[str, Any]:
     code = 0
     if isinstance(found, MansioError):
         code, found = found.kafka_code, ListedOffset()
@@ -83,7 +86,7 @@ async def delete_records(service: BrokerServices, request: Struct, context: Requ
             {
                 "name": topic.name,
                 "partitions": [
-                    _deleted(wanted.partition_index, next(results)) for wanted in topic.partitions
+                    _deletion_fields(wanted.partition_index, next(results)) for wanted in topic.partitions
                 ],
             }
             for topic in request.topics
@@ -91,7 +94,7 @@ async def delete_records(service: BrokerServices, request: Struct, context: Requ
     }
 
 
-def _deleted(index: int, result: int | MansioError) -> dict[str, Any]:
+def _deletion_fields(index: int, result: int | MansioError) -> dict[str, Any]:
     if isinstance(result, MansioError):
         return {
             "partition_index": index,
@@ -119,18 +122,22 @@ async def offset_for_leader_epoch(
     context: RequestContext,
 ) -> dict[str, Any]:
     """Return the end offset of a leader epoch in each partition."""
-    refusal = _refusal(service, request, context)
+    refusal = _authorization_error(service, request, context)
     topics = [
         {
             "topic": topic.topic,
-            "partitions": [_epoch_end(service, topic.topic, wanted, refusal) for wanted in topic.partitions],
+            "partitions": [
+                _epoch_end_offset_fields(service, topic.topic, wanted, refusal) for wanted in topic.partitions
+            ],
         }
         for topic in request.topics
     ]
     return {"topics": topics}
 
 
-def _refusal(service: BrokerServices, request: Struct, context: RequestContext) -> MansioError | None:
+def _authorization_error(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> MansioError | None:
     """Return an error if the request has a replica id and the connection is not authenticated as that broker; None if
     it is, or for the negative replica ids of clients."""
     if request.replica_id < 0:
@@ -145,7 +152,7 @@ def _refusal(service: BrokerServices, request: Struct, context: RequestContext) 
     return None
 
 
-def _epoch_end(
+def _epoch_end_offset_fields(
     service: BrokerServices, topic: str, wanted: Struct, refusal: MansioError | None
 ) -> dict[str, Any]:
     try:

@@ -22,15 +22,16 @@ async def elect_leaders(service: BrokerServices, request: Struct, context: Reque
         election_type=request.election_type,
         timeout_ms=request.timeout_ms,
     )
-    by_topic: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
+    group_by_topic_id: dict[str, list[dict[str, Any]]] = {item.topic: [] for item in wanted or ()}
     for result in results:
         code, message = (0, None) if result.error is None else (result.error.kafka_code, result.error.message)
-        by_topic.setdefault(result.topic, []).append(
+        group_by_topic_id.setdefault(result.topic, []).append(
             {"partition_id": result.partition, "error_code": code, "error_message": message}
         )
     return {
         "replica_election_results": [
-            {"topic": topic, "partition_result": partitions} for topic, partitions in by_topic.items()
+            {"topic": topic, "partition_result": partitions}
+            for topic, partitions in group_by_topic_id.items()
         ]
     }
 

@@ -84,7 +84,7 @@ class _ShareFetch:
         self._header = header
         self._request = request
         self._receive: ReceiveOperation | None = None
-        self._pending_response: PendingResponse = connection.defer()
+        self._pending_response: PendingResponse = connection.defer_response()
         self._pending_response.on_lost = self._finish
 
     def _finish(self) -> None:
@@ -153,7 +153,9 @@ class _ShareFetch:
             await shares.release_leases(group, member)
         leaders = LeaderHints(service)
         lock_ms = receive.lock_ms if receive is not None else 0
-        return self._encode(_merged(received, results, leaders), leaders, lock_ms or find_lock_ms(results))
+        return self._encode(
+            _merge_results(received, results, leaders), leaders, lock_ms or find_lock_ms(results)
+        )
 
     def _check(self, parts: Sequence[PartitionAcknowledgements]) -> bool:
         """Check the request and return whether the member wants records. Raises `InvalidRequest`."""
@@ -208,7 +210,7 @@ class _ShareFetch:
         )
 
 
-def _merged(
+def _merge_results(
     received: Mapping[TopicPartition, ReceivedPartition],
     results: Sequence[AcknowledgeResult],
     leaders: LeaderHints,
@@ -302,7 +304,7 @@ def share_acknowledge(
 ) -> None:
     """Decode a ShareAcknowledge request and start a task that answers it. Raises `WireError`."""
     request = acknowledge_wire.decode_request(header.api_version, frame, header.body_position)
-    work = _answer(service, connection, header, request, connection.defer())
+    work = _answer(service, connection, header, request, connection.defer_response())
     service.scheduler.spawn(work, name="share acknowledge")
 
 

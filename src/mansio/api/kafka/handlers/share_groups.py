@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.api.kafka.handlers.group_responses import by_topic, describe_error, heartbeat_fields
+from mansio.api.kafka.handlers.group_responses import group_by_topic_id, group_error_fields, heartbeat_fields
 from mansio.errors import MansioError
 from mansio.state.share_group.group import ShareHeartbeat
 
@@ -52,22 +52,22 @@ def _describe(service: BrokerServices, group_id: str) -> Fields:
     try:
         found = service.group_service.describe_share_group(group_id)
     except MansioError as error:
-        return describe_error(group_id, error)
+        return group_error_fields(group_id, error)
     return {
         "group_id": group_id,
         "group_state": found.state,
         "group_epoch": found.group_epoch,
         "assignment_epoch": found.assignment_epoch,
         "assignor_name": ASSIGNOR,
-        "members": [_described(service, each) for each in found.members],
+        "members": [_describe_member(service, each) for each in found.members],
     }
 
 
-def _described(service: BrokerServices, member: ShareGroupMember) -> Fields:
+def _describe_member(service: BrokerServices, member: ShareGroupMember) -> Fields:
     name_of = service.group_service.topic_name
     named = [
         {**each, "topic_name": name}
-        for each in by_topic(sorted(member.current.assigned))
+        for each in group_by_topic_id(sorted(member.current.assigned))
         if (name := name_of(each["topic_id"])) is not None
     ]
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 
-def _outcome(error: MansioError | None) -> Fields:
+def _error_fields(error: MansioError | None) -> Fields:
     if error is None:
         return {"error_code": 0, "error_message": None}
     return {"error_code": error.kafka_code, "error_message": error.message}
@@ -29,11 +29,13 @@ async def describe_share_group_offsets(
     del context
     count = Counter(each.group_id for each in request.groups)
     return {
-        "groups": [await _described(service, each, once=count[each.group_id] == 1) for each in request.groups]
+        "groups": [
+            await _topic_fields(service, each, once=count[each.group_id] == 1) for each in request.groups
+        ]
     }
 
 
-async def _described(service: BrokerServices, wanted: Struct, *, once: bool) -> Fields:
+async def _topic_fields(service: BrokerServices, wanted: Struct, *, once: bool) -> Fields:
     topics = None
     if wanted.topics is not None:
         topics = [(each.topic_name, each.partitions) for each in wanted.topics]
@@ -42,28 +44,28 @@ async def _described(service: BrokerServices, wanted: Struct, *, once: bool) -> 
             raise InvalidRequest(f"group {wanted.group_id!r} is in the request more than once")
         described = await service.share_offsets.describe(wanted.group_id, topics)
     except MansioError as error:
-        return {"group_id": wanted.group_id, "topics": [], **_outcome(error)}
+        return {"group_id": wanted.group_id, "topics": [], **_error_fields(error)}
     return {
         "group_id": wanted.group_id,
         "topics": [
             {
                 "topic_name": each.topic,
                 "topic_id": each.topic_id,
-                "partitions": [_described_partition(one) for one in each.partitions],
+                "partitions": [_partition_fields(one) for one in each.partitions],
             }
             for each in described
         ],
-        **_outcome(None),
+        **_error_fields(None),
     }
 
 
-def _described_partition(offset: ShareOffset) -> Fields:
+def _partition_fields(offset: ShareOffset) -> Fields:
     return {
         "partition_index": offset.partition,
         "start_offset": offset.start_offset,
         "leader_epoch": offset.leader_epoch,
         "lag": offset.lag,
-        **_outcome(offset.error),
+        **_error_fields(offset.error),
     }
 
 
@@ -79,18 +81,18 @@ async def alter_share_group_offsets(
     try:
         altered = await service.share_offsets.alter(request.group_id, start_offsets)
     except MansioError as error:
-        return {**_outcome(error), "responses": []}
+        return {**_error_fields(error), "responses": []}
     responses = [
         {
             "topic_name": each.topic,
             "topic_id": each.topic_id,
             "partitions": [
-                {"partition_index": one.partition, **_outcome(one.error)} for one in each.partitions
+                {"partition_index": one.partition, **_error_fields(one.error)} for one in each.partitions
             ],
         }
         for each in altered
     ]
-    return {**_outcome(None), "responses": responses}
+    return {**_error_fields(None), "responses": responses}
 
 
 async def delete_share_group_offsets(
@@ -103,8 +105,8 @@ async def delete_share_group_offsets(
             request.group_id, [each.topic_name for each in request.topics]
         )
     except MansioError as error:
-        return {**_outcome(error), "responses": []}
+        return {**_error_fields(error), "responses": []}
     responses = [
-        {"topic_name": each.topic, "topic_id": each.topic_id, **_outcome(each.error)} for each in deleted
+        {"topic_name": each.topic, "topic_id": each.topic_id, **_error_fields(each.error)} for each in deleted
     ]
-    return {**_outcome(None), "responses": responses}
+    return {**_error_fields(None), "responses": responses}

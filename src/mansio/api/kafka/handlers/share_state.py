@@ -96,7 +96,7 @@ async def _answer(
     process: Callable[[LocalStateClient, StateRequestEntry], Awaitable[StateResult]],
 ) -> bytes:
     sender, state_requests = decode_request(context.api_key, request)
-    refusal = _refusal(service, sender, context)
+    refusal = _authorization_error(service, sender, context)
     if refusal is not None:
         answers = [refusal] * len(state_requests)
     else:
@@ -107,7 +107,7 @@ async def _answer(
     return encode_response(context.api_key, context.correlation_id, state_requests, answers)
 
 
-def _refusal(
+def _authorization_error(
     service: BrokerServices, sender: RequestSender | None, context: RequestContext
 ) -> StateResult | None:
     """Return an error if the sender is not an authenticated broker of the cluster in its registered epoch, else

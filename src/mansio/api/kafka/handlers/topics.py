@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Create topics (KIP-4). The response has the effective settings (KIP-525) and the id (KIP-516) of each topic."""
     del context
-    repeated = _repeated(item.name for item in request.topics)
+    repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         try:
@@ -35,10 +35,10 @@ async def create_topics(service: BrokerServices, request: Struct, context: Reque
             topic = await service.topics.create(_new_topic(item), validate_only=request.validate_only)
         except MansioError as error:
             results.append(
-                {"name": item.name, **_failure(error), "num_partitions": -1, "replication_factor": -1}
+                {"name": item.name, **_error_fields(error), "num_partitions": -1, "replication_factor": -1}
             )
         else:
-            results.append(_created(service, topic))
+            results.append(_created_topic_fields(service, topic))
     return {"topics": results}
 
 
@@ -55,7 +55,7 @@ def _new_topic(item: Struct) -> NewTopic:
     )
 
 
-def _created(service: BrokerServices, topic: Topic) -> dict[str, Any]:
+def _created_topic_fields(service: BrokerServices, topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
@@ -80,8 +80,8 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
         wanted = [(item.name, item.topic_id) for item in request.topics]
     else:
         wanted = [(name, None) for name in request.topic_names]
-    found = [_to_delete(service, name, topic_id) for name, topic_id in wanted]
-    repeated = _repeated(one.topic_id for one in found if not isinstance(one, MansioError))
+    found = [_find_topic_to_delete(service, name, topic_id) for name, topic_id in wanted]
+    repeated = _find_duplicates(one.topic_id for one in found if not isinstance(one, MansioError))
     results = []
     for (name, topic_id), one in zip(wanted, found, strict=True):
         result: dict[str, Any] = {"name": name, "topic_id": topic_id}
@@ -93,12 +93,14 @@ async def delete_topics(service: BrokerServices, request: Struct, context: Reque
                 raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
             await service.topics.delete(one)
         except MansioError as error:
-            result |= _failure(error)
+            result |= _error_fields(error)
         results.append(result)
     return {"responses": results}
 
 
-def _to_delete(service: BrokerServices, name: str | None, topic_id: bytes | None) -> Topic | MansioError:
+def _find_topic_to_delete(
+    service: BrokerServices, name: str | None, topic_id: bytes | None
+) -> Topic | MansioError:
     try:
         if name is None:
             if topic_id is None:
@@ -116,7 +118,7 @@ async def create_partitions(
 ) -> dict[str, Any]:
     """Add partitions to existing topics (KIP-195)."""
     del context
-    repeated = _repeated(item.name for item in request.topics)
+    repeated = _find_duplicates(item.name for item in request.topics)
     results = []
     for item in request.topics:
         result: dict[str, Any] = {"name": item.name}
@@ -128,14 +130,14 @@ async def create_partitions(
                 item.name, item.count, assignments, validate_only=request.validate_only
             )
         except MansioError as error:
-            result |= _failure(error)
+            result |= _error_fields(error)
         results.append(result)
     return {"results": results}
 
 
-def _repeated(items: Iterable[Any]) -> set[Any]:
+def _find_duplicates(items: Iterable[Any]) -> set[Any]:
     return {item for item, count in Counter(items).items() if count > 1}
 
 
-def _failure(error: MansioError) -> dict[str, Any]:
+def _error_fields(error: MansioError) -> dict[str, Any]:
     return {"error_code": error.kafka_code, "error_message": error.message}

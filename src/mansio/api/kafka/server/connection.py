@@ -76,9 +76,9 @@ class ConnectionOwner(Protocol):
 
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None: ...
 
-    def connected(self, connection: Connection) -> None: ...
+    def on_connected(self, connection: Connection) -> None: ...
 
-    def disconnected(self, connection: Connection) -> None: ...
+    def on_disconnected(self, connection: Connection) -> None: ...
 
     def reject(self, connection: Connection, reason: str, detail: str) -> None: ...
 
@@ -167,12 +167,12 @@ class Connection(asyncio.BufferedProtocol):
                 transport.get_extra_info("socket").fileno(),
                 self._server.scratch if is_loopback(self.client_host) or not HAS_SENDFILE else None,
                 self._on_drained,
-                self._send_failed,
+                self._on_send_error,
             )
         except OSError as error:  # no descriptor left
             self._server.reject(self, "descriptors", error.strerror or str(error))
             return
-        self._server.connected(self)
+        self._server.on_connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self.closed = True
@@ -191,7 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog.clear()
         self.backlog_bytes = 0
         self._out.clear()
-        self._server.disconnected(self)
+        self._server.on_disconnected(self)
 
     def buffer_updated(self, nbytes: int) -> None:
         server = self._server
@@ -201,22 +201,22 @@ class Connection(asyncio.BufferedProtocol):
         try:
             for frame in frames.buffer_updated(nbytes):
                 if not self._backlog and (
-                    not (self._pending_responses or self._paused) or self._is_next(frame)
+                    not (self._pending_responses or self._paused) or self._may_start(frame)
                 ):
                     self._begin(frame)
                 else:
-                    self._keep(frame)
+                    self._add_to_backlog(frame)
         except MansioError as error:
             self.reject(error)
             return
         if self._out:
             self.flush()
         if frames.buffered_bytes or server.memory.held_bytes:
-            self._account()
+            self._report_buffered_bytes()
         if len(self._pending_responses) >= server.limits.requests_max:
             self.pause_reading()
 
-    def _account(self) -> None:
+    def _report_buffered_bytes(self) -> None:
         """Report to the server how much memory requests hold that have not started."""
         if self.closed:  # its memory is released, or soon will be; acquired again it would leak
             return
@@ -230,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests
 
-    def _keep(self, frame: memoryview) -> None:
+    def _add_to_backlog(self, frame: memoryview) -> None:
         """Copy the frame to the backlog until the request before it has been answered."""
         self._backlog.append(bytes(frame))
         self.backlog_bytes += len(frame)
@@ -248,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._out) >= ANSWERS_PER_SEND:
             self.flush()
 
-    def defer(self) -> PendingResponse:
+    def defer_response(self) -> PendingResponse:
         """Return the pending response of the current request, which is answered later. Requests behind it wait until
         then."""
         pending_response = PendingResponse(self)
@@ -266,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_responses.append(response)
         self._blocked_by = response
 
-    def answered(self, pending_response: QueuedResponse) -> None:
+    def on_response_complete(self, pending_response: QueuedResponse) -> None:
         """Report that a queued response is complete: send all responses that are next in order, and start requests that
         waited for it."""
         if self.closed:
@@ -287,14 +287,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def _drain_soon(self) -> None:
         """Process the backlog if its first request may start; otherwise the response that blocks it calls again."""
-        if self._backlog and not self._drain_due and self._is_next(self._backlog[0]):
+        if self._backlog and not self._drain_due and self._may_start(self._backlog[0]):
             self._drain_due = True
             self._server.loop.call_soon(self._drain_backlog)
 
     def _drain_backlog(self) -> None:
         self._drain_due = False
         try:
-            while self._backlog and self._is_next(self._backlog[0]):
+            while self._backlog and self._may_start(self._backlog[0]):
                 frame = self._backlog.popleft()
                 self.backlog_bytes -= len(frame)
                 self._begin(memoryview(frame))
@@ -303,10 +303,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.flush()
         if self._server.memory.held_bytes:
-            self._account()
+            self._report_buffered_bytes()
         self.resume_reading()
 
-    def _is_next(self, frame: memoryview | bytes) -> bool:
+    def _may_start(self, frame: memoryview | bytes) -> bool:
         """Return whether the request may start now: the peer accepts its responses, and no request is in progress, or
         the request and all requests in progress are produce requests."""
         if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
             OSError,
             StorageError,
         ) as error:  # of the disk: a small range of a file is read when it is sent
-            self._send_failed(error)
+            self._on_send_error(error)
             return
         if socket_writer.waiting_bytes:
             self._server.set_unsent_bytes(self, socket_writer.held_bytes)
@@ -348,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server.set_unsent_bytes(self, 0)
         self.resume_reading()
 
-    def _send_failed(self, error: Exception) -> None:
+    def _on_send_error(self, error: Exception) -> None:
         logger.warning("connection_send_failed", extra=fields(peer=self.client_host, error=str(error)))
         self._server.counters.count_closed("send_failed")
         if isinstance(error, UnreadableSlice):

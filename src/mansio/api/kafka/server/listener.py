@@ -101,7 +101,7 @@ class KafkaServer:
         self._flush_due: list[Connection] = []
         self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
         self._sweep: Timer | None = None
-        self._stall_watch: Timer | None = None
+        self._stall_timer: Timer | None = None
         self._stall_time_s = 0.0
         service.produce.time_out_requests(self.now)
         self._draining = False
@@ -123,7 +123,7 @@ class KafkaServer:
     async def stop(self, drain_ms: int) -> None:
         """Stop accepting connections, wait at most `drain_ms` for requests in progress, and close all connections."""
         self._draining = True
-        for timer in (self._sweep, self._stall_watch):
+        for timer in (self._sweep, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         if self._listening is not None:
@@ -134,12 +134,12 @@ class KafkaServer:
         self.service.fetch.stop()
         share_fetch.answer_parked_requests(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
-        await _until(
+        await _poll_until(
             lambda: not any(connection.is_busy for connection in self._connections), self.clock, deadline
         )
         for connection in tuple(self._connections):
             connection.close()
-        await _until(lambda: not self._connections, self.clock, deadline)
+        await _poll_until(lambda: not self._connections, self.clock, deadline)
         self.abort_connections()
 
     def abort_connections(self) -> None:
@@ -157,7 +157,7 @@ class KafkaServer:
 
     # Connections
 
-    def connected(self, connection: Connection) -> None:
+    def on_connected(self, connection: Connection) -> None:
         limits = self.limits
         host = connection.client_host
         from_host = self._hosts.get(host, 0)
@@ -179,7 +179,7 @@ class KafkaServer:
         logger.warning("connection_rejected", extra=fields(peer=peer, reason=reason, detail=detail))
         connection.abort()
 
-    def disconnected(self, connection: Connection) -> None:
+    def on_disconnected(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
         del self._connections[connection]
@@ -208,7 +208,7 @@ class KafkaServer:
 
     def _close_stalled(self) -> None:
         """Close stalled connections. Repeats while connections wait for memory."""
-        self._stall_watch = None
+        self._stall_timer = None
         self._stall_time_s += (
             STALL_INTERVAL_MS / 1000
         )  # not the clock: while the broker itself was blocked, no peer was slow
@@ -220,8 +220,8 @@ class KafkaServer:
             self._watch_for_stalled()
 
     def _watch_for_stalled(self) -> None:
-        if self._stall_watch is None and not self._draining:
-            self._stall_watch = self.loop.call_later(STALL_INTERVAL_MS / 1000, self._close_stalled)
+        if self._stall_timer is None and not self._draining:
+            self._stall_timer = self.loop.call_later(STALL_INTERVAL_MS / 1000, self._close_stalled)
 
     def _close_disconnected(self) -> None:
         """Close connections whose peer has reset them while reading is paused; without a read, asyncio does not report
@@ -322,7 +322,7 @@ class KafkaServer:
             self.listener,
             connection.peer,
         )
-        pending_response = connection.defer()
+        pending_response = connection.defer_response()
         self.service.scheduler.spawn(
             self._router.run(request, context, pending_response), name=f"{api.key.name.lower()} request"
         )
@@ -333,7 +333,7 @@ class KafkaServer:
     ) -> Sequence[ResponsePart] | None:
         """Answer ApiVersions in an unknown version in version 0 (KIP-511); for any other API, close the connection."""
         if header.api_key == ApiKey.API_VERSIONS:
-            pending_response = connection.defer()
+            pending_response = connection.defer_response()
             self._router.unsupported_api_versions(header, pending_response)
             return None
         self.counters.errors += 1
@@ -354,7 +354,7 @@ class KafkaServer:
             connection.flush()
 
 
-async def _until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:
+async def _poll_until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:
     """Poll until `condition` is true or `deadline` (monotonic seconds) has passed."""
     while not condition() and clock.monotonic() < deadline:  # noqa: ASYNC110 - only while the broker stops
         await asyncio.sleep(DRAIN_POLL_S)

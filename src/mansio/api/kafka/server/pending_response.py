@@ -26,7 +26,7 @@ class ResponseQueue(Protocol):
 
     closed: bool
 
-    def answered(self, response: QueuedResponse) -> None: ...
+    def on_response_complete(self, response: QueuedResponse) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -54,7 +54,7 @@ class PendingResponse:
             None  # breaks a reference cycle: the task of the request refers to this object
         )
         self.response = parts
-        connection.answered(self)
+        connection.on_response_complete(self)
 
     def on_connection_lost(self) -> None:
         """Report that the connection ended before the response."""

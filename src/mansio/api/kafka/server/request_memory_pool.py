@@ -154,7 +154,7 @@ class RequestMemoryPool(Generic[C]):
             self._checked_at = None
             self._extra_closes = 0
             return []
-        exempt = self._exempt(now)
+        exempt = self._find_exempt(now)
         free = [
             holder
             for holder in self._held
@@ -178,7 +178,7 @@ class RequestMemoryPool(Generic[C]):
         self._reported_stalled.update(found)
         return found
 
-    def _exempt(self, now: float) -> set[C]:
+    def _find_exempt(self, now: float) -> set[C]:
         """Return the holders of memory that do not count as stalled now, because the broker blocks them."""
         passed_s = 0.0 if self._checked_at is None else now - self._checked_at
         self._checked_at = now
@@ -209,16 +209,16 @@ class RequestMemoryPool(Generic[C]):
 
     def _serve_queue(self) -> list[C]:
         served = []
-        for connection in self._queue():
+        for connection in self._waiting_in_order():
             if not self._grant(connection, self._waiting[connection]):
                 break
             del self._waiting[connection]
             served.append(connection)
-        if not served and (first := self._serve_first()) is not None:
+        if not served and (first := self._resolve_deadlock()) is not None:
             served.append(first)
         return served
 
-    def _queue(self) -> list[C]:
+    def _waiting_in_order(self) -> list[C]:
         """Waiting connections in the order in which they are served."""
         waiting = self._waiting
         if not waiting:
@@ -226,14 +226,14 @@ class RequestMemoryPool(Generic[C]):
         begun = [holder for holder in self._held if holder in waiting]
         return begun + [connection for connection in waiting if connection not in self._held]
 
-    def _serve_first(self) -> C | None:
+    def _resolve_deadlock(self) -> C | None:
         """Resolve a deadlock. If all holders wait for memory, none of them will release any: serve the first in the
         queue, and again whenever it requests memory, until its frame is complete. Serving two could exceed the
         bound."""
         if not self._waiting or any(holder not in self._waiting for holder in self._held):
             return None
         if self._deadlock_winner not in self._waiting:
-            self._deadlock_winner = self._queue()[0]
+            self._deadlock_winner = self._waiting_in_order()[0]
         first = self._deadlock_winner
         wanted = self._waiting.pop(first)
         self._total += wanted - self._held.get(first, 0)

@@ -123,7 +123,7 @@ class SocketWriter:
         if self._queue or len(parts) != 1 or type(data := parts[0]) is not bytes:
             self._enqueue(parts)
             if not self._writing:
-                self._pump()
+                self._send_waiting_parts()
             return
         try:
             sent = self._socket.send(data)
@@ -160,9 +160,9 @@ class SocketWriter:
             elif (
                 part.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
             ) or part.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
-                data = _read(part)  # type: ignore[arg-type]  # not bytes, as above
+                data = _read_slice(part)  # type: ignore[arg-type]  # not bytes, as above
             else:
-                self._flush_small(small, small_bytes)
+                self._enqueue_joined(small, small_bytes)
                 small, small_bytes = [], 0
                 self._queue.append(part)  # type: ignore[arg-type]  # not bytes, as above
                 self.waiting_bytes += part.length  # type: ignore[union-attr]  # not bytes, as above
@@ -170,17 +170,17 @@ class SocketWriter:
             small.append(data)
             small_bytes += len(data)
             if small_bytes > JOIN_BYTES_MAX:
-                self._flush_small(small, small_bytes)
+                self._enqueue_joined(small, small_bytes)
                 small, small_bytes = [], 0
-        self._flush_small(small, small_bytes)
+        self._enqueue_joined(small, small_bytes)
 
-    def _flush_small(self, small: list[bytes], small_bytes: int) -> None:
+    def _enqueue_joined(self, small: list[bytes], small_bytes: int) -> None:
         if small_bytes:
             self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
             self.waiting_bytes += small_bytes
             self.held_bytes += small_bytes
 
-    def _pump(self) -> None:
+    def _send_waiting_parts(self) -> None:
         assert self._socket is not None
         queue = self._queue
         enough = self.waiting_bytes - PUMP_BYTES_MAX
@@ -195,7 +195,7 @@ class SocketWriter:
                         self._wait_until_writable()
                         return
                 elif isinstance(head, memoryview):
-                    self._sent(self._socket.send(head, _MORE if len(queue) > 1 else 0))
+                    self._remove_sent_bytes(self._socket.send(head, _MORE if len(queue) > 1 else 0))
                 else:
                     self._send_file(head)
         except (BlockingIOError, InterruptedError):
@@ -237,7 +237,7 @@ class SocketWriter:
                     raise UnreadableSlice(part, error) from error
                 raise
             if not count:
-                raise _ended_early(part)
+                raise _ended_early_error(part)
             buffers.append(buffer[:count])
             filled += count
             total += count
@@ -245,7 +245,7 @@ class SocketWriter:
                 break
             done = 0
         sent = self._socket.sendmsg(buffers, (), 0 if total == self.waiting_bytes else _MORE)
-        self._sent(sent)
+        self._remove_sent_bytes(sent)
         return sent == total
 
     def _send_file(self, part: LogSlice) -> None:
@@ -260,10 +260,10 @@ class SocketWriter:
                 raise UnreadableSlice(part, error) from error
             raise
         if not sent:
-            raise _ended_early(part)
-        self._sent(sent)
+            raise _ended_early_error(part)
+        self._remove_sent_bytes(sent)
 
-    def _sent(self, count: int) -> None:
+    def _remove_sent_bytes(self, count: int) -> None:
         """Remove `count` bytes, which the peer has accepted, from the waiting parts."""
         queue = self._queue
         self.waiting_bytes -= count
@@ -287,7 +287,7 @@ class SocketWriter:
     def _wait_until_writable(self) -> None:
         if not self._writing:
             assert self._socket is not None
-            self._loop.add_writer(self._socket.fileno(), self._pump)
+            self._loop.add_writer(self._socket.fileno(), self._send_waiting_parts)
             self._writing = True
 
 
@@ -299,11 +299,11 @@ def _read_into(buffer: memoryview, descriptor: int, position: int) -> int:
     return len(data)
 
 
-def _ended_early(part: LogSlice) -> OSError:
+def _ended_early_error(part: LogSlice) -> OSError:
     return OSError(f"{part.file.path} ends before byte {part.position + part.length}")
 
 
-def _read(part: LogSlice) -> bytes:
+def _read_slice(part: LogSlice) -> bytes:
     try:
         return part.read()
     except StorageError as error:

@@ -193,7 +193,7 @@ class DeadLetterTopics:
         if leader is None:
             partition = self._local_partition(target)
             appended = await self._append_locally(partition, data)
-            await self._wait_with_timeout(partition.committed(appended.end_offset), partition.name)
+            await self._wait_with_timeout(partition.commit_promise(appended.end_offset), partition.name)
             return
         topics = [(None, target.topic_id, [(target.partition, data)])]
         request = b"".join(
@@ -250,7 +250,9 @@ class DeadLetterTopics:
             return False
         for searched_count, header in enumerate(partition.log.batch_headers(found[0]), 1):
             if _is_same_batch(header, batch):
-                await self._wait_with_timeout(partition.committed(header.last_offset + 1), partition.name)
+                await self._wait_with_timeout(
+                    partition.commit_promise(header.last_offset + 1), partition.name
+                )
                 return True
             if searched_count % BATCHES_PER_ITERATION_MAX == 0:
                 await self._scheduler.sleep(0)

@@ -78,7 +78,7 @@ def dev_cluster(
             f"{etcd_members} tolerate no more failures than {etcd_members - 1}; use 1, 3 or 5",
             "--etcd-members",
         )
-    _check(settings)
+    _check_settings_option(settings)
     if data is not None:
         raise typer.Exit(_run(data, brokers, etcd_members, first_port, settings, restart=not no_restart))
     directory = tempfile.mkdtemp(prefix="mansio-dev-cluster-")
@@ -90,7 +90,7 @@ def dev_cluster(
 
 
 def _remove_unless_in_use(directory: str) -> None:
-    """Remove the temporary directory, unless a broker that the user started again uses it; then print a message."""
+    """Remove the temporary directory. If a broker that the user started again uses it, keep it and print a message."""
     from mansio.cli.broker.dev_cluster.plan import data_directories_in_use
 
     in_use = data_directories_in_use(directory)
@@ -100,7 +100,7 @@ def _remove_unless_in_use(directory: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _check(settings: dict[str, str]) -> None:
+def _check_settings_option(settings: dict[str, str]) -> None:
     from mansio.cli.broker.dev_cluster.plan import check_settings
     from mansio.errors import ConfigError
 

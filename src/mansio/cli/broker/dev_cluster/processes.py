@@ -61,7 +61,7 @@ class DevCluster:
     ) -> None:
         self.plan = plan
         self._formed = formed
-        self._restart = restart
+        self._restart_enabled = restart
         self._members: list[EtcdMember] = []
         self._brokers = {
             broker: ChildProcess([*command, *plan.arguments(broker)], broker.log_path)
@@ -142,7 +142,7 @@ class DevCluster:
 
     async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
         loop = asyncio.get_running_loop()
-        policy = RestartPolicy(enabled=self._restart)
+        policy = RestartPolicy(enabled=self._restart_enabled)
         while True:
             code = await child.wait()
             print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
@@ -192,7 +192,8 @@ async def run_until_stopped(
 ) -> int:
     """Run a dev-cluster until a signal arrives or no broker is left, then stop all processes. Returns the exit code.
 
-    With `restart` brokers that exit are restarted as `restarts` decides.
+    With `restart`, brokers that exit are restarted, within the limits of `RestartPolicy`. `formed` waits until all
+    brokers have registered; `command` is the command line of `mansio`.
     """
     cluster = DevCluster(plan, command or mansio_command(), formed or _wait_until_formed, restart=restart)
     stop = asyncio.Event()
