@@ -209,8 +209,14 @@ class Client:
         `rebalance_timeout_ms`: time limit for revoking partitions, after which the member is removed from the group.
         `metadata_interval_ms`: interval for detecting new partitions (where the broker does not).
         `revoke_timeout_ms`: how long a revocation waits until the application has processed the current message.
-        `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
-        list of partitions. `batch_bytes_max`: a batch that is larger than this when decompressed raises
+        `poll_interval_ms_max`: a member whose application does not ask for messages for this long leaves the group, and
+        joins it again at the next request for messages (Kafka's `max.poll.interval.ms`).
+        `on_out_of_range`: where to continue if the position is below or above the log, because records were deleted or
+        truncated: "earliest", "latest", or "error", which raises `OffsetOutOfRange`.
+        `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`: called (or awaited) with the list of
+        partitions that the member got, or has to give up and can still commit.
+        `on_lost`: as `on_revoked`, but other members may read the partitions already, so that commits fail (None:
+        `on_revoked` is called). `batch_bytes_max`: a batch that is larger than this when decompressed raises
         `InvalidRecord`. `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before
         the consumer raises `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do:
         the topic may be created again, and the group decides the assignment.

@@ -14,7 +14,7 @@ from mansio.spark.iceberg.table_format import (
     HISTORY_OFFSETS_MAX,
     HOUR_MS,
     HistoryEntry,
-    add_history_entry,
+    add_offset_history_entry,
     format_history,
     history_entry_at,
     parse_history,
@@ -28,7 +28,7 @@ def marks_of(commits: list[tuple[int, dict[int, int]]]) -> tuple[HistoryEntry, .
     history: tuple[HistoryEntry, ...] = ()
     before: HistoryEntry | None = None
     for at_ms, offsets in commits:
-        history = add_history_entry(history, at_ms, offsets, before)
+        history = add_offset_history_entry(history, at_ms, offsets, before)
         before = HistoryEntry(at_ms, offsets)
     return history
 
@@ -89,5 +89,5 @@ def test_date_finds_the_last_mark_before_it() -> None:
 
 
 def test_clock_that_was_set_back_makes_no_mark_out_of_order() -> None:
-    history = add_history_entry((), START_MS, {0: 1})
-    assert add_history_entry(history, START_MS - DAY_MS, {0: 2}) == history
+    history = add_offset_history_entry((), START_MS, {0: 1})
+    assert add_offset_history_entry(history, START_MS - DAY_MS, {0: 2}) == history

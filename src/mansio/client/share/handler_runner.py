@@ -291,7 +291,7 @@ class HandlerRunner:
                     await self._acknowledge_one(message, RELEASE)
                 elif failures >= self.retry_policy.attempts_max:
                     await self._acknowledge_one(message, REJECT, _reject_reason(error, failures))
-                elif await self._wait_stopped(self.retry_policy.delay_s(failures)):
+                elif await self._wait_until_stopped(self.retry_policy.delay_s(failures)):
                     return False
             else:
                 return message._state == HELD
@@ -331,7 +331,7 @@ class HandlerRunner:
             self._final_refusal = error
             self.stop()
 
-    async def _wait_stopped(self, seconds: float) -> bool:
+    async def _wait_until_stopped(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()

@@ -460,20 +460,20 @@ class AcquiredRecordReader:
         Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` for records that cannot be decoded.
         """
         firsts = [first for first, _, _ in acquired]
-        last_acquired = acquired[-1][1]
+        last_acquired_offset = acquired[-1][1]
         found: list[Leased] = []
         end = -1
         for position, header, is_visible in visible_batches(
             records, partition, firsts[0], read_committed=False
         ):
             end = header.last_offset
-            if not is_visible or header.base_offset > last_acquired:
+            if not is_visible or header.base_offset > last_acquired_offset:
                 continue
             rows = self._rows(partition, header, records[position : position + header.size], firsts[0])
             if rows:
                 begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
                 _append_acquired(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
-            self._keep_unread(partition, header, rows, last_acquired)
+            self._keep_unread(partition, header, rows, last_acquired_offset)
         if len(found) == sum(last - first + 1 for first, last, _ in acquired):
             return found, []
         return found, _ranges_without_records([message.offset for message in found], acquired, end)
@@ -495,12 +495,12 @@ class AcquiredRecordReader:
         return read_record_tuples(batch, Leased, *partition, output_bytes_max=limit)
 
     def _keep_unread(
-        self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired: int
+        self, partition: TopicPartition, header: BatchHeader, rows: list[Leased], last_acquired_offset: int
     ) -> None:
         old = self._unread_batches.pop(partition, None)
         if old is not None:
             self._unread_bytes -= old.size_bytes
-        unread = rows[bisect_right(rows, last_acquired, key=_get_offset) :]
+        unread = rows[bisect_right(rows, last_acquired_offset, key=_get_offset) :]
         if not unread or header.size > UNREAD_BYTES_MAX:
             return
         if self._unread_bytes + header.size > UNREAD_BYTES_MAX:

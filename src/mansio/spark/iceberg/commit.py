@@ -40,7 +40,7 @@ from mansio.spark.iceberg.table_format import (
     CommitOutcome,
     HistoryEntry,
     LostRange,
-    add_history_entry,
+    add_offset_history_entry,
     commit_properties,
     format_history,
     format_lost_ranges,
@@ -296,7 +296,7 @@ def _commit_append(
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
     before = None if last is None or newest is None else HistoryEntry(newest.timestamp_ms, last.offsets)
-    new_history = add_history_entry(history, now_ms, commit.offsets, before)
+    new_history = add_offset_history_entry(history, now_ms, commit.offsets, before)
     data_files = [to_data_file(table, part) for part in parts]
     with CachedMetadataTransaction(table) as transaction:
         expired = expirable_snapshots(table.metadata, snapshots_max)

@@ -254,7 +254,7 @@ class HistoryEntry:
     offsets: dict[int, int]
 
 
-def add_history_entry(
+def add_offset_history_entry(
     history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
 ) -> tuple[HistoryEntry, ...]:
     """The history after a commit at `at_ms`. `before`: the time and offsets of the previous commit; None for the first

@@ -288,7 +288,8 @@ def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
 def _read_target(
     client: SyncClient, view: TopicMetadata, partition: int, first_copy: int
 ) -> Iterator[pa.RecordBatch]:
-    """The records of the target's partition from `first_copy` on."""
+    """Yield the records of one partition of the target topic, from the first replayed record, at `first_copy`, to the
+    end of the log."""
     one = TopicPartition(view.name, partition)
     start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST}))[one].offset)
     end = client.run(list_offsets(client.cluster, {one: LATEST}, isolation_level=READ_COMMITTED))[one].offset

@@ -123,8 +123,9 @@ class _RangeFetcher:
         self._end = end
         self._isolation = isolation
         self._topic_id = topic_id
-        self._short_at = -1
-        self._short_since = 0.0
+        self._log_end_offset = -1
+        """Log end offset of the last response without records, -1 for none; first seen at `_log_end_seen_at_s`."""
+        self._log_end_seen_at_s = 0.0
 
     def fetch_at(self, offset: int, size: int) -> _FetchResult:
         """Fetch from `offset`, with retries, until the broker returns batches or a permanent error."""
@@ -240,10 +241,10 @@ class _RangeFetcher:
         """Whether the log has ended at this offset for `TRUNCATION_CONFIRMATION_S`. A new leader may briefly report a
         lower high watermark than its predecessor.
         """
-        if self._short_at != offset:
-            self._short_at, self._short_since = offset, time.monotonic()
+        if self._log_end_offset != offset:
+            self._log_end_offset, self._log_end_seen_at_s = offset, time.monotonic()
         self._cluster.mark_stale((self._partition.topic,))
-        return time.monotonic() >= self._short_since + TRUNCATION_CONFIRMATION_S
+        return time.monotonic() >= self._log_end_seen_at_s + TRUNCATION_CONFIRMATION_S
 
     async def _out_of_range_error(self, offset: int) -> MansioError:
         """The error for an offset that is below or above the log."""
