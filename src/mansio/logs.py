@@ -61,10 +61,10 @@ def fields(**values: object) -> dict[str, Any]:
 
 def escaped(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
     """`text` with all characters escaped that end a line, move the cursor or change the text direction."""
-    return _UNSAFE.sub(_escape, _truncated(text, characters_max))
+    return _UNSAFE.sub(_escape, _truncate(text, characters_max))
 
 
-def _truncated(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+def _truncate(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
     return text if len(text) <= characters_max else f"{text[:characters_max]}... ({len(text)} characters)"
 
 
@@ -135,22 +135,22 @@ class JsonFormatter(logging.Formatter):
         shown: dict[str, Any] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
-            "event": _truncated(str(record.msg)),
+            "event": _truncate(str(record.msg)),
             "logger": record.name,
         }
         if known is None:
-            shown["message"] = _truncated(_message(record), MESSAGE_CHARACTERS_MAX)
+            shown["message"] = _truncate(_message(record), MESSAGE_CHARACTERS_MAX)
         for name, value in (known or {}).items():
             shown[f"{name}_" if name in _RESERVED else name] = _json_value(value)
         if count := _suppressed_count(record):
             shown["held_back"] = count
         if record.exc_info and record.exc_info[0] is not None:
-            shown["exception"] = _truncated(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
+            shown["exception"] = _truncate(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
         return json.dumps(shown)
 
 
 def _json_value(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | float) else _truncated(str(value))
+    return value if value is None or isinstance(value, bool | int | float) else _truncate(str(value))
 
 
 class LogCounts:

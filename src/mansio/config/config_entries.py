@@ -57,11 +57,14 @@ class ConfigEntry(NamedTuple):
 
 
 def topic_entries(
-    configs: Mapping[str, str], layers: BrokerConfigSources, replication_factor: int
+    configs: Mapping[str, str], config_sources: BrokerConfigSources, replication_factor: int
 ) -> list[ConfigEntry]:
-    """The entries of all settings of a topic. `configs`: overrides of the topic; `layers`: sources of the broker's
-    settings."""
-    return [_topic_entry(row, configs, layers, replication_factor) for row in topic_config.SETTINGS.values()]
+    """The entries of all settings of a topic. `configs`: overrides of the topic; `config_sources`: those of the
+    broker's settings."""
+    return [
+        _topic_entry(row, configs, config_sources, replication_factor)
+        for row in topic_config.SETTINGS.values()
+    ]
 
 
 def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
@@ -78,17 +81,17 @@ def group_entries(configs: Mapping[str, str], settings: Settings) -> list[Config
     return entries
 
 
-def broker_entries(layers: BrokerConfigSources) -> list[ConfigEntry]:
+def broker_entries(config_sources: BrokerConfigSources) -> list[ConfigEntry]:
     """The entries of all settings of a broker, including the defaults of topics."""
-    entries = [_broker_entry(layers, name) for name in SPECIFICATIONS if name != "topic_defaults"]
+    entries = [_broker_entry(config_sources, name) for name in SPECIFICATIONS if name != "topic_defaults"]
     for row in topic_config.SETTINGS.values():
         if row.broker_name:
-            synonyms = _default_synonyms(row, layers, 1)
+            synonyms = _default_synonyms(row, config_sources, 1)
             entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=False))
     entries += [
         _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
         for row in THROTTLES
-        if (synonyms := _dynamic_synonyms(row.name, layers))
+        if (synonyms := _dynamic_synonyms(row.name, config_sources))
     ]
     return entries
 
@@ -112,9 +115,9 @@ def documentation(row: ConfigKey) -> str:
 
 
 def _topic_entry(
-    row: ConfigKey, configs: Mapping[str, str], layers: BrokerConfigSources, replication_factor: int
+    row: ConfigKey, configs: Mapping[str, str], config_sources: BrokerConfigSources, replication_factor: int
 ) -> ConfigEntry:
-    synonyms = _default_synonyms(row, layers, replication_factor)
+    synonyms = _default_synonyms(row, config_sources, replication_factor)
     if row.name in configs:
         synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
     if not synonyms:
@@ -123,16 +126,16 @@ def _topic_entry(
     return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
 
 
-def _dynamic_synonyms(name: str, layers: BrokerConfigSources) -> tuple[Synonym, ...]:
+def _dynamic_synonyms(name: str, config_sources: BrokerConfigSources) -> tuple[Synonym, ...]:
     found = (
-        (layers.own_values, Source.DYNAMIC_BROKER),
-        (layers.default_values, Source.DYNAMIC_DEFAULT_BROKER),
+        (config_sources.own_values, Source.DYNAMIC_BROKER),
+        (config_sources.default_values, Source.DYNAMIC_DEFAULT_BROKER),
     )
     return tuple(Synonym(name, values[name], source) for values, source in found if name in values)
 
 
 def _default_synonyms(
-    row: ConfigKey, layers: BrokerConfigSources, replication_factor: int
+    row: ConfigKey, config_sources: BrokerConfigSources, replication_factor: int
 ) -> tuple[Synonym, ...]:
     """The broker's values for a topic setting. Empty for a setting that Kafka's brokers do not have, unless
     `topic_defaults` sets it."""
@@ -140,11 +143,11 @@ def _default_synonyms(
     if row.broker_name:
         built_in = topic_config.effective_value(row.name, {}, {}, replication_factor)
         synonyms = (Synonym(row.broker_name, built_in, Source.DEFAULT),)
-    defaults = layers.static_settings.topic_defaults
+    defaults = config_sources.static_settings.topic_defaults
     if row.name in defaults:
         value = topic_config.effective_value(row.name, {}, defaults, replication_factor)
         synonyms = (Synonym(row.broker_name or row.name, value, Source.STATIC_BROKER), *synonyms)
-    for dynamic in reversed(_dynamic_synonyms(row.broker_name, layers)):
+    for dynamic in reversed(_dynamic_synonyms(row.broker_name, config_sources)):
         value = topic_config.effective_value(row.name, {}, {row.name: dynamic.value}, replication_factor)
         synonyms = (dynamic._replace(value=value), *synonyms)
     return synonyms
@@ -159,8 +162,8 @@ def _entry(
 _KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType.STRING}
 
 
-def _broker_entry(layers: BrokerConfigSources, name: str) -> ConfigEntry:
-    settings, specification = layers.static_settings, SPECIFICATIONS[name]
+def _broker_entry(config_sources: BrokerConfigSources, name: str) -> ConfigEntry:
+    settings, specification = config_sources.static_settings, SPECIFICATIONS[name]
     shown = config_name(name)
     default = default_of(name)
     default_shown = Synonym(shown, _format_setting(default, specification), Source.DEFAULT)
@@ -168,7 +171,7 @@ def _broker_entry(layers: BrokerConfigSources, name: str) -> ConfigEntry:
     if settings.origin(name) is not Origin.DEFAULT:
         value = _format_setting(getattr(settings, name), specification)
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
-    synonyms = (*_dynamic_synonyms(shown, layers), *synonyms)
+    synonyms = (*_dynamic_synonyms(shown, config_sources), *synonyms)
     read_only = name not in DYNAMIC_SETTINGS
     return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=read_only)
 

@@ -204,10 +204,10 @@ class BrokerRuntime:
         self.service = self._build_services(group_configs)
         self.broker_configs.on_change(self._use_settings)
 
-    def _use_settings(self, layers: BrokerConfigSources, settings: Settings) -> None:
+    def _use_settings(self, config_sources: BrokerConfigSources, settings: Settings) -> None:
         """Apply changed dynamic settings of the broker to all parts."""
         self.settings = settings
-        self.topics.use_settings(layers, settings)
+        self.topics.use_settings(config_sources, settings)
         self.partitions.apply_broker_settings(settings)
         self.log_cleaner.interval_ms = settings.log_cleaner_backoff_ms
         self.log_cleaner.bytes_per_second = settings.log_cleaner_io_max_bytes_per_second

@@ -33,7 +33,7 @@ class SchemaPreload:
     def __init__(self, call_from_thread: Callable[..., object]) -> None:
         self._stopped = False
         self._thread = BackgroundThread(call_from_thread, name="mansio-warm-up")
-        self._thread.submit(self._run, _ended)
+        self._thread.submit(self._run, _on_ended)
 
     def stop(self) -> None:
         self._stopped = True
@@ -46,6 +46,6 @@ class SchemaPreload:
             time.sleep(PAUSE_S)
 
 
-def _ended(result: None, error: BaseException | None) -> None:  # noqa: ARG001 - the port's signature
+def _on_ended(result: None, error: BaseException | None) -> None:  # noqa: ARG001 - the port's signature
     if error is not None:  # requests compile what they need themselves
         logger.warning("schema_preload_failed", extra=fields(reason=repr(error)))

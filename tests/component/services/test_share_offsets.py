@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def test_start_offsets_are_set_described_and_deleted_without_a_member(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.group_coordinator.ready()
+        await services.group_coordinator.ensure_topic_exists()
         offsets = services.share_offsets
         with pytest.raises(GroupIdNotFound):
             await offsets.describe("g", None)
@@ -46,7 +46,7 @@ def test_start_offsets_are_set_described_and_deleted_without_a_member(tmp_path: 
 
 def test_a_request_without_an_existing_partition_creates_no_group(tmp_path: Path) -> None:
     async def work(services: BrokerServices) -> None:
-        await services.group_coordinator.ready()
+        await services.group_coordinator.ensure_topic_exists()
         (altered,) = await services.share_offsets.alter("g", [("none", [(0, 0)])])
         assert altered.topic_id == NO_TOPIC_ID
         with pytest.raises(GroupIdNotFound):

@@ -102,7 +102,7 @@ class ConsumerBroker(Broker):
     def home(self) -> MemoryPartition:
         """The partition that group "g" lives in."""
         if not self.partitions:
-            self.scheduler.run(self.groups.ready())
+            self.scheduler.run(self.groups.ensure_topic_exists())
         return self.partitions[self.groups.store.partition_for("g")]
 
     def describe_consumer(self, group_id: str = "g") -> Any:

@@ -106,7 +106,7 @@ def test_of_many_that_come_at_once_one_makes_the_topic_and_nobody_waits_for_ever
         clock=scheduler,
         partition_count=lambda: 0,
     )
-    waiting = [scheduler.start(topic.ready()) for _ in range(3)]
+    waiting = [scheduler.start(topic.ensure_topic_exists()) for _ in range(3)]
     scheduler.pass_time(5)
     for one in waiting:
         with pytest.raises(CoordinatorNotAvailable):

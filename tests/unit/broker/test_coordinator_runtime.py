@@ -78,7 +78,7 @@ class Room:
 
     def write(self, key: bytes, value: bytes | None, index: int = 0) -> None:
         async def work() -> None:
-            await self.topic.ready()
+            await self.topic.ensure_topic_exists()
             await self.topic.append(index, [(key, value)])
 
         self.scheduler.run(work())
@@ -92,7 +92,10 @@ class Room:
 def test_the_topic_is_created_once_by_whoever_writes_first() -> None:
     room = Room().begin()
     assert room.created == 0
-    first, second = room.scheduler.start(room.topic.ready()), room.scheduler.start(room.topic.ready())
+    first, second = (
+        room.scheduler.start(room.topic.ensure_topic_exists()),
+        room.scheduler.start(room.topic.ensure_topic_exists()),
+    )
     room.scheduler.pass_time(5)
     assert first.done()
     assert second.done()
@@ -108,13 +111,13 @@ def test_who_needs_a_topic_that_an_attempt_left_half_made_is_told_so_and_the_loo
 
     room.topic._create = there_already
     with pytest.raises(CoordinatorNotAvailable, match="is being created"):
-        room.scheduler.run(room.topic.ready())
+        room.scheduler.run(room.topic.ensure_topic_exists())
 
 
 def test_nothing_is_written_before_the_load_began() -> None:
     room = Room()
     with pytest.raises(CoordinatorLoadInProgress):
-        room.scheduler.run(room.topic.ready())
+        room.scheduler.run(room.topic.ensure_topic_exists())
 
 
 def test_an_append_is_answered_only_when_it_is_committed() -> None:

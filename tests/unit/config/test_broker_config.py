@@ -41,11 +41,11 @@ def test_a_broker_precedes_all_brokers_and_both_precede_its_file() -> None:
     static = Settings(num_partitions=2, topic_defaults={"retention.ms": "2", "segment.ms": "2"})
     default = {"num.partitions": "3", "log.retention.ms": "3", "log.roll.ms": "3"}
     own = {"num.partitions": "4", "log.retention.ms": "4"}
-    layers = BrokerConfigSources(static, own_values=own, default_values=default)
-    effective = layers.effective_settings()
+    config_sources = BrokerConfigSources(static, own_values=own, default_values=default)
+    effective = config_sources.effective_settings()
     assert effective.num_partitions == 4
     assert effective.topic_defaults == {"retention.ms": "4", "segment.ms": "3"}
-    entries = {entry.name: entry for entry in broker_entries(layers)}
+    entries = {entry.name: entry for entry in broker_entries(config_sources)}
     assert [(one.value, one.source) for one in entries["num.partitions"].synonyms] == [
         ("4", Source.DYNAMIC_BROKER),
         ("3", Source.DYNAMIC_DEFAULT_BROKER),
@@ -56,10 +56,10 @@ def test_a_broker_precedes_all_brokers_and_both_precede_its_file() -> None:
 
 
 def test_values_of_another_version_are_ignored_and_contradictions_are_not() -> None:
-    layers = BrokerConfigSources(
+    config_sources = BrokerConfigSources(
         Settings(), own_values={"gone.setting": "1", "num.partitions": "many", "log.roll.ms": "7"}
     )
-    effective = layers.effective_settings()
+    effective = config_sources.effective_settings()
     assert (effective.num_partitions, effective.topic_defaults) == (1, {"segment.ms": "7"})
     contradiction = {"log.cleaner.min.compaction.lag.ms": "5", "log.cleaner.max.compaction.lag.ms": "4"}
     with pytest.raises(ConfigError, match="5 is more than max"):
@@ -69,10 +69,10 @@ def test_values_of_another_version_are_ignored_and_contradictions_are_not() -> N
 @pytest.mark.parametrize(("rate", "expected"), [("1000", 1000), ("0", 1), (LONG_MAX, 0)])
 def test_kafkas_throttle_of_followers_replaces_the_brokers_own(rate: str, expected: int) -> None:
     static = Settings(replica_throttle_bytes_per_second=7)
-    layers = BrokerConfigSources(
+    config_sources = BrokerConfigSources(
         static, own_values={FOLLOWER_THROTTLE: rate}, default_values={FOLLOWER_THROTTLE: "5"}
     )
-    assert layers.effective_settings().replica_throttle_bytes_per_second == expected
+    assert config_sources.effective_settings().replica_throttle_bytes_per_second == expected
     names = {entry.name for entry in broker_entries(BrokerConfigSources(static))}
     assert FOLLOWER_THROTTLE not in names, "shown only where it is set, as in Kafka"
 
@@ -86,10 +86,10 @@ def test_settings_are_either_dynamic_or_refused_with_the_reason() -> None:
 def test_a_contradictory_value_does_not_keep_the_others_from_being_applied() -> None:
     static = Settings(topic_defaults={"max.compaction.lag.ms": "1000"})
     default = {"max.connections.per.ip": "7", "log.cleaner.min.compaction.lag.ms": "5000"}
-    layers, refused = BrokerConfigSources(
+    config_sources, refused = BrokerConfigSources(
         static, own_values={"num.partitions": "9"}, default_values=default
     ).without_contradictions()
     assert list(refused) == ["log.cleaner.min.compaction.lag.ms"]
-    effective = layers.effective_settings()
+    effective = config_sources.effective_settings()
     assert (effective.num_partitions, effective.max_connections_per_ip) == (9, 7)
     assert effective.topic_defaults == static.topic_defaults

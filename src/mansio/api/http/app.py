@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def build_app(broker: RunningBroker) -> Starlette:
     """Build the ASGI application of a running broker; it must run on the event loop of the broker."""
     service = broker.services
-    watch = EventLoopMonitor(service.scheduler, service.clock)
+    loop_monitor = EventLoopMonitor(service.scheduler, service.clock)
     view = ServiceStats(service.settings)
     view.attach(broker)
-    return assemble(view, watch, disk_monitor(service.settings))
+    return assemble(view, loop_monitor, disk_monitor(service.settings))
 
 
 def disk_monitor(settings: Settings) -> DiskMonitor:
@@ -33,7 +33,7 @@ def disk_monitor(settings: Settings) -> DiskMonitor:
     return DiskMonitor(settings.data_dir, settings.disk_free_warn_bytes)
 
 
-def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
+def assemble(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
     """Build the ASGI application for any `BrokerStats`. The monitors run as long as the application runs."""
 
     if disk is not None:
@@ -41,18 +41,18 @@ def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | Non
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        watch.start()
+        loop_monitor.start()
         if disk is not None:
             disk.start()
         try:
             yield
         finally:
-            watch.stop()
+            loop_monitor.stop()
             if disk is not None:
                 disk.stop()
 
     return Starlette(
-        routes=[*health.routes(view, watch, disk), *metrics.routes(view, watch, disk)],
+        routes=[*health.routes(view, loop_monitor, disk), *metrics.routes(view, loop_monitor, disk)],
         exception_handlers=EXCEPTION_HANDLERS,
         lifespan=lifespan,
     )

@@ -49,7 +49,7 @@ REASONS_MAX = 20
 """Maximum number of reasons, and of warnings, in a response."""
 
 
-def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
+def reasons(view: BrokerStats, loop_monitor: EventLoopMonitor) -> list[Problem]:
     """Return all reasons for which the broker is not ready; empty if it is ready."""
     found: list[Problem] = []
     if view.phase != "running":
@@ -57,7 +57,7 @@ def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
     found += view.problems()
     found += [
         Problem("event_loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
-        for stall in watch.recent_stalls()
+        for stall in loop_monitor.recent_stalls()
     ]
     return found
 
@@ -90,12 +90,12 @@ def _problem_json(problem: Problem) -> dict[str, object]:
     return shown
 
 
-def routes(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
+def routes(view: BrokerStats, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 
     async def ready(_request: Request) -> JSONResponse:
-        found = reasons(view, watch)
+        found = reasons(view, loop_monitor)
         body = readiness_body(found, tuple(view.warnings()), disk)
         return JSONResponse(body, status_code=503 if found else 200)
 

@@ -294,16 +294,16 @@ def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
 
 
 async def take_snapshot(
-    source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None
+    source: MetricsSource, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
 ) -> Snapshot:
     """Collect all values on the event loop, in slices."""
     snapshot = Snapshot(
         measurements=list(source.measurements()),
         distributions=list(source.distributions()),
         problems=list(source.problems()),
-        loop_lag_s=watch.lag_ms / 1000,
-        loop_lag_s_max=watch.lag_ms_max / 1000,
-        event_loop_stalls=watch.stalls_total,
+        loop_lag_s=loop_monitor.lag_ms / 1000,
+        loop_lag_s_max=loop_monitor.lag_ms_max / 1000,
+        event_loop_stalls=loop_monitor.stalls_total,
         disk=disk,
         led=LeaderTotals() if source.is_in_cluster else None,
     )
@@ -365,7 +365,9 @@ def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def routes(source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
+def routes(
+    source: MetricsSource, loop_monitor: EventLoopMonitor, disk: DiskMonitor | None = None
+) -> list[Route]:
     turn = asyncio.Lock()
     waiting = 0
 
@@ -376,7 +378,7 @@ def routes(source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | N
         waiting += 1
         try:
             async with turn:
-                snapshot = await take_snapshot(source, watch, disk)
+                snapshot = await take_snapshot(source, loop_monitor, disk)
                 accept = request.headers.get("accept", "")
                 body, content_type = await asyncio.to_thread(render, snapshot, accept)
         finally:

@@ -139,12 +139,12 @@ class CoordinatorRuntime:
             await self._load_partitions(partitions)
         self._started = True
 
-    async def ready(self) -> None:
+    async def ensure_topic_exists(self) -> None:
         """Create the topic if it does not exist. Must be called before a write. Raises `CoordinatorNotAvailable` if an
         earlier attempt to create it is not rolled back yet, and in a cluster also if creation fails or is in progress.
         """
         if self._cluster_partition_count is not None:
-            await self._ready_in_cluster()
+            await self._ensure_topic_exists_in_cluster()
             return
         self.check_available()
         while not self._contexts:
@@ -155,7 +155,7 @@ class CoordinatorRuntime:
             if not self._contexts:
                 raise CoordinatorNotAvailable(f"{self.name} is being created")
 
-    async def _ready_in_cluster(self) -> None:
+    async def _ensure_topic_exists_in_cluster(self) -> None:
         if self.partition_count:
             return
         if self._creation is not None:
@@ -397,7 +397,7 @@ class CoordinatorRuntime:
 
     def append(self, index: int, records: Sequence[KeyValue], *, atomic: bool = False) -> Promise[None]:
         """Append records and apply them to the view; the promise completes when they are committed. The topic must be
-        `ready` and the partition loaded.
+        created (`ensure_topic_exists`) and the partition loaded.
 
         Records are written in batches of 1,000, or, if `atomic`, in one batch. Raises the errors of the partition, and
         `MessageTooLarge` for a batch that a load would reject; then that batch and later ones are neither appended nor

@@ -261,7 +261,7 @@ class Partition:
     @property
     def failure(self) -> LogFailed | None:
         """The error with which all writes are rejected because the log has failed; None otherwise."""
-        return None if self.log.failure is None else self._log_failed(self.log.failure)
+        return None if self.log.failure is None else self._new_log_failed_error(self.log.failure)
 
     @property
     def settings(self) -> TopicSettings:
@@ -348,7 +348,9 @@ class Partition:
                 ):
                     reject_timestamps(self.name, rules, batch, header, now_ms)
         if self.log.failure is not None:
-            raise self._log_failed(self.log.failure)  # duplicates too: what was not flushed never will be
+            raise self._new_log_failed_error(
+                self.log.failure
+            )  # duplicates too: what was not flushed never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
@@ -429,7 +431,7 @@ class Partition:
                 f"min.insync.replicas={replica.min_insync_replicas}; nothing was written"
             )
 
-    def _log_failed(self, failed: StorageError) -> LogFailed:
+    def _new_log_failed_error(self, failed: StorageError) -> LogFailed:
         """Return a new error; one object that is raised repeatedly would keep the frames of all its tracebacks."""
         return new_log_failed_error(self.name, failed)
 
@@ -440,13 +442,13 @@ class Partition:
         rejection = new_append_error(self.name, error)
         if isinstance(rejection, DiskFull):
             self.storage_health.record_disk_full(self.topic, self.index, rejection)
-            self._add_after_append(self._disk_space_recovered)
+            self._add_after_append(self._report_disk_space_recovered)
         return rejection
 
-    def _disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
+    def _report_disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
         """Report the first append that succeeds after a disk-full error."""
         del header, base_offset
-        self._remove_after_append(self._disk_space_recovered)
+        self._remove_after_append(self._report_disk_space_recovered)
         self.storage_health.record_disk_space_available(self.topic, self.index)
 
     def _add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:

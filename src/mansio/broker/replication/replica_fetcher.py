@@ -230,7 +230,7 @@ class ReplicaFetcher:
                 continue
             self._attempts = 0
             self._logged_error = None
-            await self._wait_flushed(self._apply_response(requested, response))
+            await self._wait_until_flushed(self._apply_response(requested, response))
 
     def _due_partitions(self) -> list[_FetchedReplica]:
         """Return the partitions to fetch now, in order of the time since records were last received for them."""
@@ -416,7 +416,7 @@ class ReplicaFetcher:
             logger.error("background_task_failed", exc_info=error, extra=known)
         self._delay_retry(fetched, MansioError(f"{name} cannot be replicated: {error!r}"))
 
-    async def _wait_flushed(self, grown: Iterable[_FetchedReplica]) -> None:
+    async def _wait_until_flushed(self, grown: Iterable[_FetchedReplica]) -> None:
         """Wait for the flush of the appended batches, except in partitions that fail or change their role meanwhile."""
         left = 0
         promise: Promise[None] = self._context.scheduler.promise()

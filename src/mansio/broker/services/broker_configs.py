@@ -58,7 +58,7 @@ class BrokerConfigManager:
         self._random = random
         self._node_id = settings.node_id
         self._callbacks: list[Callable[[BrokerConfigSources, Settings], None]] = []
-        self._stored = self.layers = BrokerConfigSources(settings)
+        self._stored = self.config_sources = BrokerConfigSources(settings)
         """The effective values with their sources: static, default of all brokers, or of this broker."""
         self.effective = settings
         """The effective settings: static settings with the dynamic ones applied."""
@@ -66,9 +66,9 @@ class BrokerConfigManager:
         state.on_broker_config_change(self._apply_overrides)
 
     def on_change(self, callback: Callable[[BrokerConfigSources, Settings], None]) -> None:
-        """Call `callback` with the layers and the effective settings of this broker, now and after each change."""
+        """Call `callback` with the sources and the effective settings of this broker, now and after each change."""
         self._callbacks.append(callback)
-        callback(self.layers, self.effective)
+        callback(self.config_sources, self.effective)
 
     def describe(self, name: str) -> list[ConfigEntry]:
         """Return all settings of this broker, or the dynamic defaults of all brokers if `name` is `ALL_BROKERS`. Raises
@@ -77,7 +77,7 @@ class BrokerConfigManager:
             return default_broker_entries(self._overrides(ALL_BROKERS))
         if name != str(self._node_id):
             raise InvalidRequest(f"broker {name!r} was requested, but this is broker {self._node_id}")
-        return broker_entries(self.layers)
+        return broker_entries(self.config_sources)
 
     async def alter(
         self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
@@ -111,15 +111,17 @@ class BrokerConfigManager:
     def _check_configs(self, name: str, configs: Mapping[str, str]) -> None:
         """Check whether the effective settings of this broker would be free of contradictions after the change. For
         another broker, only the dynamic settings are checked; it checks them against its static settings itself."""
-        layers = self._stored
+        config_sources = self._stored
         if name == ALL_BROKERS:
-            layers = layers._replace(default_values=configs)
+            config_sources = config_sources._replace(default_values=configs)
         elif name == str(self._node_id):
-            layers = layers._replace(own_values=configs)
+            config_sources = config_sources._replace(own_values=configs)
         else:
-            layers = layers._replace(own_values=configs, default_values=self._overrides(ALL_BROKERS))
+            config_sources = config_sources._replace(
+                own_values=configs, default_values=self._overrides(ALL_BROKERS)
+            )
         _, known = self._stored.without_contradictions()
-        _, refused = layers.without_contradictions()
+        _, refused = config_sources.without_contradictions()
         for key, reason in refused.items():
             if known.get(key) != reason:
                 raise InvalidConfig(reason)
@@ -135,13 +137,13 @@ class BrokerConfigManager:
         if stored == self._stored:
             return
         self._stored = stored
-        layers, refused = stored.without_contradictions()
+        config_sources, refused = stored.without_contradictions()
         for name, reason in refused.items():
             logger.error("broker_setting_not_applied", extra=fields(setting=name, reason=reason))
-        self.effective = layers.effective_settings()
-        self.layers = layers
+        self.effective = config_sources.effective_settings()
+        self.config_sources = config_sources
         for callback in self._callbacks:
-            callback(layers, self.effective)
+            callback(config_sources, self.effective)
 
     def _warn_without_effect(self, name: str, before: Mapping[str, str], configs: Mapping[str, str]) -> None:
         reasons = "; ".join(

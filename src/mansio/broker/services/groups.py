@@ -64,7 +64,7 @@ class GroupService:
         `CoordinatorNotAvailable`."""
         check_group_id(group_id)
         coordinator = self._coordinator
-        await coordinator.ready()
+        await coordinator.ensure_topic_exists()
         if coordinator.lookup is None:
             return None
         broker = coordinator.lookup.leader(coordinator.store.partition_for(group_id))

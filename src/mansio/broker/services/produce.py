@@ -362,7 +362,7 @@ class PendingProduce:
             if awaits_commit and end_offset > partition.replica.high_watermark:
                 following = self.add_pending_batch(partition, end_offset, topic_position, position)
                 if self._on_done is not None:
-                    self._wait_committed(following)
+                    self._wait_until_committed(following)
         del self._waits[wait]
         if not self._waits and self._on_done is not None:
             self._finish()
@@ -377,7 +377,7 @@ class PendingProduce:
         service.pending[self] = None
         for wait in tuple(self._waits):
             if wait.end_offset != NOT_APPENDED_OFFSET:
-                self._wait_committed(wait)
+                self._wait_until_committed(wait)
         if not self._waits and not self._has_ended:  # the last one was appended before this call
             self._finish()
 
@@ -399,7 +399,7 @@ class PendingProduce:
         self._on_done = None
         self._service.pending.pop(self, None)
 
-    def _wait_committed(self, wait: _PendingBatch) -> None:
+    def _wait_until_committed(self, wait: _PendingBatch) -> None:
         if wait.partition.when_committed(wait.end_offset, partial(self._on_committed, wait)):
             self._on_committed(wait, None)
 

@@ -278,7 +278,7 @@ class _CommitWait:
 
     async def wait(self) -> None:
         """Return when all partitions have committed the records or can no longer do so, or after the maximum time."""
-        parked = {partition: partial(self._advanced, partition) for partition in self._behind}
+        parked = {partition: partial(self._on_advanced, partition) for partition in self._behind}
         for partition, wake in parked.items():
             partition.park(wake)
         is_replicated = any(partition.replica.waits_for_followers for partition in self._behind)
@@ -291,7 +291,7 @@ class _CommitWait:
             for partition, wake in parked.items():
                 partition.unpark(wake)
 
-    def _advanced(self, partition: Partition) -> None:
+    def _on_advanced(self, partition: Partition) -> None:
         end = self._behind.get(partition, 0)
         if partition.high_watermark >= end or not partition.uncommitted_end:
             self._behind.pop(partition, None)

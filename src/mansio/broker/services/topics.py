@@ -100,7 +100,7 @@ class TopicService:
 
     __slots__ = (
         "_broker_epoch",
-        "_layers",
+        "_config_sources",
         "_lifecycle",
         "_missing_topics_logged",
         "_random",
@@ -128,7 +128,7 @@ class TopicService:
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
-        self._layers = BrokerConfigSources(settings)
+        self._config_sources = BrokerConfigSources(settings)
         self._settings = settings
         self._scheduler = scheduler
         self._random = random
@@ -145,9 +145,9 @@ class TopicService:
             broker_epoch=broker_epoch,
         )
 
-    def use_settings(self, layers: BrokerConfigSources, effective: Settings) -> None:
-        """Use new settings of the broker: `effective` values, and `layers` with their sources."""
-        self._layers = layers
+    def use_settings(self, config_sources: BrokerConfigSources, effective: Settings) -> None:
+        """Use new settings of the broker: the `effective` values, and the `config_sources` in which they are set."""
+        self._config_sources = config_sources
         self._settings = effective
 
     # Read
@@ -174,7 +174,7 @@ class TopicService:
 
     def describe(self, topic: Topic) -> list[ConfigEntry]:
         """Return all settings of a topic with their sources."""
-        return topic_entries(topic.configs, self._layers, topic.replication_factor)
+        return topic_entries(topic.configs, self._config_sources, topic.replication_factor)
 
     # Change
 

@@ -224,14 +224,16 @@ class Endpoint:
 
     def _check_cluster_id(self, found: int, cluster_id: int | None) -> int:
         if cluster_id not in (None, found):
-            raise _unsupported(f"etcd at {self.url} belongs to another etcd cluster than the other endpoints")
+            raise _unsupported_error(
+                f"etcd at {self.url} belongs to another etcd cluster than the other endpoints"
+            )
         return found
 
     def _check_version(self, version: str) -> None:
         match version_support(version):
             case VersionSupport.REFUSED:
                 shown = to_one_line(version) if version else "of unknown version"
-                raise _unsupported(
+                raise _unsupported_error(
                     f"etcd at {self.url} is {shown}, which can lose data or is too old: use {RECOMMENDED_VERSION}"
                 )
             case VersionSupport.OLD if version != self._warned:
@@ -250,7 +252,7 @@ def _is_task_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _unsupported(message: str) -> CallFailed:
+def _unsupported_error(message: str) -> CallFailed:
     return CallFailed(Failure(CallOutcome.NOT_DONE, EtcdUnsupported(message), try_other_endpoint=True))
 
 

@@ -224,8 +224,8 @@ class CompactionRun:
         Returns the next job if it must be run immediately, otherwise None.
         """
         if error is None:
-            return self._job_succeeded(result)
-        return self._job_failed(error)
+            return self._handle_result(result)
+        return self._handle_error(error)
 
     def _prepare_swap(self) -> Callable[[], object] | None:
         log, segment_swap, replacement = self._log, self._log.compaction, self._replacement
@@ -255,12 +255,12 @@ class CompactionRun:
         self._next_state = state
         return lambda: write_state(self._disk, self._log.directory, state)
 
-    def _job_succeeded(self, result: Any) -> Callable[[], object] | None:
+    def _handle_result(self, result: Any) -> Callable[[], object] | None:
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         self.waits_for_disk_space = False
         if stage is _Stage.COMPACT:
-            return self._slice_finished(result)
+            return self._handle_slice_result(result)
         if stage is _Stage.ABANDON:
             self.outcome = self._outcome_if_abandoned
             return None
@@ -287,7 +287,7 @@ class CompactionRun:
         self._stage = _Stage.COMPACT
         return None
 
-    def _slice_finished(self, result: Any) -> Callable[[], object] | None:
+    def _handle_slice_result(self, result: Any) -> Callable[[], object] | None:
         if isinstance(result, CompactionProgress):
             self.bytes_read += result.bytes_read
             self.bytes_written += result.bytes_written
@@ -309,7 +309,7 @@ class CompactionRun:
             )
         )
 
-    def _job_failed(self, error: BaseException) -> Callable[[], object] | None:
+    def _handle_error(self, error: BaseException) -> Callable[[], object] | None:
         log, segment_swap, stage = self._log, self._log.compaction, self._stage
         transient = is_transient(error)
         if stage is _Stage.ABANDON:  # recovery removes the file

@@ -142,7 +142,7 @@ class GroupCommit:
             self._delayed_logs[log] = None
             if self._flush_timer is None:
                 self._flush_timer = self._scheduler.call_later(
-                    self._log_flush_interval_ms, self._flush_interval_elapsed
+                    self._log_flush_interval_ms, self._on_flush_interval
                 )
 
     def request_flush_of_all(self, logs: Iterable[Log]) -> None:
@@ -186,7 +186,7 @@ class GroupCommit:
         if not self._is_job_running:
             self._start_next_job()
 
-    def _flush_interval_elapsed(self) -> None:
+    def _on_flush_interval(self) -> None:
         self._flush_timer = None
         for log in self._delayed_logs:
             log.exclude_from_awaited_syncs()
@@ -254,10 +254,10 @@ class GroupCommit:
                 lambda done, error: self._finish_maintenance(jobs, done, error),
             )
         for log in nothing_due:  # its start offset is on disk already, or it accepts no more writes
-            self._start_offset_persisted(log, log.start_offset, log.failure)
+            self._on_start_offset_persisted(log, log.start_offset, log.failure)
         return bool(jobs)
 
-    def _start_offset_persisted(self, log: Log, start_offset: int, error: StorageError | None) -> None:
+    def _on_start_offset_persisted(self, log: Log, start_offset: int, error: StorageError | None) -> None:
         """Call the listeners that wait until `start_offset` or a lower one is on disk; `error`: the write failed."""
         waits = self._start_offset_waits.pop(log, [])
         later = [wait for wait in waits if error is None and wait[0] > start_offset]
@@ -371,7 +371,7 @@ class GroupCommit:
                 defect = defect or error
             if isinstance(work, MaintenanceJob) and log in self._start_offset_waits:
                 refused = None if failed is None else log.failure or StorageError(str(failed))
-                self._start_offset_persisted(log, work.checkpoint.start_offset, refused)
+                self._on_start_offset_persisted(log, work.checkpoint.start_offset, refused)
             if log.on_maintenance_due is not None:
                 disk_full = isinstance(failed, LogDiskFull)
                 self._plan_maintenance(log, disk_full=disk_full, synced=isinstance(work, FlushJob))
@@ -400,12 +400,12 @@ class GroupCommit:
         self._maintenance_later[log] = None
         if self._scheduler is not None and self._maintenance_timer is None:
             self._maintenance_timer = self._scheduler.call_later(
-                self._log_flush_offset_checkpoint_interval_ms, self._maintenance_interval_elapsed
+                self._log_flush_offset_checkpoint_interval_ms, self._on_maintenance_interval
             )
         elif self._scheduler is None and not self._is_job_running:
             self._start_next_job()
 
-    def _maintenance_interval_elapsed(self) -> None:
+    def _on_maintenance_interval(self) -> None:
         self._maintenance_timer = None
         self._maintenance_now.update(self._maintenance_later)
         self._maintenance_later.clear()

@@ -193,10 +193,10 @@ class GroupCoordinator:
         elif not self.runtime.is_leader(index, partition, leader_epoch):
             self.runtime.lead(index, partition, leader_epoch)
 
-    async def ready(self) -> None:
+    async def ensure_topic_exists(self) -> None:
         """Create `__consumer_offsets` if it does not exist. Raises the errors of the coordinator."""
         with coordinator_errors():
-            await self.runtime.ready()
+            await self.runtime.ensure_topic_exists()
 
     def led_partitions(self, node_id: int) -> list[int]:
         """Return the partitions of `__consumer_offsets` that broker `node_id` leads according to the metadata, whether

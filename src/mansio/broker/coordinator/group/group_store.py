@@ -180,7 +180,7 @@ class GroupStore:
         """Return the entry of a group; creates the entry and the topic `__consumer_offsets` if they do not exist.
         Raises the errors of `find`, and `CoordinatorNotAvailable` if the maximum number of groups is reached or the
         topic cannot be created."""
-        await self.runtime.ready()
+        await self.runtime.ensure_topic_exists()
         entry = self.find(group_id)
         if entry is None:
             if len(self.entries) >= self._settings.groups_max:

@@ -130,7 +130,7 @@ class DeadLetterTopics:
                 f"a dead-letter topic cannot be named {name}: names that start with __ are internal"
             )
         while name in self._creating:
-            await self._wait_created(name)
+            await self._wait_until_created(name)
         topic = self._topics.state.topics.get(name) or await self._create_once(name, source_topic)
         if not self.is_dead_letter_topic(topic):
             raise PolicyViolation(
@@ -139,7 +139,7 @@ class DeadLetterTopics:
         partition = source_partition % len(topic.partitions)
         return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
 
-    async def _wait_created(self, name: str) -> None:
+    async def _wait_until_created(self, name: str) -> None:
         promise: Promise[None] = self._scheduler.promise()
         self._creating[name].append(promise)
         await promise

@@ -121,7 +121,7 @@ class LocalStateClient:
     async def ensure_topic_exists(self) -> None:
         """Create the topic `__share_group_state` if it does not exist, and wait until it is loaded."""
         try:
-            await self._store.topic.ready()
+            await self._store.topic.ensure_topic_exists()
         except MansioError as error:
             raise as_coordinator_error(error) from error
 

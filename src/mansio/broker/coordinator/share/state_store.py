@@ -159,7 +159,7 @@ class ShareStateStore:
             if leader_epoch > share.leader_epoch:
                 raised = Update(0, False, UNCHANGED, UNCHANGED, UNCHANGED)
                 self._append_update(share, leader_epoch, raised, durable=False)
-        await self._committed(index)
+        await self._wait_until_committed(index)
         if share is None:
             return None, session
         if self._shares.get(key) is not share or share.session != session:
@@ -175,7 +175,7 @@ class ShareStateStore:
         if not self.topic.partition_count:
             return None
         index = self.partition_for(key)
-        await self._committed(index)
+        await self._wait_until_committed(index)
         share = self._shares.get(key)
         if share is None:
             return None
@@ -303,7 +303,7 @@ class ShareStateStore:
                 f"share group {key.group}: state epoch {state_epoch} is older than {known.state_epoch}"
             )
         if known is not None and state_epoch == known.state_epoch:
-            await self._committed(
+            await self._wait_until_committed(
                 index
             )  # a repeated, possibly late request: the state may have been written since
             return
@@ -333,7 +333,7 @@ class ShareStateStore:
         self._deleted[index] = self._new_session(index)
         if share is not None:
             self._append(share, [(share.snapshot_key, None)], durable=False)
-        await self._committed(index)
+        await self._wait_until_committed(index)
 
     def _append_update(
         self, share: PersistedShareState, leader_epoch: int, update: Update, *, durable: bool
@@ -375,7 +375,7 @@ class ShareStateStore:
             return False
         return True
 
-    async def _committed(self, index: int) -> None:
+    async def _wait_until_committed(self, index: int) -> None:
         try:
             await self.topic.wait_until_committed(index)
         except MansioError as error:
@@ -400,7 +400,7 @@ class ShareStateStore:
             if not self._snapshot_if_possible(oldest):
                 break
         below = next(iter(shares.values())).snapshot_offset if shares else self.topic.end_offset_of(index)
-        await self._committed(index)  # so that the oldest snapshot is durable
+        await self._wait_until_committed(index)  # so that the oldest snapshot is durable
         self.topic.prune(index, below)
 
     # ------------------------------------------------------------------ coordinator view
