@@ -6,6 +6,7 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
+from mansio.spark.jobs.pipeline_progress import PipelineProgress
 from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from support.process import ServedBroker
 
 
-def command(broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[str]:
+def command(broker: ServedBroker, *words: str, output: str = "json") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*mansio_command(), *words, "--bootstrap-servers", broker.bootstrap_servers, "--output", "json"],
+        [*mansio_command(), *words, "--bootstrap-servers", broker.bootstrap_servers, "--output", output],
         capture_output=True,
         text=True,
         timeout=scaled(30),
@@ -54,3 +55,39 @@ def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_says
     wrong = command(broker_process, "pipeline", "lag", "no-such")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("mansio: there is no pipeline 'no-such'; there are ")
+
+
+def test_ended_pipeline_shows_its_last_commit_and_why_it_failed(
+    broker_process: ServedBroker, topic_name: Callable[[str], str]
+) -> None:
+    servers = broker_process.bootstrap_servers
+    topic, name = create(servers, topic_name("in"), 2), topic_name("pipeline")
+    progress = PipelineProgress(
+        7, 1_357_034_400_000, 40, 2.0, 30.0, 20.0, state_rows=5, watermark_ms=1_357_032_600_000
+    )
+    publisher = OffsetPublisher(name, servers)
+    places = {TopicPartition(topic, index): 0 for index in range(2)}
+    publisher.publish(places, "query", progress)
+    assert publisher.stored_progress() == progress
+    publisher.publish(places, "query", progress.with_end("division by zero"))
+    publisher.close()
+    shown = json.loads(command(broker_process, "pipeline", "lag", name).stdout)
+    assert len(shown) == 2
+    for row in shown:
+        assert row["progress"] == {
+            "state": "failed",
+            "last_commit": "2013-01-01T10:00:00Z",
+            "batch": 7,
+            "records": 40,
+            "seconds": 2.0,
+            "input_records_per_second": 30.0,
+            "processed_records_per_second": 20.0,
+            "state_rows": 5,
+            "state_bytes": 0,
+            "late_rows": 0,
+            "watermark": "2013-01-01T09:30:00Z",
+            "error": "division by zero",
+        }
+    table = command(broker_process, "pipeline", "lag", name, output="table").stdout
+    (line,) = (line for line in table.splitlines() if "division by zero" in line)
+    assert line.split()[:6] == [name, "failed", "0", "2013-01-01T10:00:00Z", "7", "20"]

@@ -40,6 +40,7 @@ EXPECTED = {
     "delays.py": "",
     "run-table": "4 records in 1 batches, into table flights.delays",
     "archive": "4 records",
+    "backfill": "mansio.late_flights: 2 rows of ",
     "union": "4 flights, archived and live",
     "replay": "THERE ALREADY",
     "look": ",2013,1,",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
@@ -18,10 +19,14 @@ from mansio.spark.jobs.checkpoint import (
     HadoopDirectory,
     bind_checkpoint,
 )
+from mansio.spark.jobs.lag import pipeline_lag
+from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
 from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.spark.jobs.run import BatchProgress, PipelineFailed, PipelineJob, run_pipeline
+from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
+from support.waiting import wait_until
 from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from mansio.spark.jobs.pipeline_progress import PipelineProgress
     from support.process import ServedBroker
 
     TopicName = Callable[[str], str]
@@ -198,3 +204,54 @@ def test_what_fails_in_the_users_function_is_one_line(
     with pytest.raises(Exception, match="no_such_column") as refused:
         run_pipeline(spark, dataclasses.replace(job, file=str(file), checkpoint=str(tmp_path / "other")))
     assert "\n" not in str(refused.value)
+
+
+COUNT_BY_KEY = """
+from pyspark.sql import functions as f
+
+def transform(frame):
+    times = frame.withWatermark("timestamp", "10 seconds")
+    return times.groupBy("key", f.window("timestamp", "30 seconds")).count()
+"""
+
+
+@pytest.mark.full
+def test_progress_is_exported_and_kept_with_the_offsets_until_the_pipeline_fails(
+    spark: SparkSession, job: PipelineJob, tmp_path: Path
+) -> None:
+    file = tmp_path / "count.py"
+    file.write_text(COUNT_BY_KEY)
+    counting = dataclasses.replace(job, file=str(file))
+    fill(job, 0, 100)
+    metrics = PipelineMetrics(job.name)
+    run_pipeline(spark, counting, metrics=metrics)
+
+    def stored() -> PipelineProgress:
+        (found, *others) = pipeline_lag(sync_client(job.bootstrap_servers), job.name)
+        assert all(one.progress == found.progress for one in others)
+        assert found.progress is not None
+        return found.progress
+
+    first = stored()
+    assert (first.ended, first.error, first.state_rows) == ("stopped", None, 100)
+    assert first.state_bytes > 0
+    assert first.watermark_ms is not None
+    assert abs(first.watermark_ms + 10_000 - time.time() * 1000) < 600_000
+
+    def exported() -> dict[str, float]:
+        return {sample.name: sample.value for one in metrics.collect() for sample in one.samples}
+
+    wait_until(lambda: exported()["mansio_pipeline_records_total"] == 100, 60)  # Spark reports batches late
+    assert exported()["mansio_pipeline_state_rows"] == 100
+    assert exported()["mansio_pipeline_lag_records"] == 0
+
+    run_pipeline(spark, counting)
+    assert stored().batch >= first.batch
+    fill(job, 100, 110)
+    file.write_text(COUNT_BY_KEY.replace("count()", "agg(f.sum(f.udf(lambda key: 1 // 0, 'int')('key')))"))
+    with pytest.raises(PipelineFailed):
+        run_pipeline(spark, counting)
+    failed = stored()
+    assert failed.ended == "failed"
+    assert failed.error
+    assert failed.at_ms >= first.at_ms

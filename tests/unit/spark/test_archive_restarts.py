@@ -23,6 +23,7 @@ class Runs:
 
     def __init__(self, failures: int, error: MansioError) -> None:
         self.left, self.error, self.started = failures, error, 0
+        self.ends: list[str | None] = []
 
     def __call__(self, *_given: Any) -> Runs:
         return self
@@ -33,6 +34,9 @@ class Runs:
             raise self.error
         return DONE
 
+    def publish_end(self, error: str | None = None) -> None:
+        self.ends.append(error)
+
 
 def test_table_that_a_dying_archive_still_moved_on_restarts_the_query(
     monkeypatch: pytest.MonkeyPatch,
@@ -41,6 +45,7 @@ def test_table_that_a_dying_archive_still_moved_on_restarts_the_query(
     monkeypatch.setattr(archives, "_ArchiveRun", runs)
     assert archive(None, JOB) == DONE  # type: ignore[arg-type]
     assert runs.started == RESTARTS_MAX + 1
+    assert runs.ends == [None]
 
 
 def test_archive_beside_another_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +62,7 @@ def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataLoss):
         archive(None, JOB)  # type: ignore[arg-type]
     assert runs.started == 1
+    assert runs.ends == ["gone"], "committed with the offsets"
 
 
 @pytest.mark.parametrize(

@@ -170,10 +170,10 @@ def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     published: list[dict[TopicPartition, int]] = []
-    publisher = SimpleNamespace(publish=lambda offsets, _query: published.append(dict(offsets)))
+    publisher = SimpleNamespace(publish=lambda offsets, _query, _progress: published.append(dict(offsets)))
     monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
     made = progress(('{"t": {"0": 50, "1": 9}}', None), ('{"t": {"0": 70, "1": 3}}', None))
-    made.id = "query"  # type: ignore[misc, assignment]
+    made.id, made.json = "query", '{"batchId": 1}'  # type: ignore[misc, assignment]
     progress_listener.ProgressListener("p", "127.0.0.1:9").publish(made)
     assert published == [{TopicPartition("t", 0): 50, TopicPartition("t", 1): 3}]
 

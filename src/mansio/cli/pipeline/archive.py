@@ -22,10 +22,12 @@ from mansio.cli.support.archive_options import (
 )
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
+    from mansio.spark.jobs.pipeline_progress import PipelineProgress
 
 
 class OnUnreadable(StrEnum):
@@ -73,6 +75,7 @@ def archive(
             " dead-letter also stores them in the table mansio_dead_letters.TOPIC.",
         ),
     ] = OnUnreadable.SUSPEND,
+    metrics: MetricsOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
     skip_check: SkipCheckOption = False,
@@ -104,7 +107,7 @@ def archive(
         on_unreadable=on_unreadable.value,
     )
     stop_signals = StopSignals()
-    with stop_signals.handling():
+    with stop_signals.handling(), serve_metrics(metrics, job.name) as collector:
         spark = start_session(
             master,
             f"mansio archive {topic}",
@@ -114,8 +117,14 @@ def archive(
             skip_check=skip_check,
         )
         stop_signals.install()
+
+        def report(progress: BatchProgress) -> None:
+            _print_progress(progress)
+            if collector is not None:
+                collector.observe_batch(_as_pipeline_progress(progress), _lag_by_topic(topic, progress))
+
         if not stop_signals():
-            _show(run_archive(spark, job, _print_progress, stop_signals), output)
+            _show(run_archive(spark, job, report, stop_signals), output)
             print_open_elsewhere(open_archive(topic, warehouse, catalog).iceberg)
 
 
@@ -131,6 +140,25 @@ def _show(done: ArchiveResult, output: Output) -> None:
     else:
         ends = ", ".join(f"{partition}: {offset}" for partition, offset in result["offsets"].items())
         print(f"{done.table}: {done.records:,} records in {done.batches} batches; archived up to {ends}")
+
+
+def _as_pipeline_progress(progress: BatchProgress) -> PipelineProgress:
+    import time
+
+    from mansio.spark.jobs.pipeline_progress import PipelineProgress
+
+    rate = progress.records / progress.seconds if progress.seconds else 0.0
+    return PipelineProgress(
+        progress.batch,
+        int(time.time() * 1000),
+        records=progress.records,
+        seconds=progress.seconds,
+        processed_per_s=rate,
+    )
+
+
+def _lag_by_topic(topic: str, progress: BatchProgress) -> dict[str, int] | None:
+    return None if progress.lag is None else {topic: progress.lag}
 
 
 def _print_progress(progress: BatchProgress) -> None:

@@ -6,14 +6,24 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
-from mansio.cli.support.formatting import Output, OutputOption, show_rows
+from mansio.cli.support.formatting import Output, OutputOption, format_cell, show_rows, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.spark.jobs.lag import PartitionLag
+    from mansio.spark.jobs.pipeline_progress import PipelineProgress
 
 LAG_COLUMNS = ("pipeline", "topic", "partition", "committed", "end", "lag")
+PROGRESS_COLUMNS = (
+    "pipeline", "state", "lag", "last_commit", "batch", "records_per_s", "state_rows", "watermark", "error"
+)  # fmt: skip
 
 
 def register(app: typer.Typer) -> None:
@@ -28,10 +38,11 @@ def lag(
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
-    """Show the number of records that pipelines have not read yet, per partition.
+    """Show the number of records that pipelines have not read yet, per partition, and the progress of each pipeline.
 
-    A pipeline publishes its position after each batch, so this is exact within one trigger. `mansio group describe
-    mansio.pipeline.NAME` shows the same.
+    A pipeline publishes its position and progress after each batch, so this is exact within one trigger, and remains
+    after the pipeline has ended: LAST COMMIT is the end of its last batch. STATE is running, stopped or failed; a
+    killed pipeline is shown as running. `mansio group describe mansio.pipeline.NAME` shows the same lag.
     """
     from mansio.spark.jobs.lag import pipeline_lag
     from mansio.spark.sync_client import close_sync_clients, sync_client
@@ -51,9 +62,48 @@ def lag(
                 "end": row.end,
                 "lag": row.lag,
                 "holds": row.has_retention_hold,
+                "progress": None if row.progress is None else _progress_as_json(row.progress),
             }
             for row in rows
         ],
         LAG_COLUMNS,
         empty="no pipelines",
     )
+    if output is Output.TABLE and rows:
+        print()
+        show_table(PROGRESS_COLUMNS, _progress_cells(rows))
+
+
+def _progress_as_json(progress: PipelineProgress) -> dict[str, Any]:
+    return {
+        "state": progress.ended or "running",
+        "last_commit": _format_time(progress.at_ms),
+        "batch": None if progress.batch < 0 else progress.batch,
+        "records": progress.records,
+        "seconds": progress.seconds,
+        "input_records_per_second": progress.input_per_s,
+        "processed_records_per_second": progress.processed_per_s,
+        "state_rows": progress.state_rows,
+        "state_bytes": progress.state_bytes,
+        "late_rows": progress.late_rows,
+        "watermark": None if progress.watermark_ms is None else _format_time(progress.watermark_ms),
+        "error": progress.error,
+    }
+
+
+def _progress_cells(rows: Sequence[PartitionLag]) -> list[list[str]]:
+    """One row per pipeline."""
+    cells = []
+    for pipeline in dict.fromkeys(row.pipeline for row in rows):
+        of_pipeline = [row for row in rows if row.pipeline == pipeline]
+        found = of_pipeline[0].progress
+        progress = {} if found is None else _progress_as_json(found)
+        values = {**progress, "pipeline": pipeline, "lag": sum(row.lag for row in of_pipeline)}
+        if found is not None:
+            values["records_per_s"] = f"{found.processed_per_s:,.0f}"
+        cells.append([format_cell(values.get(column)) for column in PROGRESS_COLUMNS])
+    return cells
+
+
+def _format_time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -24,6 +24,7 @@ from mansio.cli.support.common import (
     usage_error,
 )
 from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ def run(
         list[str] | None,
         typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
     ] = None,
+    metrics: MetricsOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
     skip_check: SkipCheckOption = False,
@@ -185,7 +187,7 @@ def run(
     if to_path is not None:
         directories.append(SharedDirectory("target", to_path, "--to-path"))
     stop_signals = StopSignals()
-    with stop_signals.handling():
+    with stop_signals.handling(), serve_metrics(metrics, called) as collector:
         spark = start_session(
             master,
             f"mansio pipeline {called}",
@@ -216,7 +218,7 @@ def run(
             options=options,
         )
         if not stop_signals():
-            _show(job.run_pipeline(spark, wanted, _print_progress, stop_signals), output)
+            _show(job.run_pipeline(spark, wanted, _print_progress, stop_signals, collector), output)
 
 
 def _table_target(

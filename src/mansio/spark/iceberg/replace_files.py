@@ -11,28 +11,28 @@ import uuid
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
 from mansio.spark.iceberg.errors import CommitConflict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from pyiceberg.manifest import DataFile
+
     from mansio.spark.iceberg.catalog import ArchiveTable
 
 
 def replace_files(
     table: ArchiveTable,
-    paths: Sequence[str],
+    new: Sequence[DataFile],
     properties: Mapping[str, str],
     *,
     run_property: str,
     is_replaced: Callable[[str], bool] = lambda _path: True,
-    summary: Mapping[str, str] | None = None,
 ) -> int:
-    """Replace the files of the table that `is_replaced` selects by path, by the new files `paths`, and set these
-    properties. `run_property`: name of the property for the run id. `summary`: properties of the snapshot. Returns the
-    number of replaced files.
+    """Replace the files of the table that `is_replaced` selects by path, by the files `new`, and set these
+    properties. `run_property`: name of the property for the run id. Returns the number of
+    replaced files.
 
     Raises:
         CommitConflict: Another commit changed the table first, or the catalog's response was lost and the commit was
@@ -41,14 +41,11 @@ def replace_files(
     iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.catalog_errors():
         old = [task.file for task in iceberg.scan().plan_files() if is_replaced(task.file.file_path)]
-        new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
         try:
             with table.transaction() as transaction:
                 transaction.set_properties({**properties, run_property: run})
                 if old or new:
-                    with transaction.update_snapshot(
-                        snapshot_properties=dict(summary or {})
-                    ).overwrite() as change:
+                    with transaction.update_snapshot().overwrite() as change:
                         for file in old:
                             change.delete_data_file(file)
                         for file in new:

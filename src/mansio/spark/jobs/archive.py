@@ -18,8 +18,9 @@ import logging
 import os
 import re
 import shutil
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import StreamingQueryException
@@ -27,13 +28,20 @@ from pyspark.errors import StreamingQueryException
 from mansio import errors
 from mansio.errors import ConfigError, DataLoss, MansioError, UnreadableRecords
 from mansio.logs import fields
-from mansio.net.offsets import READ_COMMITTED, CommittedOffset, commit_offsets, fetch_offsets
+from mansio.net.offsets import READ_COMMITTED, commit_offsets, fetch_offsets
 from mansio.spark.cluster.problems import local_path
 from mansio.spark.iceberg import errors as archive_errors
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.iceberg.dead_letters import open_dead_letters
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import format_offsets
+from mansio.spark.jobs.pipeline_progress import (
+    NO_BATCH,
+    PipelineProgress,
+    newest_progress,
+    progress_of_batch,
+)
+from mansio.spark.jobs.progress_listener import commits_with_holds
 from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT, WorkerStartTimeout, stop_after_batch
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
 from mansio.spark.session.addresses import is_connect
@@ -43,11 +51,7 @@ from mansio.spark.source.offsets import earliest_offsets, find_partitions, lates
 from mansio.spark.source.readers import RangeSource
 from mansio.spark.spark_versions import start_available_now
 from mansio.spark.sync_client import sync_client
-from mansio.wire.internal_records.hold_metadata import (
-    encode_hold_metadata,
-    parse_hold_metadata,
-    pipeline_group_id,
-)
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group_id
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -145,11 +149,21 @@ def archive(
         ArchiveFailed: The query ended with another error; the message has the reason in one line.
     """
     run = _ArchiveRun(spark, job, report or _ignore_progress, is_stopping or _never_stops)
+    try:
+        result = _run_with_restarts(run, job.topic)
+    except MansioError as error:
+        run.publish_end(error.message)
+        raise
+    run.publish_end()
+    return result
+
+
+def _run_with_restarts(run: _ArchiveRun, topic: str) -> ArchiveResult:
     for _ in range(RESTARTS_MAX):
         try:
             return run.run_query()
         except (ConcurrentArchive, WorkerStartTimeout) as error:
-            logger.warning("archive_restarted", extra=fields(topic=job.topic, error=error.message))
+            logger.warning("archive_restarted", extra=fields(topic=topic, error=error.message))
     return run.run_query()
 
 
@@ -175,6 +189,8 @@ class _ArchiveRun:
         self._hold_owner = f"{HOLD_OWNER_PREFIX}{self._table.iceberg.metadata.table_uuid}"
         self._records = 0
         self._batches = 0
+        self._progress: PipelineProgress | None = None
+        """Progress of the last batch, of this run or of an earlier one."""
 
     def run_query(self) -> ArchiveResult:
         """Run one streaming query from the table's offsets until it ends or is stopped."""
@@ -243,6 +259,9 @@ class _ArchiveRun:
                 "archive_name_not_checked", extra=fields(pipeline=self._job.name, error=error.message)
             )
             return
+        stored = newest_progress(committed.metadata for committed in found.values())
+        if self._progress is None and stored is not None:
+            self._progress = replace(stored, ended=None, error=None)
         for committed in found.values():
             hold = parse_hold_metadata(committed.metadata)
             if (
@@ -315,8 +334,14 @@ class _ArchiveRun:
         if not new:
             return seen
         self._table.refresh()
-        lag = self._publish(self._archived_offsets())
         added = self._table.added_records(str(query.id))
+        last = progress_of_batch(json.loads(new[-1].json), int(time.time() * 1000))
+        self._progress = replace(last, records=added.get(last.batch, 0), input_per_s=0.0, processed_per_s=0.0)
+        if last.seconds:
+            self._progress = replace(
+                self._progress, processed_per_s=round(self._progress.records / last.seconds, 2)
+            )
+        lag = self._publish(self._archived_offsets())
         for one in new:
             records = added.get(one.batchId, 0)
             self._records += records
@@ -325,15 +350,24 @@ class _ArchiveRun:
             self._report(BatchProgress(one.batchId, records, seconds, lag if one is new[-1] else None))
         return int(new[-1].batchId)
 
+    def publish_end(self, error: str | None = None) -> None:
+        """Commit the table's offsets again, with the progress that the archive was stopped, or failed with an error."""
+        offsets = self._archived_offsets()
+        if offsets:
+            progress = self._progress or PipelineProgress(NO_BATCH, int(time.time() * 1000))
+            self._progress = progress.with_end(error)
+            self._publish(offsets)
+
     def _publish(self, offsets: dict[int, int]) -> int | None:
         """Commit the offsets for the pipeline's group; returns the lag, None after a failure. A failure is only logged:
         the next batch commits again, and until then the broker retains more records than necessary.
         """
         topic = self._job.topic
-        metadata = encode_hold_metadata(self._hold_owner)
-        commits = {
-            TopicPartition(topic, p): CommittedOffset(offset, metadata) for p, offset in offsets.items()
-        }
+        commits = commits_with_holds(
+            {TopicPartition(topic, p): offset for p, offset in offsets.items()},
+            self._hold_owner,
+            self._progress,
+        )
         try:
             self._client.run(
                 commit_offsets(

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyspark.sql import Observation, functions
 
 from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
@@ -169,6 +170,8 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
 
 def replace_rows(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
     """Replace all files of the table by `paths` and set its offsets, in one commit. Raises `CommitConflict`."""
+    with table.catalog_errors():
+        files = [parquet_file_to_data_file(table.iceberg.io, table.iceberg.metadata, path) for path in paths]
     replace_files(
-        table, paths, {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets)}, run_property=RUN_ID_PROPERTY
+        table, files, {COMPACTED_OFFSETS_PROPERTY: format_offsets(offsets)}, run_property=RUN_ID_PROPERTY
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.errors import GroupIdNotFound
 from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
 from mansio.net.retry import raise_for_code
+from mansio.spark.jobs.pipeline_progress import newest_progress
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.hold_metadata import (
     parse_hold_metadata,
@@ -25,13 +26,15 @@ from mansio.wire.internal_records.hold_metadata import (
 
 if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
+    from mansio.spark.jobs.pipeline_progress import PipelineProgress
     from mansio.spark.sync_client import SyncClient
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """Lag of a pipeline in one partition. `committed`: next offset that the pipeline will read. `end`: end offset of
-    the partition. `has_retention_hold`: whether the broker retains unread records for the pipeline.
+    the partition. `has_retention_hold`: whether the broker retains unread records for the pipeline. `progress`: the
+    progress of the pipeline as of its last commit; None if an earlier version of Mansio committed it.
     """
 
     pipeline: str
@@ -40,6 +43,7 @@ class PartitionLag:
     committed: int
     end: int
     has_retention_hold: bool
+    progress: PipelineProgress | None = None
 
     @property
     def lag(self) -> int:
@@ -62,10 +66,13 @@ async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag
     for pipeline in known if name is None else [name]:
         committed = await fetch_offsets(cluster, pipeline_group_id(pipeline))
         ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
+        progress = newest_progress(offset.metadata for offset in committed.values())
         for place, offset in sorted(committed.items()):
             has_retention_hold = parse_hold_metadata(offset.metadata) is not None
             found.append(
-                PartitionLag(pipeline, *place, offset.offset, ends[place].offset, has_retention_hold)
+                PartitionLag(
+                    pipeline, *place, offset.offset, ends[place].offset, has_retention_hold, progress
+                )
             )
     return found
 

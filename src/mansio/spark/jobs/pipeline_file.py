@@ -59,20 +59,29 @@ def load_pipeline_file(path: str) -> ModuleType:
     return module
 
 
-def dataframe_builder(path: str, topics: tuple[str, ...]) -> BuildDataFrame:
-    """Load the pipeline file and return the function that builds its DataFrame. `topics`: the input of `transform`."""
+def dataframe_builder(path: str, topics: tuple[str, ...], *, is_streaming: bool = True) -> BuildDataFrame:
+    """Load the pipeline file and return the function that builds its DataFrame. `topics`: the input of `transform`.
+    `is_streaming`: whether the DataFrames are streams, otherwise they are batches.
+    """
     module = load_pipeline_file(path)
     if callable(getattr(module, "transform", None)):
         if not topics:
             raise PipelineFileError(f"{path} defines transform(frame), so the topics have to be given")
         return lambda _spark, read: _call_user_function(
-            path, module, module.transform, read(",".join(topics))
+            path, module, module.transform, (read(",".join(topics)),), is_streaming=is_streaming
         )
-    return lambda spark, read: _call_user_function(path, module, module.pipeline, spark, read)
+    return lambda spark, read: _call_user_function(
+        path, module, module.pipeline, (spark, read), is_streaming=is_streaming
+    )
 
 
 def _call_user_function(
-    path: str, module: ModuleType, function: Callable[..., object], *arguments: object
+    path: str,
+    module: ModuleType,
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
+    *,
+    is_streaming: bool,
 ) -> DataFrame:
     from pyspark import cloudpickle
     from pyspark.sql import DataFrame
@@ -89,7 +98,7 @@ def _call_user_function(
         raise PipelineFileError(
             f"{path}: {function.__name__} returned {type(frame).__name__}, not a DataFrame"
         )
-    if not frame.isStreaming:
+    if is_streaming and not frame.isStreaming:
         raise PipelineFileError(
             f"{path}: {function.__name__} returned a DataFrame that is no stream: use what it got"
         )

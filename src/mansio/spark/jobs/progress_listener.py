@@ -16,8 +16,11 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -27,7 +30,8 @@ from mansio.logs import fields
 from mansio.net.blocking import LoopThread
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.offsets import CommittedOffset, commit_offsets
+from mansio.net.offsets import CommittedOffset, commit_offsets, fetch_offsets
+from mansio.spark.jobs.pipeline_progress import PipelineProgress, newest_progress, progress_of_batch
 from mansio.spark.source.offsets import FIRST_BATCH_START
 from mansio.spark.spark_versions import parse_progress_offsets
 from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group_id
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
         StreamingQueryProgress,
     )
+
+    from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +75,24 @@ class OffsetPublisher:
             self._thread.close()
             raise
 
-    def publish(self, offsets: Mapping[TopicPartition, int], query_id: str = "") -> None:
+    def publish(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        query_id: str = "",
+        progress: PipelineProgress | None = None,
+    ) -> None:
         """Commit the next offsets that the pipeline will read. Raises the broker's error."""
-        mark = encode_hold_metadata(query_id)
-        marked = {partition: CommittedOffset(offset, mark) for partition, offset in offsets.items()}
+        marked = commits_with_holds(offsets, query_id, progress)
         with self._lock:
             if self._is_open:
                 self._thread.run(
                     commit_offsets(self._cluster, self.group, marked, retry_timeout_ms=COMMIT_TIMEOUT_MS)
                 )
+
+    def stored_progress(self) -> PipelineProgress | None:
+        """The progress in the metadata of the committed offsets. Raises the broker's error."""
+        committed = self._thread.run(fetch_offsets(self._cluster, self.group))
+        return newest_progress(offset.metadata for offset in committed.values())
 
     def close(self) -> None:
         """Close the connections and end the thread. Idempotent."""
@@ -88,13 +103,32 @@ class OffsetPublisher:
                 self._thread.close()
 
 
+def commits_with_holds(
+    offsets: Mapping[TopicPartition, int], query_id: str, progress: PipelineProgress | None
+) -> dict[TopicPartition, CommittedOffset]:
+    """The commits of a pipeline's offsets, each with a retention hold. The metadata of the first partition also
+    contains the progress: in the others it would only be repeated.
+    """
+    hold = encode_hold_metadata(query_id)
+    commits = {partition: CommittedOffset(offset, hold) for partition, offset in offsets.items()}
+    if progress is not None and commits:
+        first = min(commits)
+        commits[first] = CommittedOffset(offsets[first], encode_hold_metadata(query_id, progress.to_json()))
+    return commits
+
+
 class ProgressListener(StreamingQueryListener):
     """Commits the offsets of the query with this `queryName`. Register it with `spark.streams.addListener`."""
 
-    def __init__(self, name: str, bootstrap_servers: str) -> None:
+    def __init__(self, name: str, bootstrap_servers: str, metrics: PipelineMetrics | None = None) -> None:
+        """`metrics`: observes failed commits."""
         self.name = name
         self._publisher = OffsetPublisher(name, bootstrap_servers)
+        self._metrics = metrics
         self._published: dict[TopicPartition, int] = {}
+        self._last: tuple[dict[TopicPartition, int], str, PipelineProgress] | None = None
+        """Offsets, query id and progress of the last commit."""
+        self._has_ended = False
         self._lock = threading.Lock()
         """Held while offsets are committed: Spark's event thread and the thread of the run both commit."""
 
@@ -113,10 +147,34 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: the offsets of complete batches are committed already."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit the offsets of a micro-batch."""
-        self.publish_offsets([source.endOffset for source in progress.sources], str(progress.id))
+        """Commit the offsets of a micro-batch, with its progress."""
+        found = progress_of_batch(json.loads(progress.json), int(time.time() * 1000))
+        self.publish_offsets([source.endOffset for source in progress.sources], str(progress.id), found)
 
-    def publish_offsets(self, sources: Iterable[str | None], query_id: str) -> None:
+    def publish_completed(self, batch: int, sources: Iterable[str | None], query_id: str) -> None:
+        """Commit the offsets of the last complete batch of an earlier run, with the progress that this run stored."""
+        at_ms = int(time.time() * 1000)
+        try:
+            stored = self._publisher.stored_progress()
+        except MansioError as error:
+            logger.warning(
+                "pipeline_progress_not_read", extra=fields(pipeline=self.name, error=error.message)
+            )
+            stored = None
+        progress = stored if stored is not None and stored.batch == batch else PipelineProgress(batch, at_ms)
+        self.publish_offsets(sources, query_id, replace(progress, ended=None, error=None))
+
+    def publish_end(self, error: str | None = None) -> None:
+        """Commit the offsets of the last micro-batch again, with the progress that the pipeline has ended: stopped, or
+        failed with an error. Later events of Spark are ignored. Does nothing before the first batch.
+        """
+        if self._last is not None:
+            offsets, query_id, progress = self._last
+            self._commit(offsets, query_id, progress.with_end(error))
+
+    def publish_offsets(
+        self, sources: Iterable[str | None], query_id: str, progress: PipelineProgress | None = None
+    ) -> None:
         """Commit the end offsets of all sources of a complete micro-batch. A failure is logged, and the next batch
         commits again. If two sources read the same partition, as in a self-join, the lower offset is committed.
         """
@@ -124,16 +182,30 @@ class ProgressListener(StreamingQueryListener):
         for text in sources:
             for partition, offset in offsets_in(text).items():
                 found[partition] = min(offset, found.get(partition, offset))
+        self._commit(found, query_id, progress)
+
+    def _commit(
+        self, offsets: dict[TopicPartition, int], query_id: str, progress: PipelineProgress | None
+    ) -> None:
         with self._lock:
-            newest = {place: max(offset, self._published.get(place, 0)) for place, offset in found.items()}
+            if self._has_ended:
+                return
+            newest = {place: max(offset, self._published.get(place, 0)) for place, offset in offsets.items()}
+            if progress is not None and self._last is not None and progress.batch < self._last[2].batch:
+                progress = self._last[2]
             try:
-                self._publisher.publish(newest, query_id)
+                self._publisher.publish(newest, query_id, progress)
             except MansioError as error:
                 logger.warning(
                     "pipeline_progress_not_published", extra=fields(pipeline=self.name, error=error.message)
                 )
+                if self._metrics is not None:
+                    self._metrics.observe_commit_failure()
                 return
             self._published |= newest
+            if progress is not None:
+                self._last = newest, query_id, progress
+                self._has_ended = progress.ended is not None
 
     def close(self) -> None:
         """Close the connection to the broker."""

@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
@@ -33,6 +34,7 @@ from mansio.spark.jobs.checkpoint import (
     query_id,
 )
 from mansio.spark.jobs.pipeline_file import dataframe_builder
+from mansio.spark.jobs.pipeline_progress import progress_of_batch
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.source.offsets import latest_offsets
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from mansio.spark.jobs.checkpoint import CheckpointDirectory
+    from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
     from mansio.spark.result_table.table import ResultTable, TableTarget
     from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
@@ -133,9 +136,10 @@ def run_pipeline(
     job: PipelineJob,
     report: Callable[[BatchProgress], None] = lambda _progress: None,
     is_stopping: Callable[[], bool] = lambda: False,
+    metrics: PipelineMetrics | None = None,
 ) -> PipelineResult:
     """Run a pipeline until it is up to date (`stops_when_caught_up`) or `is_stopping` returns true; `report` is called
-    for every batch.
+    for every batch, and `metrics` observes them.
 
     If a Python worker of Spark does not start in time, the query restarts from its checkpoint, up to `RESTARTS_MAX`
     times.
@@ -162,10 +166,10 @@ def run_pipeline(
     checkpoint = checkpoint_directory(spark, job.checkpoint)
     output = _PipelineOutput(spark, job, result, checkpoint)
     bind_checkpoint(checkpoint, CheckpointBinding(job.name, inputs.ids, output.target))
-    listener = ProgressListener(job.name, job.bootstrap_servers)
+    listener = ProgressListener(job.name, job.bootstrap_servers, metrics)
     _publish_completed_batch(checkpoint, listener)
     spark.streams.addListener(listener)
-    reporter = _ProgressReporter(report, _latest_offsets_of(sync_client(job.bootstrap_servers)))
+    reporter = _ProgressReporter(report, _latest_offsets_of(sync_client(job.bootstrap_servers)), metrics)
     try:
         for _ in range(RESTARTS_MAX):
             try:
@@ -173,8 +177,13 @@ def run_pipeline(
                 return replace(done, table=output.table)
             except WorkerStartTimeout as error:
                 logger.warning("pipeline_restarted", extra=fields(pipeline=job.name, error=error.message))
+                if metrics is not None:
+                    metrics.observe_restart()
         done = _report_until_end(output.start(), job, listener, reporter, is_stopping)
         return replace(done, table=output.table)
+    except MansioError as error:
+        listener.publish_end(error.message)
+        raise
     finally:
         spark.streams.removeListener(listener)
         listener.close()
@@ -187,7 +196,7 @@ def _publish_completed_batch(checkpoint: CheckpointDirectory, listener: Progress
     """
     batch = completed_batch(checkpoint)
     if batch is not None:
-        listener.publish_offsets(batch.sources, batch.query)
+        listener.publish_completed(batch.batch, batch.sources, batch.query)
 
 
 class _PipelineInputs:
@@ -256,7 +265,7 @@ class _PipelineOutput:
                 )
             from mansio.spark.result_table.table import open_result_table
 
-            self.table = open_result_table(job.table, result.schema, _settings(spark))
+            self.table = open_result_table(job.table, result.schema, spark_settings(spark))
             self.table.remove_orphan_files()
             self.target = f"table {self.table.name} ({self.table.iceberg.metadata.table_uuid})"
 
@@ -293,7 +302,7 @@ class _PipelineOutput:
         )
 
 
-def _settings(spark: SparkSession) -> dict[str, str]:
+def spark_settings(spark: SparkSession) -> dict[str, str]:
     """The settings of the session and of its application."""
     return {**dict(spark.sparkContext.getConf().getAll()), **spark.conf.getAll}
 
@@ -324,6 +333,7 @@ def _report_until_end(
             query.stop()
     if reporter.last is not None:
         listener.publish(reporter.last)  # Spark's own event may still be queued
+    listener.publish_end()
     return PipelineResult(job.name, job.target, reporter.batches, reporter.records, reporter.lag)
 
 
@@ -344,13 +354,19 @@ def stop_after_batch(query: StreamingQuery) -> None:
 class _ProgressReporter:
     """Reports each batch of a query once, and counts batches and records."""
 
-    def __init__(self, report: Callable[[BatchProgress], None], latest: LatestOffsets) -> None:
+    def __init__(
+        self,
+        report: Callable[[BatchProgress], None],
+        latest: LatestOffsets,
+        metrics: PipelineMetrics | None = None,
+    ) -> None:
         self.batches = 0
         self.records = 0
         self.lag: int | None = None
         self.last: StreamingQueryProgress | None = None
         self._report = report
         self._latest = latest
+        self._metrics = metrics
         self._batch = -1
 
     def report_new(self, query: StreamingQuery) -> None:
@@ -362,12 +378,16 @@ class _ProgressReporter:
             if one.batchId <= self._batch and (self.last is None or one.timestamp <= self.last.timestamp):
                 continue
             is_batch = one.batchId > self._batch and "addBatch" in one.durationMs
-            self.last, self.lag = one, batch_lag(one, self._latest)
+            lags = topic_lags(one, self._latest)
+            self.last, self.lag = one, None if lags is None else sum(lags.values())
             if is_batch:
                 self._batch = one.batchId
                 self.batches += 1
                 self.records += one.numInputRows
                 seconds = one.durationMs.get("triggerExecution", 0) / 1000
+                if self._metrics is not None:
+                    found = progress_of_batch(json.loads(one.json), int(time.time() * 1000))
+                    self._metrics.observe_batch(found, lags)
                 self._report(BatchProgress(one.batchId, one.numInputRows, seconds, self.lag))
 
 
@@ -375,13 +395,20 @@ def batch_lag(progress: StreamingQueryProgress, latest: LatestOffsets) -> int | 
     """Number of records that exist and that are not read yet; None if it is unknown. `latest` is called if the progress
     does not contain the end offsets that the source saw when it planned the batch.
     """
-    lag: int | None = None
+    lag = topic_lags(progress, latest)
+    return None if lag is None else sum(lag.values())
+
+
+def topic_lags(progress: StreamingQueryProgress, latest: LatestOffsets) -> dict[str, int] | None:
+    """`batch_lag` by topic."""
+    lags: dict[str, int] | None = None
     for source in progress.sources:
         done = offsets_in(source.endOffset)
         ends = offsets_in(source.latestOffset) if PROGRESS_HAS_LATEST_OFFSETS else latest(done)
-        if ends:
-            lag = (lag or 0) + sum(max(0, end - done.get(partition, 0)) for partition, end in ends.items())
-    return lag
+        for partition, end in ends.items():
+            lags = {} if lags is None else lags
+            lags[partition.topic] = lags.get(partition.topic, 0) + max(0, end - done.get(partition, 0))
+    return lags
 
 
 def _latest_offsets_of(client: SyncClient) -> LatestOffsets:

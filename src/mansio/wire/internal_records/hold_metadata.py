@@ -11,7 +11,10 @@ version can decode. Other groups are ordinary groups.
 from __future__ import annotations
 
 import json
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PIPELINE_GROUP_PREFIX: Final = "mansio.pipeline."
 """Prefix of the group id of every pipeline, followed by the pipeline's name."""
@@ -24,10 +27,11 @@ _METADATA_CHARACTERS_MAX: Final = 4_096
 
 
 class Hold(NamedTuple):
-    """Retention hold of one committed offset. `query`: id of the Spark query that committed the offset; may be
-    empty."""
+    """Retention hold of one committed offset. `query`: id of the Spark query that committed the offset; may be empty.
+    `progress`: progress of the pipeline, in the form in which the pipeline stored it; None if the offset has none."""
 
     query: str
+    progress: Mapping[str, Any] | None = None
 
 
 def pipeline_group_id(name: str) -> str:
@@ -41,9 +45,14 @@ def pipeline_name_of(group_id: str) -> str | None:
     return name if name and name != group_id else None
 
 
-def encode_hold_metadata(query: str) -> str:
-    """Encode a retention hold as metadata of a committed offset; the result is ASCII."""
-    return json.dumps({"hold": _VERSION, "query": query[:QUERY_CHARACTERS_MAX]}, separators=(",", ":"))
+def encode_hold_metadata(query: str, progress: Mapping[str, Any] | None = None) -> str:
+    """Encode a retention hold as metadata of a committed offset; the result is ASCII. `progress` is omitted if it is
+    too long."""
+    hold: dict[str, Any] = {"hold": _VERSION, "query": query[:QUERY_CHARACTERS_MAX]}
+    text = json.dumps(
+        hold if progress is None else hold | {"progress": dict(progress)}, separators=(",", ":")
+    )
+    return text if len(text) <= _METADATA_CHARACTERS_MAX else encode_hold_metadata(query)
 
 
 def parse_hold_metadata(metadata: str) -> Hold | None:
@@ -60,5 +69,5 @@ def parse_hold_metadata(metadata: str) -> Hold | None:
         return None
     if not isinstance(found, dict) or type(found.get("hold")) is not int or found["hold"] != _VERSION:
         return None
-    query = found.get("query", "")
-    return Hold(query) if isinstance(query, str) else None
+    query, progress = found.get("query", ""), found.get("progress")
+    return Hold(query, progress if isinstance(progress, dict) else None) if isinstance(query, str) else None

@@ -1,0 +1,195 @@
+"""`mansio pipeline backfill FILE`: a user's function over the records of a time range, into a table.
+
+Invariants:
+* A killed command leaves the table unchanged; a repeated one replaces the rows of its range.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.support.archive_options import CatalogOption, print_open_elsewhere
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    parse_name_values,
+    parse_time,
+    parse_time_option,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_json
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.backfill import BackfillReport
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("backfill")(backfill)
+
+
+def backfill(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="Python that defines transform(frame) or pipeline(spark, read)."),
+    ],
+    from_time: Annotated[
+        str,
+        typer.Option(
+            "--from-time", "--from", metavar="TIME", help="Only records with at least this timestamp."
+        ),
+    ],
+    to_time: Annotated[
+        str,
+        typer.Option("--to-time", "--to", metavar="TIME", help="Only records with an earlier timestamp."),
+    ],
+    to_table: Annotated[
+        str,
+        typer.Option(
+            "--to-table",
+            metavar="[[CATALOG.]NAMESPACE.]TABLE",
+            help="Write to this Iceberg table; created if it does not exist. Without CATALOG it is in --warehouse.",
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="Input topic of transform; repeatable."),
+    ] = None,
+    whole_topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--whole-topic",
+            metavar="TOPIC",
+            help="Read this input from its beginning, as for a table that is joined; repeatable.",
+        ),
+    ] = None,
+    warehouse: Annotated[
+        str | None,
+        typer.Option(
+            "--warehouse",
+            "-w",
+            metavar="DIR",
+            help="Directory of the archives of the topics, and of tables that are in no configured catalog.",
+        ),
+    ] = None,
+    partition_by: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-by",
+            metavar="SPEC",
+            help="Partition spec of a new table, as in `mansio pipeline run`.",
+        ),
+    ] = None,
+    sort_by: Annotated[
+        str | None,
+        typer.Option(
+            "--sort-by", metavar="COLUMNS", help="Sort order of a new table, as in `mansio pipeline run`."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: the name of the file]"),
+    ] = None,
+    accept_loss: Annotated[
+        bool,
+        typer.Option("--accept-loss", help="Continue if records of the range may have been deleted."),
+    ] = False,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
+    ] = None,
+    catalog: CatalogOption = None,
+    master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Apply your function to the records of a time range, as a batch, and write the result to an Iceberg table.
+
+    Reads the log, united with the topic's archive if the warehouse has one. The rows of the range appear in one commit;
+    repeating the command replaces them. Other ranges can be added to the same table as long as they do not overlap.
+    """
+    from_ms, to_ms = parse_time_option(from_time, "--from-time"), parse_time_option(to_time, "--to-time")
+    assert from_ms is not None
+    assert to_ms is not None
+    if from_ms >= to_ms:
+        usage_error("must be later than --from-time", "--to-time")
+    if to_ms > parse_time("now"):
+        usage_error(
+            "must not be in the future, because records that arrive later would be missing", "--to-time"
+        )
+    settings = dict(parse_name_values(conf or (), "--conf"))
+
+    from mansio.host.extras import require_extra
+
+    require_extra("spark")
+    from mansio.spark.cluster.problems import SharedDirectory
+    from mansio.spark.jobs.pipeline_file import load_pipeline_file
+    from mansio.spark.result_table.partition_spec import parse_partition_by, parse_sort_by
+    from mansio.spark.result_table.table import TableTarget
+    from mansio.spark.result_table.table_name import parse_table_name
+
+    load_pipeline_file(file)  # report errors of the file and of the options before Spark starts
+    parse_table_name(to_table)
+    table = TableTarget(
+        to_table,
+        warehouse,
+        partition_by=parse_partition_by(partition_by) if partition_by else (),
+        sort_by=parse_sort_by(sort_by) if sort_by else (),
+    )
+    called = name or Path(file).stem
+    spark = start_session(
+        master,
+        f"mansio backfill {called}",
+        remote=remote,
+        bootstrap_servers=bootstrap_servers,
+        directories=[SharedDirectory("warehouse", warehouse, "--warehouse")] if warehouse else [],
+        skip_check=skip_check,
+        **settings,
+    )
+    from mansio.spark.jobs.backfill import BackfillJob
+    from mansio.spark.jobs.backfill import backfill as run_backfill
+    from mansio.spark.jobs.backfill_ranges import TimeRange
+
+    job = BackfillJob(
+        file=file,
+        name=called,
+        bootstrap_servers=bootstrap_servers,
+        times=TimeRange(from_ms, to_ms),
+        table=table,
+        warehouse=warehouse,
+        inputs=tuple(topic or ()),
+        catalog=catalog,
+        whole_topics=tuple(whole_topic or ()),
+        accept_loss=accept_loss,
+    )
+    report = run_backfill(spark, job)
+    _show(report, output)
+    print_open_elsewhere(report.table.iceberg)
+
+
+def _show(report: BackfillReport, output: Output) -> None:
+    if output is Output.JSON:
+        show_json(
+            {
+                "table": str(report.table.name),
+                "pipeline": report.range.pipeline,
+                "from_ms": report.range.times.from_ms,
+                "to_ms": report.range.times.to_ms,
+                "topics": report.sources,
+                "rows": report.rows,
+                "files": report.files,
+                "replaced_files": report.replaced_files,
+                "seconds": round(report.seconds, 3),
+            }
+        )
+        return
+    sources = ", ".join(f"{topic} ({source})" for topic, source in sorted(report.sources.items()))
+    replaced = f", in place of {report.replaced_files} files" if report.replaced_files else ""
+    written = f"{report.rows:,} rows of {report.range.times} in {report.files} files"
+    print(f"{report.table.name}: {written}{replaced}; from {sources}")
