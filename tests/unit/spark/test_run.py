@@ -182,7 +182,7 @@ def test_late_event_of_an_earlier_batch_does_not_move_the_committed_offsets_back
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     published: list[dict[TopicPartition, int]] = []
-    publisher = SimpleNamespace(publish=lambda offsets, _query: published.append(dict(offsets)))
+    publisher = SimpleNamespace(publish=lambda offsets, _query, _progress: published.append(dict(offsets)))
     monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
     listener = progress_listener.ProgressListener("p", "127.0.0.1:9")
     for text in ('{"t": {"0": 50}}', '{"t": {"0": 40, "1": 7}}'):
