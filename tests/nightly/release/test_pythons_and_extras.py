@@ -29,6 +29,7 @@ ENABLED = {
     "protobuf": "from google.protobuf import descriptor_pool",
     "jsonschema": "import jsonschema",
     "cluster": "from mansio.metadata.etcd.client import EtcdClient",
+    "testing": "import mansio.testing.pytest_plugin; mansio.testing.TestBroker().start().close()",
 }
 """Extra: what can be imported with it and with no other one."""
 
@@ -36,15 +37,53 @@ ENABLED = {
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", PYTHONS)
 def test_wheel_with_each_python(version: str, tmp_path: Path, distributions: Distributions) -> None:
+    environment = Environment(tmp_path, _python(version))
+    environment.pip("install", "--quiet", distributions.wheel, seconds=INSTALL_S)
+    environment.pip("check")
+    check_installation(environment)
+
+
+FIXTURES_TEST = """
+import mansio
+import pytest
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", range(20))
+async def test_publish(mansio_broker, number):
+    async with mansio.connect(mansio_broker.bootstrap_servers) as client:
+        await client.publish("orders", b"one")
+    mansio_broker.clock.advance(minutes=15)
+
+
+def test_blocking(mansio_broker_session, mansio_broker_factory):
+    for broker in (mansio_broker_session, mansio_broker_factory(num_partitions=3)):
+        broker.client().publish("orders", b"one")
+"""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", PYTHONS)
+def test_fixtures_with_each_python_and_other_plugins(
+    version: str, tmp_path: Path, distributions: Distributions
+) -> None:
+    environment = Environment(tmp_path, _python(version))
+    plugins = ("pytest-asyncio", "pytest-xdist")
+    environment.pip("install", "--quiet", f"{distributions.wheel}[testing]", *plugins, seconds=INSTALL_S)
+    (environment.place / "test_fixtures.py").write_text(FIXTURES_TEST)
+    for workers in ("0", "2"):
+        output = environment.run("python", "-m", "pytest", "-q", "-n", workers, "test_fixtures.py")
+        assert "21 passed" in output
+
+
+def _python(version: str) -> str:
+    """The interpreter of this version; skips the test if the machine has none."""
     found = subprocess.run(
         ["sh", ROOT / "tools" / "find_python.sh", version], capture_output=True, text=True, check=False
     )
     if found.returncode:
         pytest.skip(found.stderr.strip())
-    environment = Environment(tmp_path, found.stdout.strip())
-    environment.pip("install", "--quiet", distributions.wheel, seconds=INSTALL_S)
-    environment.pip("check")
-    check_installation(environment)
+    return found.stdout.strip()
 
 
 @pytest.mark.timeout(1200)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import mansio
 from mansio.spark.cluster.problems import (
     MODULES,
     ClusterNotReady,
@@ -17,7 +18,13 @@ from mansio.spark.cluster.problems import (
     find_problems,
 )
 
-VERSIONS = {"pyspark": "4.3.0", "pyarrow": "26.0.1", "numpy": "2.4.6", "mansio": "0.1.0", MODULES[-1]: ""}
+VERSIONS = {
+    "pyspark": "4.3.0",
+    "pyarrow": "26.0.1",
+    "numpy": "2.4.6",
+    "mansio": mansio.__version__,
+    MODULES[-1]: "",
+}
 DRIVER = PythonReport("driver", "/usr/bin/python3", "3.11.2", VERSIONS)
 WORKER = PythonReport("w1", "/opt/python", "3.11.9", VERSIONS)
 LAKE = SharedDirectory("warehouse", "/lake", "--warehouse")
@@ -42,7 +49,7 @@ def test_equal_workers_have_no_problem() -> None:
         (
             replace(WORKER, versions={}, failures={n: f"No module named '{n}'" for n in MODULES[:-1]}),
             "has no pyspark, pyarrow, numpy, mansio",
-            "pip install 'mansio[spark]==0.1.0'",
+            f"pip install 'mansio-{mansio.__version__}-py3-none-any.whl[spark]'",
         ),
         (
             replace(WORKER, failures={MODULES[-1]: "No module named 'crc32c'"}),
@@ -50,8 +57,8 @@ def test_equal_workers_have_no_problem() -> None:
             "pip install",
         ),
         (
-            replace(WORKER, versions=VERSIONS | {"mansio": "0.2.0"}),
-            "mansio is 0.2.0, and the driver has 0.1.0",
+            replace(WORKER, versions=VERSIONS | {"mansio": "99.0"}),
+            f"mansio is 99.0, and the driver has {mansio.__version__}",
             "same version",
         ),
         (
