@@ -57,6 +57,11 @@ $(VENV)/.dev: $(VENV)/.runtime
 $(VENV)/.spark: $(VENV)/.runtime tools/install_spark.sh
 	@tools/background.sh spark tools/install_spark.sh && tools/wait_spark.sh
 
+# Other engines that read archives (43 MB). A machine without wheels for it goes without, and the tests are skipped.
+$(VENV)/.engines: $(VENV)/.dev
+	@$(INSTALL) --only-binary :all: --group engines || echo "No DuckDB for this Python: its tests are skipped"
+	@touch $@
+
 setup: $(VENV)/.dev $(VENV)/.spark .tools/.unpacked
 
 # The first two chapters need no Spark: it is installed meanwhile. ARGS=--no-spark leaves the third one out.
@@ -135,7 +140,7 @@ test: setup
 	exit $$failed
 
 # The Spark tests run after the others: all of them together would slow both down.
-full: setup
+full: setup $(VENV)/.engines
 	@failed=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
 	$(PYTEST) --tier full $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) \
@@ -169,7 +174,7 @@ nightly-soak: NIGHTLY := -n0 -s tests/nightly/soak
 
 NIGHT_TESTS := nightly-tests nightly-simulated nightly-spark nightly-soak
 
-$(NIGHT_TESTS): setup
+$(NIGHT_TESTS): setup $(VENV)/.engines
 	@mkdir -p .nightly; failed=0; \
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
 	PYTHONPATH=tests $(BIN)/python -m support.nightly_counts; \
@@ -184,7 +189,8 @@ nightly-spark-versions: setup
 		echo "Spark $$version"; directory=.nightly/spark-$$version; \
 		tools/spark_venv.sh $$version $$directory \
 			&& $$directory/bin/python -m pytest --tier full --durations 10 -n0 -p no:randomly -m spark \
-				tests/system/spark tests/nightly/spark/test_declarative.py $(ARGS) || failed=1; \
+				tests/system/spark tests/nightly/spark/test_declarative.py tests/nightly/spark/test_plain_spark.py \
+				$(ARGS) || failed=1; \
 	done; \
 	exit $$failed
 

@@ -30,6 +30,7 @@ OPTIONAL_PACKAGES = {
     "test_signals.py": ("py4j",),
     "test_public_api.py": ("pyspark", "pyarrow", "pyiceberg"),
     "test_first_errors.py": ("pyspark", "pyarrow"),
+    "test_lake_duckdb.py": ("pyiceberg", "pyarrow", "duckdb", "duckdb_extension_iceberg"),
     "test_functions.py": ("pyspark", "pyarrow", "fastavro"),
     "test_public_spark.py": ("pyspark", "pyarrow", "pyiceberg", "fastavro"),
     "test_schema_avro.py": ("pyspark", "pyarrow", "fastavro"),

@@ -57,7 +57,9 @@ def is_first(one: Recorded) -> bool:
 @pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
 def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     needs_java_and_maven()
-    subprocess.run([ROOT / "tools" / "spark_kafka.sh"], check=True, timeout=scaled(FETCH_DEADLINE_S))
+    subprocess.run(
+        [ROOT / "tools" / "maven_jars.sh", "spark-kafka"], check=True, timeout=scaled(FETCH_DEADLINE_S)
+    )
     port = free_port()
     arguments = ["--set", f"advertised_listeners=127.0.0.1:{port}"]
     with (
