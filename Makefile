@@ -198,16 +198,25 @@ nightly-spark-versions: setup
 nightly-suites: setup
 	@mkdir -p .nightly; PYTHONPATH=tests $(BIN)/python -m nightly.suites $(ARGS)
 
-# Unit and component tests with each supported Python that is installed (PATH, pyenv, uv), without make, Java or etcd.
+# Unit and component tests with each supported Python that is installed (PATH, pyenv, uv), without make, Java or etcd. The
+# newest one is taken from a newer Debian if the machine has none; `run` is the program that makes it visible, or empty.
+# Then its wheel test runs here, too: the one of nightly-tests does not see it.
+PYTHONS := 3.11 3.12 3.13 3.14
 nightly-pythons:
 	@failed=0; \
-	for version in 3.11 3.12 3.13 3.14; do \
-		python=$$(sh tools/find_python.sh $$version) || continue; \
-		echo "Python $$version: $$python"; directory=.nightly/python-$$version; \
-		"$$python" -m venv $$directory \
-			&& $$directory/bin/python -m pip install --quiet --upgrade pip \
-			&& $$directory/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group dev \
-			&& env -u CI $$directory/bin/python -m pytest $(IN_PARALLEL) $(ARGS) || failed=1; \
+	for version in $(PYTHONS); do \
+		run=; wheel=:; directory=.nightly/python-$$version; \
+		if ! python=$$(sh tools/find_python.sh $$version); then \
+			[ $$version = 3.14 ] && run=$$(tools/debian_python.sh $$version) || continue; \
+			python=/usr/bin/python$$version; \
+			wheel="$$run $$directory/bin/python -m pytest --tier nightly -n0 tests/nightly/release -k $$version"; \
+		fi; \
+		echo "Python $$version: $$run $$python"; \
+		$$run "$$python" -m venv $$directory \
+			&& $$run $$directory/bin/python -m pip install --quiet --upgrade pip \
+			&& $$run $$directory/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group dev \
+			&& $$wheel \
+			&& env -u CI $$run $$directory/bin/python -m pytest $(IN_PARALLEL) $(ARGS) || failed=1; \
 	done; \
 	exit $$failed
 

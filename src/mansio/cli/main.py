@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -21,14 +21,15 @@ from mansio.cli.admin import cluster, dlq, group, quota, topic
 from mansio.cli.broker import config, data_check, dev_cluster, doctor, serve
 from mansio.cli.records import consume, produce
 from mansio.cli.support.common import print_error
-from mansio.errors import ConnectionLost, MansioError
+from mansio.errors import MansioError
 from mansio.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERBOSE_FLAGS = ("-v", "--verbose")
-NO_BROKER_HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
+USAGE_ERROR: Final = cast("type[Any]", typer.BadParameter.__base__)
+"""Base class of the errors of a command line; typer does not export it, and takes it from click or has a copy of it."""
 
 app = typer.Typer(
     name="mansio",
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         words.pop()
     try:
         try:
-            app(args=words, prog_name="mansio")
+            outcome = app(args=words, prog_name="mansio", standalone_mode=False)
         except (MansioError, OSError):
             if is_verbose:
                 import traceback
@@ -98,13 +99,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         finally:
             sys.stdout.flush()  # report write errors here, not in the interpreter's shutdown
-    except ConnectionLost as error:
-        sys.exit(print_error(f"{error.message}; {NO_BROKER_HINT}"))
+    except typer.Abort:  # a prompt was left
+        sys.exit(print_error("aborted"))
+    except USAGE_ERROR as error:
+        sys.exit(_print_usage_error(error))
     except MansioError as error:
         sys.exit(print_error(error.message))
     except OSError as error:
         _discard_output()
         sys.exit(print_error(_os_error_line(error)))
+    sys.exit(outcome if isinstance(outcome, int) else 0)
+
+
+def _print_usage_error(error: Any) -> int:
+    """Print an error of the command line as one line that names the command's help; returns the exit code."""
+    if type(error).show is not USAGE_ERROR.show:
+        error.show()  # a command that needs arguments and has none shows its help
+        return int(error.exit_code)
+    message = error.format_message().removesuffix(".")
+    if error.ctx is not None:
+        message += f" (help: {error.ctx.command_path} {error.ctx.help_option_names[0]})"
+    print_error(message[:1].lower() + message[1:])
+    return int(error.exit_code)
 
 
 def _discard_output() -> None:

@@ -695,7 +695,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     """The text "; did you mean ...?" with a known word similar to `word`; "" if there is none."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
 
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.65)
     return f"; did you mean {near[0]}?" if near else ""
 
 
