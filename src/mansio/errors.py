@@ -593,8 +593,8 @@ class ConfigError(MansioError):
     http_status = 400
 
 
-class MissingExtra(MansioError):
-    """A package of an optional extra is not installed."""
+class MissingExtra(MansioError, ImportError):
+    """A package of an optional extra is not installed. It is an `ImportError`, too."""
 
 
 class ClientFailed(MansioError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,13 +55,13 @@ def chapters(
     from mansio_demo.delivery_demo import run_demo as run_delivery_demo
 
     console = new_console()
-    has_spark = importlib.util.find_spec("pyspark") is not None
-    if spark and not has_spark:
-        print_line(console, "spark", "not installed: the pipeline chapter is left out")
+    missing = _missing_for_spark() if spark else ""
+    if missing:
+        print_line(console, missing, "not installed: the pipeline chapter is left out")
         print_line(console, "", f"pip install 'mansio[spark,java]': {SPARK_DOWNLOAD}")
     proofs = run(run_broker_demo(count))
     proofs += run(run_delivery_demo())
-    if spark and has_spark:
+    if spark and not missing:
         from mansio_demo.pipeline_demo import run_demo as run_pipeline_demo
 
         proofs += run(run_pipeline_demo(count, plot))
@@ -112,9 +111,33 @@ def pipeline(
     compared with the source data; a deleted day is replayed. The exit code is 0 only if every number is correct. Takes
     one or two minutes; needs `mansio[spark]` and Java (or `mansio[java]`).
     """
+    _require_spark()
     from mansio_demo.pipeline_demo import run_demo
 
     raise typer.Exit(_conclude(run(run_demo(count, plot)), report))
+
+
+def _require_spark() -> None:
+    """Raise the error that names what Spark needs and this environment lacks."""
+    from mansio.host.extras import require_extra
+    from mansio.spark.session.java import find_java
+
+    require_extra("spark")
+    find_java()
+
+
+def _missing_for_spark() -> str:
+    """The missing one of "spark" and "java", or an empty string."""
+    from mansio.errors import MissingExtra
+    from mansio.spark.session.java import JavaNotFound
+
+    try:
+        _require_spark()
+    except MissingExtra:
+        return "spark"
+    except JavaNotFound:
+        return "java"
+    return ""
 
 
 def _conclude(proofs: list[Proof], report: str) -> int:

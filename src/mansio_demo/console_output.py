@@ -141,12 +141,12 @@ def show_next(console: Console) -> None:
     console.print(" [bold]Try next[/]  (each in its own terminal)")
     mansio = mansio_command()
     for command in (
-        "serve --data ./data",
-        "topic create orders --partitions 3",
-        "produce orders < README.md",
-        "consume orders --from-beginning",
+        f"{mansio} serve --data ./data",
+        f"{mansio} topic create orders --partitions 3",
+        f"echo '2 apples' | {mansio} produce orders",
+        f"{mansio} consume orders --from-beginning",
     ):
-        console.print(f"   {mansio} {command}")
+        console.print(f"   {command}")
 
 
 def mansio_command() -> str:

@@ -86,7 +86,7 @@ def test_version_is_the_packages():
     ("arguments", "complaint"),
     [
         (["nonsense"], "nonsense"),
-        (["topic", "create"], "Missing argument"),
+        (["topic", "create"], "missing argument"),
         (["topic", "create", "t", "--partitions", "0"], "--partitions"),
         (["topic", "create", "t", "--partitions", "99999999999"], "--partitions"),
         (["topic", "create", "t", "--replication-factor", "99999"], "--replication-factor"),
@@ -143,7 +143,7 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
 
 
 def test_what_was_closed_by_who_started_us_is_no_traceback():
-    endings = {">&-": "mansio: ", "<&-": "Error: Invalid value for --file: ", "2>&-": ""}
+    endings = {">&-": "mansio: ", "<&-": "mansio: invalid value for --file: ", "2>&-": ""}
     command = '"$0" -m mansio.cli.main produce t -b 127.0.0.1:1'
     started = {closing: popen("sh", "-c", f"{command} {closing}", sys.executable) for closing in endings}
     for closing, process in started.items():
@@ -195,7 +195,7 @@ def test_a_setting_that_is_wrong_on_the_command_line_is_a_wrong_command_line(
     captured = capsys.readouterr()
     assert (end.value.code, captured.out) == (2, "")
     last = captured.err.splitlines()[-1]
-    assert f"Invalid value for {option}: " in last
+    assert last.startswith(f"mansio: invalid value for {option}: ")
     assert complaint in last
 
 

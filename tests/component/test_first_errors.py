@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
+import traceback
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pytest
 
 import mansio
 from mansio.cli.main import main
-from mansio.errors import ConfigError, ConnectionLost
+from mansio.errors import ConfigError, ConnectionLost, DataDirectoryLocked, InvalidRequest
 from mansio.spark import options
 from support.machine import scaled
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MISSING = "mansio: topic missing: there is no such topic; create it or correct the name"
-HINT = "start a broker with `mansio serve`, or give its address with --bootstrap-servers"
+HINT = "start a broker with `mansio serve`, or give the address of one as bootstrap servers"
 
 
 @pytest.fixture(scope="module")
@@ -41,10 +43,12 @@ def used_port() -> Iterator[int]:
 
 
 def errors_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit code and last line on standard error of a command."""
+    """Exit code and standard error of a command, which ends with a newline."""
     with pytest.raises(SystemExit) as end:
         main(arguments)
-    return int(end.value.code or 0), capsys.readouterr().err.strip().splitlines()[-1]
+    captured = capsys.readouterr().err
+    assert captured.endswith("\n")
+    return int(end.value.code or 0), captured[:-1]
 
 
 def serve(*arguments: str, directory: Path) -> tuple[int, str]:
@@ -56,7 +60,8 @@ def serve(*arguments: str, directory: Path) -> tuple[int, str]:
         timeout=scaled(30),
         check=False,
     )
-    return done.returncode, done.stderr.strip().splitlines()[-1]
+    assert done.stderr.endswith("\n")
+    return done.returncode, done.stderr[:-1]
 
 
 @pytest.mark.parametrize(
@@ -142,25 +147,39 @@ def test_address_of_the_http_port(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["topics", "list"], "Error: No such command 'topics'. Did you mean 'topic'?"),
+        (["topics", "list"], "no such command 'topics'. Did you mean 'topic'? (help: mansio -h)"),
+        (
+            ["serve", "--dta", "d"],
+            "no such option: --dta (Possible options: --data, --dev, --set) (help: mansio serve -h)",
+        ),
+        (["serve", "--data"], "option '--data' requires an argument"),
+        (["topic", "create"], "missing argument 'TOPIC' (help: mansio topic create -h)"),
         (
             ["topic", "list", "-b", "here:there"],
-            "Error: Invalid value for '--bootstrap-servers' / '-b' (env var: 'MANSIO_BOOTSTRAP_SERVERS'): "
-            "not an address: 'here:there' (host:port expected)",
+            "invalid value for '--bootstrap-servers' / '-b' (env var: 'MANSIO_BOOTSTRAP_SERVERS'): "
+            "not an address: 'here:there' (host:port expected) (help: mansio topic list -h)",
         ),
         (
             ["serve", "--set", "num_partition=3"],
-            "Error: Invalid value for --set: num_partition: no such setting; did you mean num_partitions?",
+            "invalid value for --set: num_partition: no such setting; did you mean num_partitions? "
+            "(help: mansio serve -h)",
         ),
         (
             ["serve", "--set", "num_partitions=many"],
-            "Error: Invalid value for --set: num_partitions: input should be a valid integer, unable to parse string "
-            "as an integer",
+            "invalid value for --set: num_partitions: input should be a valid integer, unable to parse string "
+            "as an integer (help: mansio serve -h)",
         ),
     ],
 )
 def test_wrong_command_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert errors_of(arguments, capsys) == (2, line)
+    assert errors_of(arguments, capsys) == (2, f"mansio: {line}")
+
+
+def test_command_that_needs_a_subcommand_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = errors_of(["topic"], capsys)
+    assert code == 2
+    assert shown.startswith("Usage: mansio topic ")
+    assert "Create, list, describe, alter and delete topics" in shown
 
 
 @pytest.mark.parametrize("flag", ["--kafka", "--http"])
@@ -196,6 +215,11 @@ def test_configuration_file_that_is_missing_or_has_an_unknown_setting(tmp_path: 
         1,
         "mansio: colour: no such setting (from the file mansio.yaml)",
     )
+    (tmp_path / "mansio.yaml").write_text("kafkaa_listeners: 127.0.0.1:9092\n")
+    assert serve("--config", "mansio.yaml", directory=tmp_path) == (
+        1,
+        "mansio: kafkaa_listeners: no such setting; did you mean listeners? (from the file mansio.yaml)",
+    )
 
 
 def test_spark_options_without_address_or_with_a_wrong_name() -> None:
@@ -212,8 +236,47 @@ def test_client_without_arguments_uses_the_environment(
     with mansio.blocking.connect() as client:
         assert client.admin.list_topics() == ["orders"]
     monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    with pytest.raises(ConnectionLost, match=r"cannot connect to 127\.0\.0\.1:1"), mansio.blocking.connect():
+    with pytest.raises(ConnectionLost) as refused, mansio.blocking.connect():
         pass
+    assert str(refused.value) == f"cannot connect to 127.0.0.1:1: Connection refused; {HINT}"
+
+
+@pytest.mark.parametrize("arguments", [{"delay": 3}, {"heders": []}])
+def test_unknown_argument_of_publish_names_the_public_method(
+    arguments: dict[str, object], broker: mansio.Broker
+) -> None:
+    with mansio.blocking.connect(broker.address) as client, client.producer() as producer:
+        for each, name in ((client, "Client"), (producer, "Producer")):
+            with pytest.raises(TypeError, match=rf"{name}\.publish\(\) got an unexpected keyword argument"):
+                each.publish("orders", b"x", **arguments)  # type: ignore[arg-type]
+
+
+def test_start_position_is_checked_when_the_consumer_is_created(broker: mansio.Broker) -> None:
+    with mansio.blocking.connect(broker.address) as client:
+        with pytest.raises(ValueError, match="'earliest', 'latest', an offset or a datetime, not 'begining'"):
+            client.consume("orders", from_="begining")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="without time zone"):
+            client.consume("orders", from_=datetime(2026, 1, 1))  # noqa: DTZ001
+        with pytest.raises(InvalidRequest, match="offset -3 is negative"):
+            client.consume("orders", from_=-3)
+
+
+def test_redrive_of_a_topic_without_dead_letters_names_no_id(
+    broker: mansio.Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert errors_of(["dlq", "redrive", "orders", "--all", "-b", broker.address], capsys) == (
+        1,
+        "mansio: topic orders has no dead letters; `mansio dlq list` shows which do",
+    )
+
+
+def test_embedded_broker_in_a_directory_in_use_raises_one_error_with_the_remedy(tmp_path: Path) -> None:
+    with mansio.Broker(tmp_path / "data"), pytest.raises(DataDirectoryLocked) as refused:
+        mansio.Broker(tmp_path / "data").start()
+    assert str(refused.value) == (
+        f"data directory {tmp_path / 'data'} is in use by another broker: close it, or use another directory"
+    )
+    assert len(traceback.format_exception(refused.value, limit=0)) == 1
 
 
 def test_doctor_reports_the_environment(broker: mansio.Broker, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from itertools import islice
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, cast
 
 from mansio.client import client as asyncio_client
 from mansio.client.admin import admin as asyncio_admin
@@ -33,13 +33,14 @@ from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from datetime import datetime
     from types import TracebackType
     from typing import Any
 
     from mansio.client.consumer.fetcher import PartitionState
     from mansio.client.producer.accumulator import Delivery as AsyncDelivery
     from mansio.client.share import receiver as asyncio_receive
-    from mansio.client.types import Message, Publishable, RecordMetadata
+    from mansio.client.types import HeadersLike, Message, Publishable, RecordMetadata
 
 P = ParamSpec("P")
 
@@ -163,14 +164,42 @@ def _publishing(
     publish_nowait: Callable[Concatenate[Any, P], AsyncDelivery | None],
 ) -> Callable[Concatenate[Any, P], RecordMetadata]:
     """Blocking variant of `publish`. A call that has to wait for metadata or buffer space runs as a task, like every
-    other method."""
+    other method. Its parameters are written out, so that a wrong one is an error of the public method."""
+    publish: Callable[..., Coroutine[Any, Any, RecordMetadata]] = method
+    attempt: Callable[..., AsyncDelivery | None] = publish_nowait
 
     @functools.wraps(method)
-    def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
+    def call(
+        self: BlockingProxy[Any],
+        /,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> RecordMetadata:
         def begin(outcome: PendingCall[RecordMetadata]) -> None:
-            delivery = publish_nowait(self._original, *args, **kwargs)
+            delivery = attempt(
+                self._original,
+                topic,
+                value,
+                key=key,
+                headers=headers,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+            )
             if delivery is None:
-                work = method(self._original, *args, **kwargs)
+                work = publish(
+                    self._original,
+                    topic,
+                    value,
+                    key=key,
+                    headers=headers,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                )
                 outcome.complete_with_task(asyncio.get_running_loop().create_task(work))
                 return
             publishing = _PublishWaiter(outcome, delivery)
@@ -181,7 +210,7 @@ def _publishing(
 
         return self._thread.call(begin)
 
-    return call
+    return cast("Callable[Concatenate[Any, P], RecordMetadata]", call)
 
 
 class Producer(BlockingProxy[asyncio_producer.Producer]):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
 
 FILE_MODE = 0o640
+DIRECTORY_MODE = 0o750
 BUFFERS_PER_WRITE_MAX = 1024  # IOV_MAX of Linux and macOS: pwritev with more buffers fails with EINVAL
 SYNCFS_KERNEL_MIN = (5, 8)  # in earlier kernels, syncfs returned success although write-back had failed
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -231,7 +232,7 @@ class HostDisk:
             with contextlib.suppress(
                 FileExistsError
             ):  # another process created it; it is synced nevertheless
-                os.mkdir(directory)
+                os.mkdir(directory, DIRECTORY_MODE)
             if durable:
                 self.sync_directory(os.path.dirname(directory) or ".")
 

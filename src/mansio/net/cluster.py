@@ -47,6 +47,7 @@ METADATA_AGE_MS_MAX = 300_000
 """Age at which cached metadata is requested again (Kafka's `metadata.max.age.ms`)."""
 UNKNOWN_TOPIC_OR_PARTITION = 3
 """Error code of the Kafka protocol."""
+NO_BROKER_REMEDY = "start a broker with `mansio serve`, or give the address of one as bootstrap servers"
 GROUP_KEY_TYPE = 0
 """`key_type` of a FindCoordinator request for a group."""
 _NEVER = float("-inf")
@@ -94,11 +95,14 @@ class Cluster:
         """Connect to any broker and fetch the metadata. Raises `ConnectionLost` if none responds in time."""
         # Import the message schemas first, so that the import does not count towards the timeout.
         messages.merged_schema(ApiKey.METADATA, "request")
-        await call_with_retries(
-            lambda: self.refresh_metadata(()),
-            timeout_ms=self.options.connect_timeout_ms,
-            backoff=self.backoff,
-        )
+        try:
+            await call_with_retries(
+                lambda: self.refresh_metadata(()),
+                timeout_ms=self.options.connect_timeout_ms,
+                backoff=self.backoff,
+            )
+        except ConnectionLost as error:
+            raise ConnectionLost(f"{error.message}; {NO_BROKER_REMEDY}") from error.__cause__
 
     async def close(self) -> None:
         """Close all connections; pending requests fail with `ConnectionLost`."""

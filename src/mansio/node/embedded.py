@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.config.settings import DEV_SETTINGS, Settings
-from mansio.errors import ConfigError, Unavailable
+from mansio.errors import ConfigError, DataDirectoryLocked, Unavailable
 from mansio.host.asyncio_loop import new_event_loop
 from mansio.host.platforms import require_posix
 from mansio.node.broker import Broker
@@ -75,6 +75,12 @@ class EmbeddedBroker:
         broker = Broker(self._settings)
         try:
             self._call(broker.start(), START_S_MAX)
+        except DataDirectoryLocked:
+            self._end_thread()
+            raise DataDirectoryLocked(
+                f"data directory {self._settings.data_dir} is in use by another broker: close it, or use another "
+                "directory"
+            ) from None
         except BaseException:
             self._end_thread()
             raise

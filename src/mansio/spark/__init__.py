@@ -7,6 +7,8 @@
 
 Invariants:
 * Importing this module needs neither pyspark nor Java. The module of a job is imported when the job is first used.
+* A name whose extra is missing raises `MissingExtra`, an `ImportError`, for `import` as for an attribute, so `hasattr`
+  raises it, too. As an `AttributeError` it would become "cannot import name", without the command that installs it.
 """
 
 from __future__ import annotations

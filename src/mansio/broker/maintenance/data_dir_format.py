@@ -23,7 +23,8 @@ FORMAT_FILE_NAME: Final = "format"
 FORMAT_FILE_NAMES: Final = frozenset({FORMAT_FILE_NAME, FORMAT_FILE_NAME + TEMPORARY_SUFFIX})
 CURRENT_DATA_FORMAT: Final = 1
 
-_CONTENT: Final = re.compile(rb"mansio data directory, format ([1-9][0-9]{0,5})\n")
+_NUMBER: Final = re.compile(rb"mansio data directory, format ([1-9][0-9]{0,5})(?![0-9])")
+"""The beginning of every marker. A later version may add to the line, or lines."""
 
 
 def read_data_dir_format(disk: Disk, data_dir: str) -> int | None:
@@ -32,16 +33,17 @@ def read_data_dir_format(disk: Disk, data_dir: str) -> int | None:
     Raises `StorageError` if it is higher than this version supports.
     """
     try:
-        content = _CONTENT.fullmatch(disk.read_file(f"{data_dir}/{FORMAT_FILE_NAME}"))
+        content = disk.read_file(f"{data_dir}/{FORMAT_FILE_NAME}")
     except FileNotFoundError:
         return None
-    number = int(content[1]) if content else 0
+    found = _NUMBER.match(content)
+    number = int(found[1]) if found else 0
     if number > CURRENT_DATA_FORMAT:
         raise StorageError(
             f"data directory {data_dir} has format {number}; version {__version__} supports formats up to "
             f"{CURRENT_DATA_FORMAT}: start the version that wrote it, or a newer one"
         )
-    return number
+    return number if content == _marker(number) else 0
 
 
 def claim_data_dir_format(disk: Disk, data_dir: str) -> None:
@@ -54,5 +56,8 @@ def claim_data_dir_format(disk: Disk, data_dir: str) -> None:
     if number == 0:
         raise StorageError(f"{path} is damaged: remove it if no version after {__version__} was started here")
     if number is None:
-        content = f"mansio data directory, format {CURRENT_DATA_FORMAT}\n".encode()
-        write_file_atomically(disk, path, content)
+        write_file_atomically(disk, path, _marker(CURRENT_DATA_FORMAT))
+
+
+def _marker(number: int) -> bytes:
+    return f"mansio data directory, format {number}\n".encode()

@@ -237,6 +237,8 @@ def redrive(
 
         async with connect(bootstrap_servers) as client:
             source = await resolve_dead_letter_topic(client, topic)
+            if not dry_run:
+                print(f"redrive {name}", file=sys.stderr, flush=True)
             rate_limit = RateLimit(rate, _progress())
 
             def dead_letters() -> AsyncIterator[DeadLetter]:
@@ -249,8 +251,6 @@ def redrive(
                 client, dead_letters, to, name, rate_limit, again=again, dry_run=dry_run
             )
 
-    if not dry_run:
-        print(f"redrive {name}", file=sys.stderr, flush=True)
     rows = run(work())
     columns = REDRIVE_COLUMNS if to is None else APPEND_COLUMNS
     if output is Output.JSON:

@@ -27,7 +27,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX, MessageBatch, decode_fetch
 from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
-from mansio.client.consumer.offset_resolution import resolve_start_offsets, resolve_stop_offsets
+from mansio.client.consumer.offset_resolution import (
+    check_start_position,
+    resolve_start_offsets,
+    resolve_stop_offsets,
+)
 from mansio.client.group.classic_member import GroupOptions
 from mansio.client.group.group_member import GroupMembership
 from mansio.client.tasks import log_client_failure
@@ -56,7 +60,8 @@ RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerOptions:
-    """Options of a consumer, described at `Client.consume`. Raises `ValueError` for invalid combinations."""
+    """Options of a consumer, described at `Client.consume`. Raises `ValueError` for invalid values and combinations,
+    `InvalidRequest` for a negative offset."""
 
     group: str | None = None
     from_: StartAt | Mapping[TopicPartition, int] = "earliest"
@@ -86,6 +91,7 @@ class ConsumerOptions:
             raise ValueError("auto_commit needs a group")
         if self.max_records is not None and self.max_records < 0:
             raise ValueError("max_records must not be negative")
+        check_start_position(self.from_)
 
     @property
     def commits_automatically(self) -> bool:

@@ -21,28 +21,38 @@ SPECIAL_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
 """ListOffsets timestamp of each start position that has a name."""
 
 
+def check_start_position(start: StartAt | Mapping[TopicPartition, int]) -> None:
+    """Raise `ValueError` for a string other than "earliest" and "latest" or a datetime without time zone, and
+    `InvalidRequest` for a negative offset."""
+    if isinstance(start, str):
+        if start not in SPECIAL_OFFSETS:
+            raise ValueError(
+                f"the start position must be 'earliest', 'latest', an offset or a datetime, not {start!r}"
+            )
+    elif isinstance(start, datetime):
+        milliseconds(start)
+    elif not isinstance(start, Mapping) and start < 0:
+        raise InvalidRequest(f"offset {start} is negative")
+
+
 async def resolve_start_offsets(
     cluster: Cluster, partitions: Iterable[TopicPartition], start: StartAt | Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """Offset of the position `start` in each partition.
 
     A time after the last record resolves to the log end offset; a partition that is missing in a mapping resolves to
-    its log start offset. Raises `ValueError` for a string other than "earliest" and "latest" or a datetime without time
-    zone, and `InvalidRequest` for a negative offset.
+    its log start offset. Raises the errors of `check_start_position`.
     """
+    check_start_position(start)
     wanted = list(partitions)
     if isinstance(start, Mapping):
         missing = await resolve_start_offsets(cluster, [p for p in wanted if p not in start], "earliest")
         return {**missing, **{p: start[p] for p in wanted if p in start}}
     if isinstance(start, str):
-        if start not in SPECIAL_OFFSETS:
-            raise ValueError(f"start must be 'earliest', 'latest', an offset or a datetime, not {start!r}")
         listed = await list_offsets(cluster, dict.fromkeys(wanted, SPECIAL_OFFSETS[start])) if wanted else {}
         return {partition: entry.offset for partition, entry in listed.items()}
     if isinstance(start, datetime):
         return await _offsets_at(cluster, wanted, milliseconds(start))
-    if start < 0:
-        raise InvalidRequest(f"offset {start} is negative")
     return dict.fromkeys(wanted, start)
 
 

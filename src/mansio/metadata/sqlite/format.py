@@ -61,6 +61,7 @@ _MODE: Final = slice(18, 20)
 _WAL_MODE: Final = b"\2\2"
 REVISION_SUFFIX: Final = ".revision"
 _REVISION = struct.Struct(">8sqI")
+FILE_MODE: Final = 0o640
 _REVISION_MAGIC: Final = b"MANSIORV"
 _NUMBERS = struct.Struct(">qqqi")
 _TOTALS = struct.Struct(">7q")
@@ -198,7 +199,7 @@ class RevisionFile:
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
-            self._descriptor = os.open(self._path, flags, 0o640)
+            self._descriptor = os.open(self._path, flags, FILE_MODE)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         if os.write(self._descriptor, data) < len(data):  # the content does not match its checksum now
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
@@ -257,6 +258,11 @@ def verify(path: str) -> int | None:
         raise StorageError(f"metadata {path}: {error.message}") from error
     except OSError as error:
         raise StorageError(f"metadata {path}: {error}") from error
+
+
+def create_empty_file(path: str) -> None:
+    """Create the metadata file with the permissions of a broker's files; SQLite gives its write-ahead log the same."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE))
 
 
 def _size(path: str) -> int:

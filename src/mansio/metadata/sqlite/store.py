@@ -39,6 +39,7 @@ from mansio.metadata.sqlite.format import (
     Totals,
     corrupt_error,
     create,
+    create_empty_file,
     entry_crc,
     event_crc,
     migrate,
@@ -120,6 +121,8 @@ class SqliteStore:
         database: sqlite3.Connection | None = None
         revision_file: RevisionFile | None = None
         try:
+            if found is None and not in_memory:
+                create_empty_file(path)
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
             database.execute("PRAGMA journal_mode=WAL")
