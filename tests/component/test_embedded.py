@@ -99,3 +99,29 @@ def test_topics_are_created_on_first_use_unless_that_is_turned_off(tmp_path: Pat
         pytest.raises(mansio.errors.UnknownTopicOrPartition),
     ):
         client.publish("misspelled", b"1")
+
+
+def test_files_are_readable_by_the_user_and_the_group_only(tmp_path: Path) -> None:
+    code = (
+        "import mansio, os, sys; os.umask(0o022)\n"
+        "with mansio.Broker(sys.argv[1]) as broker, mansio.blocking.connect(broker.address) as client:\n"
+        "    client.admin.create_topic('t'); client.publish('t', b'1')\n"
+        "    list(client.consume('t', group='g', to_end=True))\n"
+        "    for place, _, names in os.walk(sys.argv[1]):\n"
+        "        for path in [place, *(os.path.join(place, name) for name in names)]:\n"
+        "            print(oct(os.stat(path).st_mode & 0o777), os.path.isdir(path), path)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a" / "data")],
+        capture_output=True,
+        text=True,
+        timeout=scaled(30),
+        check=True,
+    ).stdout
+    assert "metadata.sqlite3-wal" in shown
+    wrong = [
+        line
+        for line in shown.splitlines()
+        if not line.startswith("0o750 True" if " True " in line else "0o640 False")
+    ]
+    assert wrong == []

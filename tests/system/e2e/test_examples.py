@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 EXAMPLE_DEADLINE_S = 60
 README_LINES_MAX = 150
+INSTALLS_FROM_AN_INDEX = re.compile(r"pip install [^`\n]*?(?<![\w./-])['\"]?mansio(?![\w\[./-])")
 BOOTSTRAP = "127.0.0.1:9092"
 
 
@@ -100,7 +101,7 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         "topic": "",
         "python": "b'2 apples' 2\n",
         "confluent": "b'",
-        "shell": "cid: 3 figs",
+        "shell": "cid: 3 figs\n",
     }
     found = examples("README.md")
     # The example with Spark runs in tests/system/spark/test_pipelines_document.py.
@@ -109,6 +110,21 @@ def test_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"
         assert words in outcome.output, f"{name}:\n{outcome.output}"
+        if name == "shell":
+            assert "no amount" in outcome.output.splitlines()[-1], outcome.output
+
+
+def test_no_document_installs_mansio_from_an_index() -> None:
+    """The name is another distribution's there. With an extra the command is right where a wheel is installed."""
+    listed = subprocess.check_output(
+        ["git", "ls-files", "*.md", "*.yml", "*.toml", "src/*.py"], cwd=ROOT, text=True
+    )
+    wrong = {
+        name: found
+        for name in listed.splitlines()
+        if (found := INSTALLS_FROM_AN_INDEX.findall((ROOT / name).read_text()))
+    }
+    assert wrong == {}
 
 
 def test_readme_is_short() -> None:

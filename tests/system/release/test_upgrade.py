@@ -94,15 +94,16 @@ def receive_all(client: mansio.client.blocking.Client, wanted: int) -> dict[str,
     return received
 
 
+@pytest.mark.parametrize("tail", ["\n", ", compressed\n", "\nneeds: views\n"])
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["serve", "--kafka", "127.0.0.1:0", "--data"], 1), (["data", "check"], 2)]
 )
 def test_directory_of_a_newer_format_is_refused_unchanged(
-    arguments: list[str], code: int, tmp_path: Path
+    arguments: list[str], code: int, tail: str, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
     (data / "topics").mkdir(parents=True)
-    (data / "format").write_text(f"mansio data directory, format {CURRENT_DATA_FORMAT + 1}\n")
+    (data / "format").write_text(f"mansio data directory, format {CURRENT_DATA_FORMAT + 1}{tail}")
     done = subprocess.run(
         [*mansio_command(), *arguments, "data"],
         cwd=tmp_path,
@@ -125,12 +126,13 @@ def test_damaged_format_marker_is_refused_and_a_missing_one_is_written(tmp_path:
         pass
     marker = tmp_path / "data" / "format"
     assert marker.read_text() == f"mansio data directory, format {CURRENT_DATA_FORMAT}\n"
-    marker.write_text("mansio data dir\0")
-    with (
-        pytest.raises(mansio.MansioError, match="format is damaged"),
-        mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0"),
-    ):
-        pass
+    for damaged in ("mansio data dir\0", f"mansio data directory, format {CURRENT_DATA_FORMAT}, with more\n"):
+        marker.write_text(damaged)
+        with (
+            pytest.raises(mansio.MansioError, match="format is damaged"),
+            mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0"),
+        ):
+            pass
     marker.unlink()
     with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0"):
         assert marker.exists()

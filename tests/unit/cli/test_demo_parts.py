@@ -12,7 +12,7 @@ from rich.console import Console
 
 from mansio.errors import MansioError
 from mansio_demo import flights
-from mansio_demo.console_output import mansio_command
+from mansio_demo.console_output import mansio_command, new_console, show_next
 from mansio_demo.proofs import Proof, read_report, show_proofs, write_report
 from mansio_demo.record_checker import Checker
 from support.paths import required_package
@@ -137,6 +137,15 @@ def test_what_to_try_next_can_be_typed_where_mansio_is_not_on_the_path(
     assert mansio_command() == "opt/venv/bin/mansio"
     (tmp_path / "mansio").touch(mode=0o755)
     assert mansio_command() == "mansio"
+
+
+def test_what_to_try_next_needs_no_file(capsys: pytest.CaptureFixture[str]):
+    show_next(new_console())
+    shown = capsys.readouterr().out
+    assert "serve --data ./data" in shown
+    assert "| " in shown
+    assert "produce orders" in shown
+    assert "<" not in shown
 
 
 def test_report_file_carries_the_table_from_one_command_to_the_next(tmp_path: Path) -> None:
