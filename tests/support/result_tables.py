@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,9 +11,22 @@ from pyspark.sql import types as spark_types
 
 from mansio.spark.result_table.data_file_writer import DataFileWriter, to_schema
 from mansio.spark.result_table.table import ResultTable, TableTarget, open_result_table
+from mansio.spark.result_table.upsert_plan import group_fields, live_files, plan_merge
+from mansio.spark.result_table.upsert_tasks import (
+    DELETE_COLUMN,
+    GROUP_COLUMN,
+    POSITION_COLUMN,
+    ROW_COLUMN,
+    MergeReport,
+    StageOptions,
+    group_names,
+    merge_group,
+    parse_stage_report,
+    stage_rows,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.spark.result_table.commit import QueryBatch
     from mansio.spark.result_table.data_file_writer import WrittenFile
@@ -67,3 +81,53 @@ def live_rows(table: ResultTable, columns: Sequence[str] = ("id", "name")) -> li
             aligned = to_schema(batch, schema)
             found += zip(*(aligned.column(name).to_pylist() for name in columns), strict=True)
     return sorted(found, key=repr)
+
+
+# -- upserts --------
+
+
+def upsert(
+    table: ResultTable,
+    batch: QueryBatch,
+    frame: pa.Table,
+    *,
+    batch_rows: int = 3,
+    small_bytes: int = 0,
+    between: Callable[[], object] = lambda: None,
+    dead_letters: ResultTable | None = None,
+) -> MergeReport:
+    """What the two jobs of an upsert and its commit do with the rows of a micro-batch. `between`: called after the
+    second job, before the commit."""
+    key, fields = table.key, group_fields(table.partition_by, table.key)
+    position = pa.array(range(frame.num_rows), pa.int64())
+    others = [frame[name].combine_chunks() for name in frame.column_names if name not in key]
+    is_tombstone = [all(not column[n].is_valid for column in others) for n in range(frame.num_rows)]
+    groups = group_names(
+        [one for _, one in fields], [frame[one.column].combine_chunks() for _, one in fields]
+    )
+    text = [json.dumps(row, default=str) for row in frame.to_pylist()]
+    rows = frame.append_column(GROUP_COLUMN, groups).append_column(POSITION_COLUMN, position)
+    rows = rows.append_column(DELETE_COLUMN, pa.array(is_tombstone, pa.bool_()))
+    rows = rows.append_column(ROW_COLUMN, pa.array(text, pa.string()))
+    rows = rows.sort_by([(name, "ascending") for name in (GROUP_COLUMN, *key, POSITION_COLUMN)])
+    options = StageOptions(
+        table.layout(), key, f"{batch.query}-{batch.batch}", dead_letters.layout() if dead_letters else None
+    )
+    (report,) = stage_rows(options, iter(rows.to_batches(max_chunksize=batch_rows)))
+    staged = parse_stage_report(report["report"][0].as_py())
+    table.refresh()
+    files = live_files(table.iceberg, fields, key[0])
+    before = frozenset(file.path for file in files)
+    items = plan_merge(staged.groups, files, small_bytes=small_bytes)
+    merged = [merge_group(table.layout(), key, "merged", item) for item in items]
+    between()
+    if dead_letters is not None and staged.dead_letters:
+        dead_letters.commit(batch, staged.dead_letters)
+    replaced = [path for one in merged for path in one.replaced]
+    added = [file for one in merged for file in one.files]
+
+    def is_current() -> bool:
+        return before == frozenset(file.path for file in live_files(table.iceberg, fields, key[0]))
+
+    table.commit(batch, added, replaced, is_current)
+    return MergeReport(tuple(replaced), tuple(added))

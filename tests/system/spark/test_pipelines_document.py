@@ -39,6 +39,8 @@ EXPECTED = {
     "run": "4 records",
     "delays.py": "",
     "run-table": "4 records in 1 batches, into table flights.delays",
+    "last.py": "",
+    "run-update": "4 records in 1 batches, into table flights.last",
     "archive": "4 records",
     "backfill": "mansio.late_flights: 2 rows of ",
     "union": "4 flights, archived and live",

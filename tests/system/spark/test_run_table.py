@@ -95,6 +95,7 @@ def table_of(job: PipelineJob) -> Table:
 
 
 @pytest.mark.full
+@pytest.mark.row("S0")
 def test_rows_are_in_the_table_once_after_a_batch_is_repeated_and_its_columns_follow_the_result(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:

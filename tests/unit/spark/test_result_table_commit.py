@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
@@ -22,6 +22,7 @@ from mansio.spark.result_table.commit import (
     with_batch,
 )
 from support.result_tables import append, live_rows, open_result, rows, write
+from support.tiers import examples
 
 
 def ids(table: object) -> list[int]:
@@ -161,6 +162,7 @@ STEPS = st.lists(
 )
 
 
+@settings(max_examples=examples(6, 40), deadline=None)
 @given(steps=STEPS)
 def test_any_history_of_crashes_and_repeats_adds_each_batch_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]

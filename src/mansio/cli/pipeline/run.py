@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 TRIGGER_INTERVAL_S: Final = 1.0
 TABLE_TRIGGER_INTERVAL_S: Final = 60.0
+KEYED_RECORDS_MAX: Final = 1_000_000
+"""Default maximum of records in a batch that is upserted: tasks hold the keys of a batch in memory."""
 
 
 class StartPosition(StrEnum):
@@ -43,8 +46,16 @@ class StartPosition(StrEnum):
     LATEST = "latest"
 
 
+class OnNullKey(StrEnum):
+    """What to do with rows without a key."""
+
+    SUSPEND = "suspend"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
+
+
 class OutputMode(StrEnum):
-    """Spark's output modes that a topic supports."""
+    """Spark's output modes that a target supports."""
 
     APPEND = "append"
     UPDATE = "update"
@@ -137,11 +148,40 @@ def run(
     ] = StartPosition.EARLIEST,
     records_max: Annotated[
         int | None,
-        typer.Option("--max-records", min=1, metavar="N", help="Maximum number of records in one batch."),
+        typer.Option(
+            "--max-records",
+            min=1,
+            metavar="N",
+            help="Maximum number of records in one batch. [default: none; 1000000 with --key]",
+        ),
     ] = None,
     mode: Annotated[
-        OutputMode, typer.Option("--mode", help="append: final rows; update: changed rows.")
+        OutputMode,
+        typer.Option(
+            "--mode",
+            help="append: final rows; update: changed rows, which into a table replace those of their --key.",
+        ),
     ] = OutputMode.APPEND,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="COLUMNS", help="Columns of the table's key, for --mode update."),
+    ] = None,
+    order_by: Annotated[
+        str | None,
+        typer.Option(
+            "--order-by",
+            metavar="COLUMNS",
+            help="Columns that decide which row of a key is the last in a batch. [default: the order of the rows]",
+        ),
+    ] = None,
+    on_null_key: Annotated[
+        OnNullKey,
+        typer.Option(
+            "--on-null-key",
+            help="Rows without a key: suspend ends the run; skip omits them; dead-letter writes them to the table"
+            " TABLE_dead_letters.",
+        ),
+    ] = OnNullKey.SUSPEND,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
@@ -166,8 +206,15 @@ def run(
     """
     if sum(one is not None for one in (to, to_table, to_path)) != 1:
         usage_error("give one of them", "--to / --to-table / --to-path")
-    if to_table is None and any((warehouse, partition_by, sort_by, rename_column)):
-        usage_error("they belong to --to-table", "--warehouse / --partition-by / --sort-by / --rename-column")
+    if to_table is None and any((warehouse, partition_by, sort_by, rename_column, key, order_by)):
+        usage_error(
+            "they belong to --to-table",
+            "--warehouse / --partition-by / --sort-by / --rename-column / --key / --order-by",
+        )
+    if to_path is not None and mode is OutputMode.UPDATE:
+        usage_error("files cannot be updated: use --to or --to-table", "--mode")
+    if to_table is not None and (mode is OutputMode.UPDATE) != (key is not None):
+        usage_error("rows are updated by key: give both --mode update and --key", "--mode / --key")
     settings = dict(parse_name_values(conf or (), "--conf"))
     options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
@@ -181,7 +228,12 @@ def run(
     directories = [SharedDirectory("checkpoint", location, "--checkpoint")]
     table = None
     if to_table is not None:
-        table = _table_target(to_table, warehouse, partition_by, sort_by, renames)
+        table = replace(
+            _table_target(to_table, warehouse, partition_by, sort_by, renames),
+            key=_column_names(key),
+            order_by=_column_names(order_by),
+            on_null_key=on_null_key.value,
+        )
     if warehouse is not None:
         directories.append(SharedDirectory("warehouse", warehouse, "--warehouse"))
     if to_path is not None:
@@ -213,7 +265,7 @@ def run(
             stops_when_caught_up=once,
             trigger_s=_default_trigger_s(to_table) if trigger is None else trigger,
             starting_offsets=start.value,
-            records_max=records_max,
+            records_max=records_max or (KEYED_RECORDS_MAX if key else None),
             output_mode=mode.value,
             options=options,
         )
@@ -244,6 +296,11 @@ def _table_target(
         sort_by=parse_sort_by(sort_by) if sort_by else (),
         renames=renames,
     )
+
+
+def _column_names(text: str | None) -> tuple[str, ...]:
+    """The names in a list that is separated by commas."""
+    return tuple(name.strip() for name in text.split(",")) if text else ()
 
 
 def _default_trigger_s(to_table: str | None) -> float:

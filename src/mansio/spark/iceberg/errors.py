@@ -49,3 +49,7 @@ class CommitConflict(ArchiveError):
 
 class IncompatibleSchema(ArchiveError):
     """The columns of a result cannot be written to the table."""
+
+
+class NullKey(ArchiveError):
+    """Rows of a batch have no key, and the pipeline ends at such rows."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TRIGGER_INTERVAL_S: Final = 1.0
+APPEND_MODE: Final = "append"
 POLL_INTERVAL_S: Final = 0.2
 STOP_WAIT_S_MAX: Final = 60.0
 """Maximum wait for the running batch when the run is stopped."""
@@ -97,7 +98,7 @@ class PipelineJob:
     starting_offsets: str = "earliest"
     records_max: int | None = None
     """Maximum number of records per batch; None: no limit."""
-    output_mode: str = "append"
+    output_mode: str = APPEND_MODE
     options: dict[str, str] = field(default_factory=dict)
     """Additional options of the source."""
 
@@ -153,6 +154,11 @@ def run_pipeline(
     """
     if sum(one is not None for one in (job.topic, job.table, job.path)) != 1:
         raise ConfigError("say where the result goes: into one topic, table or path")
+    is_update = job.output_mode != APPEND_MODE
+    if job.table is not None and is_update != bool(job.table.key):
+        raise ConfigError("update mode into a table needs the columns of its key, and append mode has none")
+    if job.path is not None and is_update:
+        raise ConfigError("files cannot be updated: write to a topic or table, or use append mode")
     build = dataframe_builder(job.file, job.inputs)
     inputs = _PipelineInputs(spark, job, sync_client(job.bootstrap_servers))
     try:
@@ -251,6 +257,7 @@ class _PipelineOutput:
         self, spark: SparkSession, job: PipelineJob, result: DataFrame, checkpoint: CheckpointDirectory
     ) -> None:
         """Open the table, if the target is one. Raises the errors of `open_result_table`."""
+        self._spark = spark
         self._job = job
         self._result = result
         self._checkpoint = checkpoint
@@ -283,16 +290,9 @@ class _PipelineOutput:
     def _writer(self) -> DataStreamWriter:
         job = self._job
         if job.topic is not None:
-            writer = (
-                to_record_columns(self._result)
-                .writeStream.format("mansio")
-                .options(**{"kafka.bootstrap.servers": job.bootstrap_servers}, topic=job.topic)
-            )
+            writer = _topic_writer(job, job.topic, to_record_columns(self._result))
         elif self.table is not None:
-            from mansio.spark.result_table.append_sink import AppendSink
-
-            sink = AppendSink(self.table, partial(query_id, self._checkpoint))
-            writer = self._result.writeStream.foreachBatch(sink)
+            writer = self._result.writeStream.foreachBatch(self._table_sink(self.table))
         else:
             writer = self._result.writeStream.format("parquet").option("path", job.path)
         return (
@@ -300,6 +300,39 @@ class _PipelineOutput:
             .outputMode(job.output_mode)
             .option("checkpointLocation", job.checkpoint)
         )
+
+    def _table_sink(self, table: ResultTable) -> Callable[[DataFrame, int], None]:
+        """The function that writes a batch to the table. Raises the errors of `open_result_table`."""
+        target = self._job.table
+        assert target is not None
+        query = partial(query_id, self._checkpoint)
+        if not target.key:
+            from mansio.spark.result_table.append_sink import AppendSink
+
+            return AppendSink(table, query)
+        from mansio.spark.result_table.table import open_dead_letter_table
+        from mansio.spark.result_table.upsert_sink import NULL_KEY_DEAD_LETTER, UpsertSink
+
+        dead_letters = None
+        if target.on_null_key == NULL_KEY_DEAD_LETTER:
+            dead_letters = open_dead_letter_table(target, spark_settings(self._spark))
+        return UpsertSink(
+            table, query, order_by=target.order_by, on_null_key=target.on_null_key, dead_letters=dead_letters
+        )
+
+
+def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStreamWriter:
+    """The writer to a topic. In update mode the batches are written by `foreachBatch`: Spark refuses update mode for a
+    sink in Python.
+    """
+    options = {"kafka.bootstrap.servers": job.bootstrap_servers, "topic": topic}
+    if job.output_mode == APPEND_MODE:
+        return records.writeStream.format("mansio").options(**options)
+
+    def write_batch(frame: DataFrame, batch_id: int) -> None:
+        frame.write.format("mansio").mode("append").options(**options, batchId=str(batch_id)).save()
+
+    return records.writeStream.foreachBatch(write_batch)
 
 
 def spark_settings(spark: SparkSession) -> dict[str, str]:

@@ -19,6 +19,17 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.table.sorting import SortField as IcebergSortField
 from pyiceberg.transforms import IdentityTransform, parse_transform
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    IntegerType,
+    LongType,
+    TimestampType,
+    TimestamptzType,
+)
+from pyiceberg.types import StringType as IcebergStringType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError
 from mansio.spark.iceberg.catalog import CATALOG_LOCK_ATTEMPTS_MAX, ArchiveTable, catalog_errors
@@ -48,13 +59,14 @@ from mansio.spark.result_table.table_schema import (
     to_iceberg_schema,
     write_schema,
 )
+from mansio.spark.result_table.upsert_plan import group_fields
+from mansio.spark.result_table.upsert_tasks import DEAD_LETTER_COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table
-    from pyspark.sql.types import StructType
 
     from mansio.spark.result_table.commit import BatchCommit, QueryBatch
     from mansio.spark.result_table.data_file_writer import WrittenFile
@@ -63,6 +75,17 @@ if TYPE_CHECKING:
 CREATED_PROPERTY: Final = "mansio.created-by"
 KEY_PROPERTY: Final = "mansio.key"
 """Table property with the columns of the key, as a JSON list, in tables into which pipelines upsert."""
+KEY_TYPES: Final = (
+    BooleanType,
+    IntegerType,
+    LongType,
+    IcebergStringType,
+    BinaryType,
+    DateType,
+    TimestampType,
+    TimestamptzType,
+)
+DEAD_LETTER_SUFFIX: Final = "_dead_letters"
 KEY_BUCKETS: Final = 16
 """Number of buckets of the key in a table that is created for upserts without a partition spec."""
 ORPHAN_GRACE_S: Final = 3600.0
@@ -90,6 +113,10 @@ class TableTarget:
     sort_by: tuple[SortField, ...] = ()
     key: tuple[str, ...] = ()
     """Columns of the key; rows are upserted. Empty: rows are appended."""
+    order_by: tuple[str, ...] = ()
+    """Columns that decide which row of a key is the last one in a batch."""
+    on_null_key: str = "suspend"
+    """What to do with rows without a key: `suspend`, `skip` or `dead-letter`."""
     renames: dict[str, str] = field(default_factory=dict)
     """Columns of the table to rename: old name to new name."""
 
@@ -191,7 +218,40 @@ def open_result_table(
         if found.changes:
             apply_changes(table, found.changes, wanted)
         _check_partition_types(found)
+        if target.key:
+            _check_key_types(found, target.key)
+            group_fields(found.partition_by, target.key)
+            _set_key(table, target.key)
     return found
+
+
+def open_dead_letter_table(target: TableTarget, spark_settings: Mapping[str, str]) -> ResultTable:
+    """Open or create the table for the rows without a key of a table: `TABLE_dead_letters`, with the columns `reason`
+    and `row`, the row as JSON. Raises the errors of `open_result_table`.
+    """
+    columns = StructType([StructField(name, StringType()) for name in DEAD_LETTER_COLUMNS])
+    return open_result_table(
+        TableTarget(f"{target.name}{DEAD_LETTER_SUFFIX}", target.warehouse), columns, spark_settings
+    )
+
+
+def _check_key_types(table: ResultTable, key: Sequence[str]) -> None:
+    schema = table.iceberg.schema()
+    for name in key:
+        found = schema.find_field(name).field_type
+        if not isinstance(found, KEY_TYPES):
+            raise ConfigError(
+                f"--key: column {name} is {found}; a key consists of integers, strings, binary, dates, timestamps or"
+                " booleans: cast it"
+            )
+
+
+def _set_key(table: Table, key: Sequence[str]) -> None:
+    """Store the key in a table that was created without one."""
+    text = json.dumps(key)
+    if table.properties.get(KEY_PROPERTY) != text:
+        with table.transaction() as transaction:
+            transaction.set_properties({KEY_PROPERTY: text})
 
 
 def apply_changes(table: Table, changes: SchemaChanges, wanted: Schema) -> None:
@@ -219,7 +279,12 @@ def check_target(table: ResultTable, target: TableTarget) -> None:
             raise ConfigError(
                 f"table {table.name} has another {option} ({has}): leave the option out, or write to another table"
             )
-    if target.key and table.key and target.key != table.key:
+    if table.key and not target.key:
+        raise ConfigError(
+            f"table {table.name} has the key {', '.join(table.key)}, and appended rows could have the same key: use"
+            f" --mode update --key {','.join(table.key)}, or write to another table"
+        )
+    if table.key and target.key != table.key:
         raise ConfigError(
             f"table {table.name} has the key {', '.join(table.key)}: give this --key, or write to another table"
         )
@@ -235,6 +300,7 @@ def _check_columns(target: TableTarget, wanted: Schema) -> None:
         ("--partition-by", [one.column for one in target.partition_by]),
         ("--sort-by", [one.column for one in target.sort_by]),
         ("--key", target.key),
+        ("--order-by", target.order_by),
     ):
         for column in columns:
             if column not in names:

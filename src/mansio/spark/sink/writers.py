@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
-SPARK_ADDED_OPTIONS = frozenset({"queryname"})
-"""Options that Spark itself adds to the options of a streaming writer, in lower case."""
+BATCH_ID_OPTION: Final = "batchId"
+"""Option of a batch query that `foreachBatch` runs: the id of the micro-batch, for the log."""
+ADDED_OPTIONS: Final = frozenset({"queryname", BATCH_ID_OPTION.lower()})
+"""Options, in lower case, that Spark or `mansio pipeline run` add to those of the user."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         """Raises `ConfigError` for invalid options, columns and modes."""
         self.options = checked_options(options, schema)
+        given = {name.lower(): text for name, text in options.items()}
+        self._batch_id = int(given.get(BATCH_ID_OPTION.lower(), NO_BATCH_ID))
         if overwrite:
             raise ConfigError("a topic cannot be overwritten, only appended to: use mode('append')")
 
@@ -62,10 +66,10 @@ class BatchWriter(DataSourceArrowWriter):
         return write_task(self.options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        WriteLogger().commit("", NO_BATCH_ID, _task_reports(messages))
+        WriteLogger().commit("", self._batch_id, _task_reports(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        WriteLogger().abort("", NO_BATCH_ID, _task_reports(messages))
+        WriteLogger().abort("", self._batch_id, _task_reports(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -92,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
     """Parse the sink's options, and check them and the columns. Raises `ConfigError`."""
     parsed = SinkOptions.parse(
-        {name: text for name, text in options.items() if name.lower() not in SPARK_ADDED_OPTIONS}
+        {name: text for name, text in options.items() if name.lower() not in ADDED_OPTIONS}
     )
     if parsed.acks == 0:
         raise ConfigError(
