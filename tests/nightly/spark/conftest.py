@@ -5,7 +5,15 @@ from system.spark.conftest import (
     pytest_collection_modifyitems,
     pytest_configure,
     spark,
+    spark_cluster,
     topic_name,
 )
 
-__all__ = ["broker_process", "pytest_collection_modifyitems", "pytest_configure", "spark", "topic_name"]
+__all__ = [
+    "broker_process",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "spark",
+    "spark_cluster",
+    "topic_name",
+]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from support.spark_cluster import SparkCluster
     from system.spark.streams import Streams
 
 JVM_OPTIONS = (
@@ -72,6 +73,18 @@ def spark() -> Iterator[SparkSession]:
     # The JVM ends with this process. It need not be told, object by object, what Python's collector finds at the end:
     # a run once waited minutes for its answer to that.
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def spark_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """The one standalone cluster of two workers."""
+    from support.spark_cluster import SparkCluster
+
+    cluster = SparkCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(scope="session")

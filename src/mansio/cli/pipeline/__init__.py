@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mansio.cli.support.common import print_error, usage_error
+from mansio.cli.support.common import parse_name_values, print_error, usage_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,6 +48,10 @@ RemoteOption = Annotated[
         help="Spark Connect server, such as sc://host:15002, instead of a master.",
     ),
 ]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
+]
 SkipCheckOption = Annotated[
     bool,
     typer.Option(
@@ -65,7 +69,7 @@ def start_session(
     bootstrap_servers: str | None = None,
     directories: Sequence[SharedDirectory] = (),
     skip_check: bool = False,
-    **settings: str,
+    conf: Sequence[str] | None = None,
 ) -> SparkSession:
     """A Spark session for a command. On a cluster, brokers and shared directories are checked on every worker; each
     problem is printed as one line, and the exit code is 1.
@@ -80,7 +84,7 @@ def start_session(
     before = os.environ.get(SAFE_PATH_VARIABLE)
     os.environ[SAFE_PATH_VARIABLE] = "1"
     try:
-        spark = session(master, name, remote=remote, **settings)
+        spark = session(master, name, remote=remote, **dict(parse_name_values(conf or (), "--conf")))
     finally:
         if before is None:
             del os.environ[SAFE_PATH_VARIABLE]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import (
     CatalogOption,
     WarehouseOption,
@@ -78,6 +78,7 @@ def archive(
     metrics: MetricsOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
+    conf: ConfOption = None,
     skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -115,6 +116,7 @@ def archive(
             bootstrap_servers=bootstrap_servers,
             directories=[SharedDirectory("warehouse", warehouse, "--warehouse")],
             skip_check=skip_check,
+            conf=conf,
         )
         stop_signals.install()
 

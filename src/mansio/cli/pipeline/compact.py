@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import (
     CatalogOption,
     WarehouseOption,
@@ -32,6 +32,7 @@ def compact(
     catalog: CatalogOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
+    conf: ConfOption = None,
     skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -50,6 +51,7 @@ def compact(
         remote=remote,
         directories=[SharedDirectory("warehouse", warehouse, "--warehouse")],
         skip_check=skip_check,
+        conf=conf,
     )
     from mansio.spark.jobs.compact import compact as run_compaction
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table, text_or_base64
 
@@ -37,6 +37,7 @@ def hot_keys(
     ] = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
+    conf: ConfOption = None,
     skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -58,6 +59,7 @@ def hot_keys(
         remote=remote,
         bootstrap_servers=bootstrap_servers,
         skip_check=skip_check,
+        conf=conf,
     )
     from mansio.spark.jobs.hot_keys import assess_skew, count_topic, hot_key_charts, render_svg
 

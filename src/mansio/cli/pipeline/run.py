@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import print_open_elsewhere
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
@@ -186,10 +186,7 @@ def run(
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
     ] = None,
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
-    ] = None,
+    conf: ConfOption = None,
     metrics: MetricsOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
@@ -215,7 +212,6 @@ def run(
         usage_error("files cannot be updated: use --to or --to-table", "--mode")
     if to_table is not None and (mode is OutputMode.UPDATE) != (key is not None):
         usage_error("rows are updated by key: give both --mode update and --key", "--mode / --key")
-    settings = dict(parse_name_values(conf or (), "--conf"))
     options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
     renames = dict(parse_name_values(rename_column or (), "--rename-column"))
@@ -247,7 +243,7 @@ def run(
             bootstrap_servers=bootstrap_servers,
             directories=directories,
             skip_check=skip_check,
-            **settings,
+            conf=conf,
         )
         stop_signals.install()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, show_table
 from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes
@@ -64,6 +64,7 @@ def schema_check(
     ] = Compatibility.FULL,
     master: MasterOption = None,
     remote: RemoteOption = None,
+    conf: ConfOption = None,
     skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
@@ -88,6 +89,7 @@ def schema_check(
             remote=remote,
             bootstrap_servers=bootstrap_servers,
             skip_check=skip_check,
+            conf=conf,
         )
         _check_records(spark, target, loaded, quarantine, output, bootstrap_servers)
 

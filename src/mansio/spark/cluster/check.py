@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-EXECUTORS_TIMEOUT_S: Final = 60.0
+EXECUTORS_TIMEOUT_S: Final = 120.0
 """Maximum wait for the first executor."""
-ANSWER_TIMEOUT_S: Final = 120.0
+ANSWER_TIMEOUT_S: Final = 180.0
 """Maximum wait for the reports of the workers that have executors."""
 ROUNDS_MAX: Final = 3
 """Maximum number of queries: an executor may register, or get no task, while one runs."""

@@ -62,11 +62,8 @@ LOCAL_SETTINGS = {
 }
 """Settings of a local session: little memory, no web UI, loopback address only."""
 
-CLUSTER_SETTINGS = {
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-}
-"""Settings of a session on a cluster: as little output as a local one."""
+CLUSTER_SETTINGS = {"spark.ui.showConsoleProgress": "false"}
+"""Settings of a session on a cluster: no progress bars between the lines of a command."""
 
 REMOTE_VARIABLE: Final = "SPARK_REMOTE"
 """Environment variable with the address of a Spark Connect server, as in PySpark."""
@@ -83,7 +80,11 @@ appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = spark: %p %c{1}: %m%n
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
 """
+"""Configuration of log4j. Without a level of its own for Spark's gateway, Spark sets that of all loggers to WARN, and
+prints lines about it."""
 
 
 class ConnectFailed(MansioError):
