@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,9 +40,15 @@ def test_a_program_with_a_loop_of_its_own_keeps_it(tmp_path: Path) -> None:
         assert asyncio.get_running_loop() is before
         return values
 
-    policy = asyncio.get_event_loop_policy()
+    policy = event_loop_policy()
     assert asyncio.run(program()) == [b"one", b"x" * 300_000, b"three"]
-    assert asyncio.get_event_loop_policy() is policy
+    assert event_loop_policy() is policy
+
+
+def event_loop_policy() -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14
+        return asyncio.get_event_loop_policy()
 
 
 def test_two_brokers_in_one_process_do_not_meet(tmp_path: Path) -> None:
