@@ -9,7 +9,7 @@ Invariants:
   later requests would be even later.
 * When a waiter is cancelled, its request stays in flight and the response is discarded.
 * There is one timer for all requests, set to the earliest deadline.
-* A response frame is a copy that the waiter owns, unless `ConnectionOptions.frames_are_views` is set.
+* The waiter owns a response frame, unless `ConnectionOptions.frames_are_views` is set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mansio.version import __version__
 from mansio.wire import headers
 from mansio.wire.api_versions import SUPPORTED_APIS, ApiKey
 from mansio.wire.codec import messages
-from mansio.wire.framing import FrameReader
+from mansio.wire.framing import ATTACHED_FRAME_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
     import ssl
@@ -56,6 +56,8 @@ class ConnectionOptions:
     """Whether response frames are views of the receive buffer, valid until the next read, instead of copies. For
     callers that receive large responses, have one request in flight, and finish with a response before they send the
     next request."""
+    detaches_large_frames: bool = False
+    """Whether a large response frame is a view of a buffer of its own instead of a copy; the waiter may keep it."""
 
 
 DEFAULT_OPTIONS = ConnectionOptions()
@@ -93,7 +95,15 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the connection was closed or lost."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(options.frame_bytes_max)
+        self._reader = FrameReader(
+            options.frame_bytes_max, detaches_large_frames=options.detaches_large_frames
+        )
+        self._copied_bytes_max = options.frame_bytes_max
+        """Size up to which a response frame is copied for its waiter."""
+        if options.frames_are_views:
+            self._copied_bytes_max = -1
+        elif options.detaches_large_frames:
+            self._copied_bytes_max = ATTACHED_FRAME_BYTES_MAX
         self._waiting: dict[int, tuple[Waiter, float]] = {}
         """Correlation id -> (waiter, deadline)."""
         self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
@@ -167,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         framed = messages.encode_request(api_key, version, correlation_id, self.options.client_id, fields)
         frame = await self.exchange((framed,), correlation_id, timeout_ms=timeout_ms)
         _, position = headers.read_response_header(api_key, version, frame)
-        return messages.decode_response(api_key, version, frame[position:])
+        return messages.decode_response(api_key, version, bytes(frame[position:]))
 
     def next_correlation_id(self) -> int:
         """Allocate the correlation id of the next request."""
@@ -241,7 +251,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._in_flight -= 1
                 waiter = waiting[0]
                 if not waiter.done():
-                    waiter.set_result(cast("bytes", frame) if self.options.frames_are_views else bytes(frame))
+                    is_copied = len(frame) <= self._copied_bytes_max
+                    waiter.set_result(bytes(frame) if is_copied else cast("bytes", frame))
         except MansioError as error:
             self._fail_requests(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
         if self._backlog:

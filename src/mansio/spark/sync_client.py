@@ -111,7 +111,9 @@ def close_sync_clients() -> None:
 async def _open(bootstrap_servers: str) -> Cluster:
     cluster = Cluster(
         bootstrap_servers,
-        options=ConnectionOptions(CLIENT_ID, CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS),
+        options=ConnectionOptions(
+            CLIENT_ID, CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, detaches_large_frames=True
+        ),
         auto_create_topics=False,
     )
     try:

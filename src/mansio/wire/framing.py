@@ -7,10 +7,10 @@ connection, which is kept while large frames continue to arrive.
 
 Invariants:
 * Memory grows with the received bytes, not with the announced length: a peer that announces 100 MB and sends 10 bytes
-  occupies 10 bytes.
+  occupies 10 bytes; at most `DETACHED_FRAME_BYTES_MAX` with `detaches_large_frames`.
 * The frames do not depend on the sizes of the reads in which their bytes arrive.
 * A view is valid until the next `get_buffer` of any reader that shares the scratch buffer, that is, until the next
-  read.
+  read. With `detaches_large_frames`, a view of a frame that exceeds the scratch buffer is valid as long as it is used.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ PARTIAL_FRAME_BYTES_MAX: Final = 16 * 1024
 private buffer."""
 IDLE_BUFFER_BYTES_MAX: Final = 2 * 1024 * 1024
 """Largest private buffer that a connection keeps between two frames."""
+ATTACHED_FRAME_BYTES_MAX: Final = SCRATCH_BUFFER_BYTES - 4
+"""Size of the largest frame that `detaches_large_frames` does not concern."""
+DETACHED_FRAME_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A detached frame up to this size gets a buffer of its announced length at once; a larger one gets there by doubling.
+"""
 SHRINK_AFTER_READS: Final = 64
 """A private buffer is released after this many reads in a row that used less than a quarter of it."""
 
@@ -42,13 +47,26 @@ class FrameReader:
     """Splits one connection's byte stream into frames of at most `frame_bytes_max`, without the length.
 
     `scratch`: buffer from `new_scratch_buffer` that other readers on the same event loop use as well; with None, the
-    reader allocates one for itself.
+    reader allocates one for itself. `detaches_large_frames`: a frame that exceeds the scratch buffer gets a buffer of
+    its own, which the caller keeps, so that it needs no copy.
     """
 
-    __slots__ = ("_end", "_partial", "_scratch", "_start", "_underused_reads", "_view", "frame_bytes_max")
+    __slots__ = (
+        "_detaches",
+        "_end",
+        "_partial",
+        "_scratch",
+        "_start",
+        "_underused_reads",
+        "_view",
+        "frame_bytes_max",
+    )
 
-    def __init__(self, frame_bytes_max: int, scratch: memoryview | None = None) -> None:
+    def __init__(
+        self, frame_bytes_max: int, scratch: memoryview | None = None, *, detaches_large_frames: bool = False
+    ) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self._detaches = detaches_large_frames
         self._scratch = new_scratch_buffer() if scratch is None else scratch
         self._view = self._scratch  # or a private buffer
         self._partial = (
@@ -105,7 +123,10 @@ class FrameReader:
                 break
             frames.append(view[start + 4 : stop])
             start = stop
-        if view is self._scratch:
+        if self._detaches and start == end == len(view) > SCRATCH_BUFFER_BYTES:
+            self._use_scratch(b"")
+            start = end = 0
+        elif view is self._scratch:
             if start == end:
                 self._partial = b""
                 start = end = 0
@@ -137,7 +158,7 @@ class FrameReader:
         else:
             (length,) = _LENGTH.unpack_from(partial)
             self._partial = b""
-            self._allocate_private(partial, max(min(2 * size, 4 + length), SCRATCH_BUFFER_BYTES))
+            self._allocate_private(partial, max(self._grown(2 * size, 4 + length), SCRATCH_BUFFER_BYTES))
         return size
 
     def _get_private(self) -> memoryview:
@@ -153,10 +174,14 @@ class FrameReader:
             self._start, self._end = 0, end - start
             end = self._end
         if end == len(view):
-            # Double the size, but not beyond the frame being received.
             (length,) = _LENGTH.unpack_from(view)
-            self._allocate_private(view, min(max(2 * end, SCRATCH_BUFFER_BYTES), 4 + length))
+            self._allocate_private(view, self._grown(max(2 * end, SCRATCH_BUFFER_BYTES), 4 + length))
         return self._view[end:]
+
+    def _grown(self, doubled: int, needed: int) -> int:
+        """The next capacity of a private buffer: the doubled size, but not beyond the frame being received, which
+        takes `needed` bytes."""
+        return needed if self._detaches and needed <= DETACHED_FRAME_BYTES_MAX else min(doubled, needed)
 
     def _should_release(self, used: int) -> bool:
         """Whether to release the private buffer between two frames. `used`: bytes that the last frame needed."""

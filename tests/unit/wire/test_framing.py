@@ -8,6 +8,7 @@ import pytest
 
 from mansio.errors import FrameTooLarge
 from mansio.wire.framing import (
+    ATTACHED_FRAME_BYTES_MAX,
     IDLE_BUFFER_BYTES_MAX,
     PARTIAL_FRAME_BYTES_MAX,
     SCRATCH_BUFFER_BYTES,
@@ -67,6 +68,26 @@ def test_whole_frame_in_one_read_is_not_copied() -> None:
     (frame,) = reader.buffer_updated(8)
     room[4:8] = b"wxyz"
     assert frame == b"wxyz"
+
+
+def test_large_frames_are_detached_and_stay_valid() -> None:
+    random = Random(5)
+    sizes = [10, ATTACHED_FRAME_BYTES_MAX, ATTACHED_FRAME_BYTES_MAX + 1, 3, 9 << 20, 100_000, 20_000, 400_000]
+    frames = [random.randbytes(size) for size in (*sizes, *random.sample(sizes[1:], k=5))]
+    stream = b"".join(map(framed, frames))
+    reader = FrameReader(LIMIT, detaches_large_frames=True)
+    found: list[bytes | memoryview] = []
+    while stream:
+        room = reader.get_buffer(65536)
+        count = min(len(room), len(stream), random.randrange(1, random.choice((20_000, 3_000_000))))
+        room[:count] = stream[:count]
+        stream = stream[count:]
+        found += [
+            frame if len(frame) > ATTACHED_FRAME_BYTES_MAX else bytes(frame)
+            for frame in reader.buffer_updated(count)
+        ]
+    assert found == frames
+    assert reader.private_buffer_bytes == 0
 
 
 def test_views_are_valid_until_the_next_get_buffer() -> None:
