@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 
 Element = TypeVar("Element", bound=np.generic)
 
-INLINE_BYTES_MAX: Final = 12
-"""Maximum length of a value that is stored in the binary view itself (Arrow's columnar format)."""
-
-_WORD_BITS: Final = np.uint64(32)
-_FIRST_MASKS: Final = np.array([(1 << 8 * min(size, 4)) - 1 for size in range(13)], np.uint32)
-_SECOND_MASKS: Final = np.array([(1 << 8 * max(size - 4, 0)) - 1 for size in range(13)], np.uint64)
-"""By length of an inline value: masks of the bits that it uses in the first four bytes and in the next eight."""
+OFFSET_32_BYTES_MAX: Final = (1 << 31) - 1
+"""Size of the largest buffer of a `binary` array, whose offsets have 32 bits."""
 
 
 def binary_offsets(column: pa.Array) -> NDArray[np.int32]:
@@ -44,75 +39,43 @@ def binary_lengths(column: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.bool
     return lengths, null
 
 
-def unaligned_words(buffer: bytes | memoryview) -> NDArray[np.uint32]:
-    """An array of little-endian 32-bit words. Element n starts at byte n of `buffer`, so one array access reads any
-    four bytes. The words share the memory of the buffer.
-    """
-    return np.ndarray((max(len(buffer) - 3, 0),), "<u4", buffer=buffer, strides=(1,))
-
-
 class BinaryColumnBuilder:
-    """Builder of a binary column from positions in several buffers.
-
-    Values are added as views (Arrow's `binary_view`) of the original bytes; `column` copies them once.
-    """
+    """Builder of a binary column from positions in several buffers. The values of a column are copied once if they are
+    in one buffer, else twice."""
 
     def __init__(self) -> None:
-        self._views: list[NDArray[np.uint64]] = []
-        self._nulls: list[NDArray[np.bool_] | None] = []
-        self._buffers: list[pa.Buffer] = []
+        self._parts: list[pa.Array] = []
 
-    def add(
-        self,
-        raw: pa.Buffer,
-        words: NDArray[np.uint32],
-        start: NDArray[np.int64],
-        length: NDArray[np.int64],
-    ) -> None:
+    def add(self, raw: pa.Buffer, start: NDArray[np.int64], length: NDArray[np.int64]) -> None:
         """Add one value for each element of `start` and `length`: its position in `raw` and its size in bytes, -1 for
-        null. `words` is `unaligned_words(raw)`. `raw` must have at least 12 bytes after the start of the last value.
+        null. The values are in ascending order and do not overlap.
+
+        The values and the bytes between them are the elements of one Arrow array without a copy; `take` copies every
+        second one.
         """
-        shortest, longest = int(length.min(initial=0)), int(length.max(initial=0))
-        null = length < 0 if shortest < 0 else None
-        size = length if null is None else np.maximum(length, 0)
-        views = np.empty((len(start), 2), np.uint64)
-        first, second_half = words[start], start.view(np.uint64) << _WORD_BITS
-        second_half |= np.uint64(len(self._buffers))
-        if longest <= INLINE_BYTES_MAX or (size <= INLINE_BYTES_MAX).any():
-            row = (
-                min(longest, INLINE_BYTES_MAX) if shortest == longest else np.minimum(size, INLINE_BYTES_MAX)
-            )
-            first &= _FIRST_MASKS[row]
-            inline = words[start + 4].astype(np.uint64)
-            if longest > 8:
-                inline |= words[start + 8].astype(np.uint64) << _WORD_BITS
-            inline &= _SECOND_MASKS[row]
-            second_half = (
-                inline
-                if longest <= INLINE_BYTES_MAX
-                else np.where(size <= INLINE_BYTES_MAX, inline, second_half)
-            )
-        views[:, 0] = size.view(np.uint64) | first.astype(np.uint64) << _WORD_BITS
-        views[:, 1] = second_half
-        self._views.append(views)
-        self._nulls.append(null)
-        self._buffers.append(raw)
+        count = len(start)
+        if not count:
+            return
+        is_small = raw.size <= OFFSET_32_BYTES_MAX
+        edges = np.empty(2 * count, np.int32 if is_small else np.int64)
+        edges[0::2] = start
+        null = length < 0 if length.min() < 0 else None
+        np.add(start, length if null is None else np.maximum(length, 0), out=edges[1::2], casting="unsafe")
+        kind = pa.binary() if is_small else pa.large_binary()
+        alternating = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(edges), raw])
+        values = alternating.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
+        if null is not None:
+            validity = pa.py_buffer(np.packbits(~null, bitorder="little"))
+            values = pa.Array.from_buffers(kind, count, [validity, *values.buffers()[1:]])
+        self._parts.append(values if is_small else values.cast(pa.binary()))
 
     def column(self, kind: pa.DataType) -> pa.Array:
         """All added values as a column of type `binary` or `string` (`kind`). Raises `pa.ArrowInvalid` for a string
         that is not UTF-8.
         """
-        views, validity = concatenate(self._views), None
-        if any(null is not None for null in self._nulls):
-            valid = [
-                np.ones(len(part), np.bool_) if null is None else ~null
-                for part, null in zip(self._views, self._nulls, strict=True)
-            ]
-            validity = pa.py_buffer(np.packbits(concatenate(valid), bitorder="little"))
-        rows = pa.Array.from_buffers(
-            pa.binary_view(), len(views), [validity, pa.py_buffer(views), *self._buffers]
-        )
-        column = rows.cast(pa.binary())
+        if not self._parts:
+            return pa.array([], kind)
+        column = self._parts[0] if len(self._parts) == 1 else pa.concat_arrays(self._parts)
         return column if kind == pa.binary() else column.cast(kind)
 
 

@@ -187,7 +187,7 @@ def _build_column(
                 if name == "key"
                 else (index.value_start, index.value_length)
             )
-            rows.add(index.raw, index.words, start, length)
+            rows.add(index.raw, start, length)
         return rows.column(kind)
     if name == "offset":
         return pa.array(concatenate([index.offset for _, index in parts]))
@@ -259,8 +259,8 @@ def _add_headers(
     index: RecordIndex, names: BinaryColumnBuilder, values: BinaryColumnBuilder
 ) -> NDArray[np.int64]:
     """Add the names and values of all headers to the builders; returns the number of headers of each record."""
-    words, end = index.words, index.end
-    count, position = read_varints(words, index.headers_start)
+    data, end = index.data, index.end
+    count, position = read_varints(data, index.headers_start)
     if (count < 0).any() or (count > (end - position) >> 1).any():  # a header takes at least two bytes
         raise InvalidRecord("more headers than fit in a record")
     if count.any():
@@ -272,19 +272,19 @@ def _add_headers(
         rank = 0
         while rows.size:
             at = first[rows] + rank
-            name_length[at], name_start[at] = length, start = read_varints(words, position[rows])
+            name_length[at], name_start[at] = length, start = read_varints(data, position[rows])
             if (length < 0).any():
                 raise InvalidRecord("a record header without a name")
             _check_bounds(start, length, end[rows])
-            value_length[at], value_start[at] = length, start = read_varints(words, start + length)
+            value_length[at], value_start[at] = length, start = read_varints(data, start + length)
             if (length < -1).any():
                 raise InvalidRecord(f"a length of {length.min()} in a record")
             _check_bounds(start, length, end[rows])
             position[rows] = start + np.maximum(length, 0)
             rank += 1
             rows = rows[count[rows] > rank]
-        names.add(index.raw, words, name_start, name_length)
-        values.add(index.raw, words, value_start, value_length)
+        names.add(index.raw, name_start, name_length)
+        values.add(index.raw, value_start, value_length)
     if (position != end).any():
         raise InvalidRecord("a record's length does not match its content")
     return count

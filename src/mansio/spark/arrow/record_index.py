@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 
 from mansio.errors import InvalidRecord
-from mansio.spark.arrow.binary import unaligned_words
 from mansio.spark.arrow.varints import read_varints
 from mansio.wire.batch.record_batch import RECORD_BYTES_MIN
 
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 
     from mansio.wire.batch.record_batch import BatchHeader
 
-PADDING_BYTES: Final = 16
-"""Padding after the last record of a buffer, so that four-byte words can be read up to its end."""
+PADDING_BYTES: Final = 1
+"""Minimum padding after the last record of a buffer, because `read_varints` reads a byte more than it needs."""
 
 _EQUAL_RUN_RECORDS_MIN: Final = 24
 """Minimum number of consecutive records of equal length that are located without a loop."""
@@ -64,12 +63,12 @@ class BatchBuffer:
 class RecordIndex(NamedTuple):
     """Arrays with one element per record: its offset, and the positions of its fields in the buffer.
 
-    `raw` is the buffer, `words` is `unaligned_words` of it. A length of -1 is null. The encoded headers, including
+    `raw` is the buffer, `data` its bytes. A length of -1 is null. The encoded headers, including
     their count, are in [`headers_start`, `end`).
     """
 
     raw: pa.Buffer
-    words: NDArray[np.uint32]
+    data: NDArray[np.uint8]
     offset: NDArray[np.int64]
     timestamp_delta_ms: NDArray[np.int64]
     batch: NDArray[np.int64]
@@ -83,27 +82,27 @@ class RecordIndex(NamedTuple):
 
     def rows(self, begin: int, end: int) -> RecordIndex:
         """The index of the records [begin, end)."""
-        return RecordIndex(self.raw, self.words, *(column[begin:end] for column in self[2:]))
+        return RecordIndex(self.raw, self.data, *(column[begin:end] for column in self[2:]))
 
 
 def build_record_index(batches: BatchBuffer) -> RecordIndex:
     """Locate all records of the batches. Raises `InvalidRecord` for invalid lengths, positions or offsets."""
-    words = unaligned_words(batches.data)
+    data = np.frombuffer(batches.data, np.uint8)
     try:
-        return _build_record_index(batches, words)
+        return _build_record_index(batches, data)
     except IndexError as error:
         raise InvalidRecord("a record is longer than its batch") from error
 
 
-def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> RecordIndex:
-    size = len(batches.data)
+def _build_record_index(batches: BatchBuffer, data: NDArray[np.uint8]) -> RecordIndex:
+    size = len(data)
     counts = np.array([header.record_count for header in batches.headers], np.int64)
     last = np.cumsum(counts) - 1
-    body, end = _find_records(batches, words, counts, last)
-    timestamp_delta_ms, position = read_varints(words, body + 1)  # one byte of attributes, unused
-    offset_delta, position = read_varints(words, position)
-    key_length, key_start = read_varints(words, position)
-    value_length, value_start = read_varints(words, key_start + np.maximum(key_length, 0))
+    body, end = _find_records(batches, data, counts, last)
+    timestamp_delta_ms, position = read_varints(data, body + 1)  # one byte of attributes, unused
+    offset_delta, position = read_varints(data, position)
+    key_length, key_start = read_varints(data, position)
+    value_length, value_start = read_varints(data, key_start + np.maximum(key_length, 0))
     headers_start = value_start + np.maximum(value_length, 0)
     for length in (key_length, value_length):
         if length.min() < -1:
@@ -127,7 +126,7 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
     raw = pa.py_buffer(batches.data)
     return RecordIndex(
         raw,
-        words,
+        data,
         offset,
         timestamp_delta_ms,
         batch,
@@ -141,16 +140,16 @@ def _build_record_index(batches: BatchBuffer, words: NDArray[np.uint32]) -> Reco
 
 
 def _find_records(
-    batches: BatchBuffer, words: NDArray[np.uint32], counts: NDArray[np.int64], last: NDArray[np.int64]
+    batches: BatchBuffer, data: NDArray[np.uint8], counts: NDArray[np.int64], last: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(position after the length field of each record, end of each record)."""
     spans = batches.spans
-    parts = _candidate_starts(batches, words)
+    parts = _candidate_starts(batches, data)
     starts = np.concatenate(parts)
     starts += np.repeat(np.array([begin for begin, _ in spans], np.int64), counts)
     stops = np.array([stop for _, stop in spans], np.int64)
     try:
-        body, end, mismatched = _record_ends(words, starts, last, stops)
+        body, end, mismatched = _record_ends(data, starts, last, stops)
     except (InvalidRecord, IndexError):  # a wrong candidate need not be a valid varint
         mismatched = np.arange(len(starts))
     if mismatched.size:
@@ -158,13 +157,13 @@ def _find_records(
             begin, stop = spans[batch]
             rows = slice(int(last[batch] - counts[batch]) + 1, int(last[batch]) + 1)
             starts[rows] = walk_records(memoryview(batches.data)[begin:stop], int(counts[batch])) + begin
-        body, end, mismatched = _record_ends(words, starts, last, stops)
+        body, end, mismatched = _record_ends(data, starts, last, stops)
         if mismatched.size:
             raise InvalidRecord("a record of a negative length")
     return body, end
 
 
-def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[NDArray[np.int64]]:
+def _candidate_starts(batches: BatchBuffer, data: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
     """The positions of the records of each batch relative to its begin. They are candidates, which must be verified."""
     view = memoryview(batches.data)
     shapes = [
@@ -177,7 +176,7 @@ def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[N
     if to_walk * _SCANNED_BYTES_PER_WALKED_RECORD > len(view) and not _begins_with_equal_lengths(
         view, batches.spans[0], shapes[0][1]
     ):
-        boundaries = find_record_boundaries(view, words)
+        boundaries = find_record_boundaries(data)
     if boundaries is not None:
         edges = np.searchsorted(
             boundaries, np.array([(begin + 1, stop) for begin, stop in batches.spans])
@@ -186,7 +185,7 @@ def _candidate_starts(batches: BatchBuffer, words: NDArray[np.uint32]) -> list[N
     for number, (shape, (begin, stop)) in enumerate(zip(shapes, batches.spans, strict=True)):
         positions = known.get(shape)
         if positions is None and boundaries is not None:
-            positions = _select_starts(words, boundaries[slice(*edges[number])], (begin, stop), shape[1])
+            positions = _select_starts(data, boundaries[slice(*edges[number])], (begin, stop), shape[1])
         if positions is None:
             positions = known[shape] = walk_records(view[begin:stop], shape[1])
         parts.append(positions)
@@ -203,7 +202,7 @@ def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: i
 
 
 def _select_starts(
-    words: NDArray[np.uint32], boundaries: NDArray[np.int64], span: tuple[int, int], count: int
+    data: NDArray[np.uint8], boundaries: NDArray[np.int64], span: tuple[int, int], count: int
 ) -> NDArray[np.int64] | None:
     """Select the positions of `count` records among the boundaries that were found in a batch; None if there are not
     exactly so many.
@@ -212,7 +211,7 @@ def _select_starts(
     positions = np.concatenate((np.array([begin]), boundaries))
     if len(positions) > count:  # a false boundary does not lead to another one
         try:
-            length, body = read_varints(words, positions)
+            length, body = read_varints(data, positions)
         except InvalidRecord:
             return None
         follows = np.append(positions[1:], stop)
@@ -222,13 +221,13 @@ def _select_starts(
 
 
 def _record_ends(
-    words: NDArray[np.uint32],
+    data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     last: NDArray[np.int64],
     stops: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(position after the length field of each record, its expected end, indexes of records that do not end there)."""
-    length, body = read_varints(words, starts)
+    length, body = read_varints(data, starts)
     end = np.empty_like(starts)
     end[:-1] = starts[1:]
     end[last] = stops
@@ -326,16 +325,16 @@ _BYTES_PER_CANDIDATE_MIN: Final = 8
 """Minimum mean distance of candidates; data with more candidates contains too many false boundaries."""
 
 
-def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) -> NDArray[np.int64] | None:
+def find_record_boundaries(data: NDArray[np.uint8]) -> NDArray[np.int64] | None:
     """Positions in `data` at which a record of less than 8 KiB seems to begin after a record without headers. The
     result must be verified. None if there are too many candidates.
 
     A record begins with its length in one or two bytes, followed by the attributes, which are zero. The byte before a
     record is the last one of the previous record: its header count, which is zero without headers. Two zero bytes with
-    one or two bytes between them that can be a length are rare elsewhere, and do not occur in text. `words` is
-    `unaligned_words(data)`.
+    one or two bytes between them that can be a length are rare elsewhere, and do not occur in text.
     """
-    array = np.frombuffer(data, np.uint8)[: len(words)]
+    words = _unaligned_words(data)
+    array = data[: len(words)]
     found: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
     remaining = len(array) // _BYTES_PER_CANDIDATE_MIN
     for begin in range(0, len(array), _SCAN_CHUNK_BYTES):
@@ -354,6 +353,12 @@ def find_record_boundaries(data: bytes | memoryview, words: NDArray[np.uint32]) 
     positions += 1
     starts: NDArray[np.int64] = positions[is_of_one | is_of_two]
     return starts
+
+
+def _unaligned_words(data: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """An array of little-endian 32-bit words. Element n starts at byte n of `data`, so one array access reads any four
+    bytes. The words share the memory of `data`."""
+    return np.ndarray((max(len(data) - 3, 0),), "<u4", buffer=data, strides=(1,))
 
 
 def _zero_pair_positions(array: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,67 +22,65 @@ if TYPE_CHECKING:
     ZigzagNumbers = tuple[NDArray[np.uint64], NDArray[np.int64]]
     """(zigzag-encoded numbers, width of each one as a varint in bytes)."""
 
-_CONTINUATION_BIT: Final = np.uint32(0x80)
+_MORE: Final = np.uint8(0x80)
 """Set in every byte of a varint but the last."""
-_SEVEN_BITS: Final = np.uint32(0x7F)
+_SEVEN_BITS: Final = np.uint8(0x7F)
 
 
 def read_varints(
-    words: NDArray[np.uint32], position: NDArray[np.int64]
+    data: NDArray[np.uint8], position: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(number at each position, position after it). `words` is `unaligned_words` of the buffer.
+    """(number at each position, position after it). `data` has at least one byte after the last number.
 
-    Raises `IndexError` for a position outside the buffer. Only numbers of more than four bytes, which are rare, need a
-    loop.
+    Raises `IndexError` for a position outside the buffer. Numbers of one or two bytes, which most are, are decoded in
+    arrays of 8 or 16 bits.
     """
-    word = words[position]
-    more = word & _CONTINUATION_BIT
-    if not more.any():
-        word &= np.uint32(0x7F)
-        return _zigzag_decode(word), position + 1
-    value = word & np.uint32(0x7F)
-    value |= word >> np.uint32(1) & more * _SEVEN_BITS  # of the second byte, if there is one
-    width = more >> np.uint32(7)
-    width += np.uint32(1)
-    third = word & more << np.uint32(8)
-    if not third.any():
-        return _zigzag_decode(value), position + width
-    fourth = word & third << np.uint32(8)
-    value |= word >> np.uint32(2) & (third >> np.uint32(1)) * _SEVEN_BITS
-    value |= word >> np.uint32(3) & (fourth >> np.uint32(2)) * _SEVEN_BITS
-    width += third >> np.uint32(15)
-    width += fourth >> np.uint32(23)
-    longer = np.flatnonzero(word & fourth << np.uint32(8))
-    if not longer.size:
-        return _zigzag_decode(value), position + width
-    numbers, widths = value.astype(np.uint64), width.astype(np.int64)
-    _read_remaining_bytes(words, position, numbers, widths, longer)
-    sign = -(numbers & np.uint64(1)).astype(np.int64)
-    return (numbers >> np.uint64(1)).astype(np.int64) ^ sign, position + widths
+    first = data[position]
+    if not len(first) or first.max() < _MORE:
+        return _zigzag_decode(first, np.int8), position + 1
+    second = data[position + 1]
+    is_longer = first >= _MORE
+    first &= _SEVEN_BITS
+    if is_longer.all():
+        after = position + 2
+    else:
+        second *= is_longer
+        after = position + 1
+        after += is_longer
+    value = second.astype(np.uint16)
+    value <<= np.uint16(7)
+    value |= first
+    if second.max() < _MORE:
+        return _zigzag_decode(value, np.int16), after
+    longer = np.flatnonzero(second >= _MORE)
+    numbers = value.astype(np.uint64)
+    numbers[longer] &= np.uint64(0x3FFF)  # the second byte's continuation bit is the 15th
+    _read_remaining_bytes(data, numbers, after, longer)
+    return _zigzag_decode(numbers, np.int64), after
 
 
-def _zigzag_decode(value: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Decode zigzag-encoded numbers of at most 28 bits."""
-    signed = value.view(np.int32)
-    sign = -(signed & np.int32(1))
-    return ((signed >> np.int32(1)) ^ sign).astype(np.int64)
+def _zigzag_decode(
+    value: NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint64], signed: type[np.signedinteger[Any]]
+) -> NDArray[np.int64]:
+    """Decode zigzag-encoded numbers. `signed`: the signed type of the same size."""
+    one = value.dtype.type(1)
+    sign = -(value & one).view(signed)
+    sign ^= (value >> one).view(signed)
+    return sign.astype(np.int64)
 
 
 def _read_remaining_bytes(
-    words: NDArray[np.uint32],
-    position: NDArray[np.int64],
-    value: NDArray[np.uint64],
-    width: NDArray[np.int64],
-    rows: NDArray[np.int64],
+    data: NDArray[np.uint8], value: NDArray[np.uint64], after: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> None:
-    """Read the fifth and later bytes of the numbers at the indexes `rows`, and update `value` and `width`."""
-    shift = 28
+    """Read the third and later bytes of the numbers at the indexes `rows`, and update `value` and `after`, the
+    positions after the bytes that were read."""
+    shift = 14
     while rows.size:
-        byte = (words[position[rows] + width[rows]] & np.uint32(0xFF)).astype(np.uint64)
+        byte = data[after[rows]].astype(np.uint64)
         if shift > 63 or (shift == 63 and (byte > 1).any()):
             raise InvalidRecord("a number in a record has more than 64 bits")
         value[rows] |= (byte & np.uint64(0x7F)) << np.uint64(shift)
-        width[rows] += 1
+        after[rows] += 1
         rows = rows[byte >= 0x80]
         shift += 7
 
