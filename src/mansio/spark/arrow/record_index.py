@@ -178,14 +178,15 @@ def _candidate_starts(batches: BatchBuffer, data: NDArray[np.uint8]) -> list[NDA
     ):
         boundaries = find_record_boundaries(data)
     if boundaries is not None:
-        edges = np.searchsorted(
-            boundaries, np.array([(begin + 1, stop) for begin, stop in batches.spans])
-        ).tolist()
+        boundaries = _select_boundaries(data, boundaries, batches.spans)
+    edges = None if boundaries is None else np.searchsorted(boundaries, np.array(batches.spans)).tolist()
     parts = []
     for number, (shape, (begin, stop)) in enumerate(zip(shapes, batches.spans, strict=True)):
         positions = known.get(shape)
-        if positions is None and boundaries is not None:
-            positions = _select_starts(data, boundaries[slice(*edges[number])], (begin, stop), shape[1])
+        if positions is None and boundaries is not None and edges is not None:
+            first, end = edges[number]
+            if end - first == shape[1]:
+                positions = boundaries[first:end] - begin
         if positions is None:
             positions = known[shape] = walk_records(view[begin:stop], shape[1])
         parts.append(positions)
@@ -201,23 +202,24 @@ def _begins_with_equal_lengths(view: memoryview, span: tuple[int, int], count: i
         return False
 
 
-def _select_starts(
-    data: NDArray[np.uint8], boundaries: NDArray[np.int64], span: tuple[int, int], count: int
+def _select_boundaries(
+    data: NDArray[np.uint8], boundaries: NDArray[np.int64], spans: Sequence[tuple[int, int]]
 ) -> NDArray[np.int64] | None:
-    """Select the positions of `count` records among the boundaries that were found in a batch; None if there are not
-    exactly so many.
-    """
-    begin, stop = span
-    positions = np.concatenate((np.array([begin]), boundaries))
-    if len(positions) > count:  # a false boundary does not lead to another one
-        try:
-            length, body = read_varints(data, positions)
-        except InvalidRecord:
-            return None
-        follows = np.append(positions[1:], stop)
-        after = body + length
-        positions = positions[follows[np.minimum(np.searchsorted(follows, after), len(follows) - 1)] == after]
-    return positions - begin if len(positions) == count else None
+    """The begins of the batches, and those boundaries whose record ends at another boundary or at the end of a batch: a
+    false boundary does not lead to another one. None if a batch does not begin with a record."""
+    begins, stops = np.array(spans, np.int64).T
+    is_boundary = np.zeros(len(data) + 1, np.bool_)
+    is_boundary[boundaries] = True
+    missing = begins[~is_boundary[begins]]
+    positions = np.insert(boundaries, np.searchsorted(boundaries, missing), missing)
+    is_boundary[begins] = is_boundary[stops] = True
+    try:
+        length, after = read_varints(data, positions)
+    except InvalidRecord:
+        return None
+    after += length
+    np.clip(after, 0, len(data), out=after)
+    return positions[is_boundary[after]]
 
 
 def _record_ends(
