@@ -1,5 +1,8 @@
 """Assignment of offset ranges to Spark tasks, and admission control (the size limit of a micro-batch). Does no I/O.
 
+A task costs Spark about as much processor time as reading ten thousand records, so a batch query reads several short
+ranges in one task.
+
 Invariants:
 * The ranges of a plan do not overlap, none is empty, and together they are exactly the requested offsets.
 """
@@ -18,11 +21,16 @@ from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 RANGES_MAX: Final = 100_000
 """Maximum number of tasks of a plan. More tasks are the result of a wrong option, and would exhaust the driver's
 memory.
+"""
+
+GROUPED_OFFSETS_MAX: Final = 1_000
+"""Maximum number of offsets in a task of several ranges: so few that parallel tasks would not be faster, unless the
+query itself takes long for each record. Then the option `minPartitions` requires more tasks.
 """
 
 
@@ -47,6 +55,27 @@ class TaskRange(InputPartition):
     @property
     def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True)
+class TaskRanges(InputPartition):
+    """Input of one task of a batch query: several ranges, in the order of the plan."""
+
+    ranges: tuple[TaskRange, ...]
+
+
+def group_short_ranges(ranges: Sequence[TaskRange]) -> list[TaskRanges]:
+    """Group consecutive ranges of a plan into tasks of at most `GROUPED_OFFSETS_MAX` offsets. A longer range is a task
+    of its own."""
+    groups: list[list[TaskRange]] = []
+    size = GROUPED_OFFSETS_MAX + 1
+    for one in ranges:
+        size += one.end - one.start
+        if size > GROUPED_OFFSETS_MAX:
+            groups.append([])
+            size = one.end - one.start
+        groups[-1].append(one)
+    return [TaskRanges(tuple(group)) for group in groups]
 
 
 def plan_ranges(

@@ -43,7 +43,14 @@ from mansio.spark.source.offsets import (
     resolve_offsets,
     resolve_ranges,
 )
-from mansio.spark.source.read_plan import OffsetRange, TaskRange, limit_offsets, plan_ranges
+from mansio.spark.source.read_plan import (
+    OffsetRange,
+    TaskRange,
+    TaskRanges,
+    group_short_ranges,
+    limit_offsets,
+    plan_ranges,
+)
 from mansio.spark.spark_versions import (
     ReadAllAvailable,
     ReadLimit,
@@ -337,22 +344,22 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The input of each task. Raises the errors of `resolve_ranges` and `plan_ranges`."""
-        wanted = resolve_ranges(sync_client(self._options.bootstrap_servers), self._options)
-        return list(
-            plan_ranges(
-                wanted,
-                partitions_min=self._options.partitions_min,
-                records_max=self._options.records_per_partition_max,
-            )
+        options = self._options
+        planned = plan_ranges(
+            resolve_ranges(sync_client(options.bootstrap_servers), options),
+            partitions_min=options.partitions_min,
+            records_max=options.records_per_partition_max,
         )
+        if options.partitions_min is None and options.records_per_partition_max is None:
+            return list(group_short_ranges(planned))
+        return [TaskRanges((one,)) for one in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, as Arrow batches."""
-        if not isinstance(partition, TaskRange):  # Spark's own type, if there is nothing to read
-            return iter(())
-        from mansio.spark.source.task_reader import read_range
-
-        return read_range(self._options, self._columns, partition)
+        if not isinstance(partition, TaskRanges):  # Spark's own type, if there is nothing to read
+            return
+        for one in partition.ranges:
+            yield from _read_records(self._options, self._columns, one)
 
 
 TASK_RANGE_SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id binary"
