@@ -17,7 +17,7 @@ from mansio.client.types import OutgoingRecord
 from mansio.errors import ConnectionLost, DataLoss, TopicRecreated, UnreadableRecords
 from mansio.spark.source import fetch
 from mansio.spark.source.fetch import fetch_range
-from mansio.spark.source.read_plan import TaskRange
+from mansio.spark.source.read_plan import TaskRange, TaskRanges
 from mansio.spark.source.readers import BatchReader
 from mansio.spark.source.task_reader import parse_error_offsets, read_range
 from mansio.spark.sync_client import close_sync_clients, sync_client
@@ -205,7 +205,7 @@ def test_another_topic_of_the_same_name_is_not_read(topic: Callable[..., Topic])
     again.fill(20, first=1_000)
     with mansio.blocking.connect(here.bootstrap_servers) as client:
         new_id = client.admin.describe_topic(here.name).topic_id
-    planned_elsewhere = TaskRange(here.name, 0, 0, 20, new_id)
+    planned_elsewhere = TaskRanges((TaskRange(here.name, 0, 0, 20, new_id),))
     rows = sum(batch.num_rows for batch in reader.read(planned_elsewhere))
     assert rows == 20, "what this process knew of the old topic was no hindrance"
     with pytest.raises(TopicRecreated, match="deleted and recreated"):
