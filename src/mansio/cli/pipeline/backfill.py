@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, RemoteOption, SkipCheckOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.archive_options import CatalogOption, print_open_elsewhere
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
-    parse_name_values,
     parse_time,
     parse_time_option,
     usage_error,
@@ -98,10 +97,7 @@ def backfill(
         bool,
         typer.Option("--accept-loss", help="Continue if records of the range may have been deleted."),
     ] = False,
-    conf: Annotated[
-        list[str] | None,
-        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; repeatable."),
-    ] = None,
+    conf: ConfOption = None,
     catalog: CatalogOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
@@ -123,7 +119,6 @@ def backfill(
         usage_error(
             "must not be in the future, because records that arrive later would be missing", "--to-time"
         )
-    settings = dict(parse_name_values(conf or (), "--conf"))
 
     from mansio.host.extras import require_extra
 
@@ -150,7 +145,7 @@ def backfill(
         bootstrap_servers=bootstrap_servers,
         directories=[SharedDirectory("warehouse", warehouse, "--warehouse")] if warehouse else [],
         skip_check=skip_check,
-        **settings,
+        conf=conf,
     )
     from mansio.spark.jobs.backfill import BackfillJob
     from mansio.spark.jobs.backfill import backfill as run_backfill

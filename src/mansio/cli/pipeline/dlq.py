@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline import MasterOption, start_session
+from mansio.cli.pipeline import ConfOption, MasterOption, RemoteOption, SkipCheckOption, start_session
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,
@@ -103,7 +103,10 @@ def dlq(
         ),
     ] = None,
     dry_run: DryRunOption = False,
+    conf: ConfOption = None,
     master: MasterOption = None,
+    remote: RemoteOption = None,
+    skip_check: SkipCheckOption = False,
     output: OutputOption = Output.TABLE,
     bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
 ) -> None:
@@ -128,7 +131,14 @@ def dlq(
     from mansio.host.extras import require_extra
 
     require_extra("spark")
-    spark = start_session(master, "mansio dlq")
+    spark = start_session(
+        master,
+        "mansio dlq",
+        remote=remote,
+        bootstrap_servers=bootstrap_servers,
+        skip_check=skip_check,
+        conf=conf,
+    )
     from mansio.spark.jobs.dlq import DeadLetterAnalysis
 
     name = (redrive_id or _new_id()) if redrive else None
