@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.spark import session
 from mansio.spark.jobs.run import PipelineFailed, PipelineJob, run_pipeline
 from mansio.spark.result_table.table import TableTarget
 from system.spark.test_run_table import forget_last_batch, table_of
@@ -113,6 +114,7 @@ def _rows_without_a_key(
     assert letter["reason"] == "the key (id) is null"
     staged = [path for path in (tmp_path / "lake").rglob("*.parquet") if "-staged-" in path.name]
     assert staged == [], "staged files are removed"
+    assert session() is spark, "a batch does not change the active session of the process"
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
 from mansio.spark.iceberg.catalog import ArchiveTable
-from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles
+from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles, StaleCheckpoint
 from mansio.spark.iceberg.orphan_cleanup import expire_snapshots
 from mansio.spark.result_table.commit import (
     QUERIES_MAX,
@@ -31,15 +31,28 @@ def ids(table: object) -> list[int]:
 
 def test_repeated_batch_adds_nothing_also_after_its_snapshot_was_expired(tmp_path: Path) -> None:
     table = open_result(tmp_path)
-    batch = QueryBatch("q", 4)
-    assert append(table, batch, rows(range(5)))
+    assert append(table, QueryBatch("q", 4), rows(range(5)))
     assert append(table, QueryBatch("q", 5), rows(range(5, 7)))
     expire_snapshots(ArchiveTable(table.iceberg, "", table.catalog.address), 1)
     again = open_result(tmp_path)
-    assert again.is_committed(batch)
-    assert not append(again, batch, rows(range(5)))
+    assert again.is_committed(QueryBatch("q", 5))
     assert not append(again, QueryBatch("q", 5), rows(range(5, 7)))
     assert ids(again) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    "batch", [QueryBatch("q", 4, "a"), QueryBatch("q", 5, "other")], ids=["earlier", "planned again"]
+)
+def test_batch_of_an_old_copy_of_the_checkpoint_is_refused_rather_than_taken_for_a_repeated_one(
+    tmp_path: Path, batch: QueryBatch
+) -> None:
+    table = open_result(tmp_path)
+    for number in (4, 5):
+        assert append(table, QueryBatch("q", number, "a"), rows([number]))
+    assert table.is_committed(QueryBatch("q", 5, "a"))
+    with pytest.raises(StaleCheckpoint, match="the table has batch 5 of this pipeline"):
+        append(table, batch, rows([6]))
+    assert ids(table) == [4, 5]
 
 
 def test_crash_before_the_commit_leaves_no_row_and_the_repeat_adds_all(tmp_path: Path) -> None:

@@ -123,6 +123,17 @@ def test_file_without_a_key_of_the_batch_is_not_rewritten(tmp_path: Path) -> Non
     assert [row[1] for row in held(table) if row[2] == "new"] == [25, 41]
 
 
+def test_row_without_a_value_outside_its_key_deletes_and_a_later_row_of_the_batch_brings_it_back(
+    tmp_path: Path,
+) -> None:
+    table = opened(tmp_path, "bucket(1, id)", ("region", "id"))
+    upsert(table, QueryBatch("q", 0), frame([("a", 1, "x", 1), ("b", 1, "x", 1)]))
+    upsert(table, QueryBatch("q", 1), frame([("a", 1, None, None), ("c", 1, None, None)]))
+    assert held(table) == [("b", 1, "x", 1)]
+    upsert(table, QueryBatch("q", 2), frame([("b", 1, None, None), ("b", 1, None, 2)]))
+    assert held(table) == [("b", 1, None, 2)]
+
+
 def test_small_files_of_a_group_are_merged_by_the_batches_that_write_to_it(tmp_path: Path) -> None:
     table = opened(tmp_path, "bucket(1, id)", ("id",))
     for number in range(20):

@@ -53,3 +53,7 @@ class IncompatibleSchema(ArchiveError):
 
 class NullKey(ArchiveError):
     """Rows of a batch have no key, and the pipeline ends at such rows."""
+
+
+class StaleCheckpoint(ArchiveError):
+    """The checkpoint of a pipeline is older than the table to which it writes."""

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -30,6 +31,7 @@ IGNORED_PREFIXES: Final = (MARKER_PREFIX, f".{MARKER_PREFIX}")
 """Beginnings of the names of files that a killed check of the cluster leaves behind, and of their checksums."""
 OFFSET_LOG: Final = "offsets"
 COMMIT_LOG: Final = "commits"
+DIGEST_CHARACTERS: Final = 16
 METADATA_FILE: Final = "metadata"
 LOG_VERSION: Final = "v1"
 """First line of an entry of Spark's offset log: its format."""
@@ -124,6 +126,14 @@ def completed_batch(checkpoint: CheckpointDirectory) -> CompletedBatch | None:
 def query_id(checkpoint: CheckpointDirectory) -> str:
     """The id of the checkpoint's query, which Spark creates with the checkpoint; empty before."""
     return str(json.loads(checkpoint.read(METADATA_FILE) or "{}").get("id", ""))
+
+
+def planned_digest(checkpoint: CheckpointDirectory, batch: int) -> str:
+    """A digest of the end offsets that Spark has planned for a batch; empty if it has not. A repeated batch has the
+    same.
+    """
+    lines = (checkpoint.read(f"{OFFSET_LOG}/{batch}") or "").splitlines()[LOG_HEADER_LINES:]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:DIGEST_CHARACTERS] if lines else ""
 
 
 class CheckpointDirectory(Protocol):

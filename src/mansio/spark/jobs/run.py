@@ -31,6 +31,7 @@ from mansio.spark.jobs.checkpoint import (
     bind_checkpoint,
     checkpoint_directory,
     completed_batch,
+    planned_digest,
     query_id,
 )
 from mansio.spark.jobs.pipeline_file import dataframe_builder
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from mansio.spark.jobs.checkpoint import CheckpointDirectory
     from mansio.spark.jobs.pipeline_metrics import PipelineMetrics
+    from mansio.spark.result_table.commit import QueryBatch
     from mansio.spark.result_table.table import ResultTable, TableTarget
     from mansio.spark.source.offsets import Offsets
     from mansio.spark.sync_client import SyncClient
@@ -305,11 +307,11 @@ class _PipelineOutput:
         """The function that writes a batch to the table. Raises the errors of `open_result_table`."""
         target = self._job.table
         assert target is not None
-        query = partial(query_id, self._checkpoint)
+        identify = partial(_identify_batch, self._checkpoint)
         if not target.key:
             from mansio.spark.result_table.append_sink import AppendSink
 
-            return AppendSink(table, query)
+            return AppendSink(table, identify)
         from mansio.spark.result_table.table import open_dead_letter_table
         from mansio.spark.result_table.upsert_sink import NULL_KEY_DEAD_LETTER, UpsertSink
 
@@ -317,8 +319,19 @@ class _PipelineOutput:
         if target.on_null_key == NULL_KEY_DEAD_LETTER:
             dead_letters = open_dead_letter_table(target, spark_settings(self._spark))
         return UpsertSink(
-            table, query, order_by=target.order_by, on_null_key=target.on_null_key, dead_letters=dead_letters
+            table,
+            identify,
+            order_by=target.order_by,
+            on_null_key=target.on_null_key,
+            dead_letters=dead_letters,
         )
+
+
+def _identify_batch(checkpoint: CheckpointDirectory, batch_id: int) -> QueryBatch:
+    """The identity of a batch of a query that has started."""
+    from mansio.spark.result_table.commit import QueryBatch
+
+    return QueryBatch(query_id(checkpoint), batch_id, planned_digest(checkpoint, batch_id))
 
 
 def _topic_writer(job: PipelineJob, topic: str, records: DataFrame) -> DataStreamWriter:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions
 
-from mansio.spark.result_table.commit import QueryBatch
 from mansio.spark.result_table.data_file_writer import REPORT_SCHEMA, parse_written_file, write_rows
 
 if TYPE_CHECKING:
@@ -23,25 +22,26 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from mansio.spark.result_table.commit import QueryBatch
     from mansio.spark.result_table.table import ResultTable
 
 
 class AppendSink:
-    """Appends each micro-batch to a table. `query_id`: returns the id of the query, once it has started."""
+    """Appends each micro-batch to a table. `identify`: returns the identity of a batch by its id."""
 
-    def __init__(self, table: ResultTable, query_id: Callable[[], str]) -> None:
+    def __init__(self, table: ResultTable, identify: Callable[[int], QueryBatch]) -> None:
         self._table = table
-        self._query_id = query_id
+        self._identify = identify
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one batch. Called by Spark on the driver."""
-        batch = QueryBatch(self._query_id(), batch_id)
+        batch = self._identify(batch_id)
         self._table.refresh()
         if self._table.is_committed(batch):
             execute_without_output(frame)
             return
         order = [
-            functions.desc(one.column) if one.descending else functions.asc(one.column)
+            functions.desc(quoted(one.column)) if one.descending else functions.asc(quoted(one.column))
             for one in self._table.sort_by
         ]
         rows = frame.sortWithinPartitions(*order) if order else frame
@@ -55,6 +55,11 @@ class AppendSink:
 def file_prefix(batch: QueryBatch) -> str:
     """The prefix of the names of a batch's files."""
     return f"{batch.query}-{batch.batch}"
+
+
+def quoted(column: str) -> str:
+    """The name of a column as Spark's expressions have it; a dot in a name is not an access to a field."""
+    return f"`{column.replace('`', '``')}`"
 
 
 def execute_without_output(frame: DataFrame) -> None:

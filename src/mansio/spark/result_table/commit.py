@@ -14,6 +14,8 @@ Invariants:
 * Files are replaced only if all of them are still live and no other file of their groups was added; otherwise nothing
   is committed and the batch has to be merged again (`FilesChanged`).
 * Several queries may write to one table. Each has an entry of its own.
+* A query never continues from a checkpoint that is older than the table: its next batches have ids that the table
+  knows, but other records, which would be lost.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.typedef import Record
 
 from mansio.spark.iceberg.commit import CachedMetadataTransaction
-from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles
+from mansio.spark.iceberg.errors import CommitConflict, InvalidDataFiles, StaleCheckpoint
 from mansio.spark.iceberg.table_format import BATCH_PROPERTY, QUERY_PROPERTY
 
 if TYPE_CHECKING:
@@ -48,7 +50,8 @@ if TYPE_CHECKING:
     from mansio.spark.result_table.data_file_writer import WrittenFile
 
 QUERIES_PROPERTY: Final = "mansio.queries"
-"""Table property with the last committed batch of each query, as JSON: `{query id: [batch id, milliseconds]}`."""
+"""Table property with the last committed batch of each query, as JSON: `{query id: [batch id, milliseconds, digest of
+its offsets]}`."""
 QUERIES_MAX: Final = 100
 """Number of queries above which entries older than `QUERY_RETENTION_MS` are removed."""
 QUERY_RETENTION_MS: Final = 30 * 86_400_000
@@ -67,10 +70,13 @@ class FilesChanged(CommitConflict):
 
 @dataclass(frozen=True, slots=True)
 class QueryBatch:
-    """Identity of a micro-batch: Spark's query id, which a checkpoint preserves, and its batch id."""
+    """Identity of a micro-batch: Spark's query id, which a checkpoint preserves, its batch id, and a digest of the
+    offsets that the checkpoint has planned for it.
+    """
 
     query: str
     batch: int
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +87,34 @@ class BatchCommit:
     attempts: int
 
 
-def last_batches(properties: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """The last committed batch of each query: query id to (batch id, time in milliseconds)."""
+def last_batches(properties: Mapping[str, str]) -> dict[str, tuple[int, int, str]]:
+    """The last committed batch of each query: query id to (batch id, time in milliseconds, digest of its offsets)."""
     found = json.loads(properties.get(QUERIES_PROPERTY, "{}"))
-    return {query: (int(batch), int(at_ms)) for query, (batch, at_ms) in found.items()}
+    return {query: (int(batch), int(at_ms), str(digest)) for query, (batch, at_ms, digest) in found.items()}
 
 
 def is_committed(properties: Mapping[str, str], batch: QueryBatch) -> bool:
-    """Whether the table has the batch. Batches without rows are not committed, so ids may have gaps."""
+    """Whether the table has the batch. Batches without rows are not committed, so ids may have gaps. Spark repeats only
+    the last batch, with the same offsets.
+
+    Raises:
+        StaleCheckpoint: The table has a later batch of the query, or this one with other offsets.
+    """
     last = last_batches(properties).get(batch.query)
-    return last is not None and batch.batch <= last[0]
+    if last is None or batch.batch > last[0]:
+        return False
+    if (batch.batch, batch.digest) != (last[0], last[2]):
+        raise StaleCheckpoint(
+            f"the table has batch {last[0]} of this pipeline, and its checkpoint plans batch {batch.batch} with other"
+            " records: the checkpoint is an old copy, or another run uses it at the same time. Restore the newest one,"
+            " or give a new --checkpoint, which processes all records again"
+        )
+    return True
 
 
 def with_batch(properties: Mapping[str, str], batch: QueryBatch, now_ms: int) -> dict[str, str]:
     """The properties that store a batch; `is_committed` reads them."""
-    queries = last_batches(properties) | {batch.query: (batch.batch, now_ms)}
+    queries = last_batches(properties) | {batch.query: (batch.batch, now_ms, batch.digest)}
     if len(queries) > QUERIES_MAX:
         queries = {
             query: entry
@@ -123,6 +142,7 @@ def commit_batch(
     Raises:
         FilesChanged: They are not; nothing was committed.
         CommitConflict: In every attempt another commit changed the table first.
+        StaleCheckpoint: The table has a later batch of the query.
         InvalidDataFiles: A file is not as its task reported; nothing was committed.
     """
     for attempt in range(1, retries + 2):

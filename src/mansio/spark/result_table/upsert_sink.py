@@ -26,7 +26,7 @@ from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from mansio.logs import fields
 from mansio.spark.iceberg.errors import CommitConflict, NullKey
-from mansio.spark.result_table.append_sink import execute_without_output, file_prefix
+from mansio.spark.result_table.append_sink import execute_without_output, file_prefix, quoted
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.upsert_plan import group_fields, live_files, plan_merge
 from mansio.spark.result_table.upsert_tasks import (
@@ -64,7 +64,7 @@ NULL_KEY_DEAD_LETTER: Final = "dead-letter"
 
 
 class UpsertSink:
-    """Upserts each micro-batch into a table. `query_id`: returns the id of the query, once it has started.
+    """Upserts each micro-batch into a table. `identify`: returns the identity of a batch by its id.
     `dead_letters`: the table for rows without a key, if they are stored. `order_by`: columns that decide which row of
     a key is the last; rows with equal values, and all rows without it, count in the order of the DataFrame.
     """
@@ -72,7 +72,7 @@ class UpsertSink:
     def __init__(
         self,
         table: ResultTable,
-        query_id: Callable[[], str],
+        identify: Callable[[int], QueryBatch],
         *,
         order_by: Sequence[str] = (),
         on_null_key: str = NULL_KEY_SUSPEND,
@@ -80,7 +80,7 @@ class UpsertSink:
     ) -> None:
         """Raises `ConfigError` if the table is not partitioned by its key."""
         self._table = table
-        self._query_id = query_id
+        self._identify = identify
         self._order_by = tuple(order_by)
         self._on_null_key = on_null_key
         self._dead_letters = dead_letters
@@ -88,7 +88,7 @@ class UpsertSink:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Write one batch. Called by Spark on the driver."""
-        batch = QueryBatch(self._query_id(), batch_id)
+        batch = self._identify(batch_id)
         self._table.refresh()
         if self._table.is_committed(batch):
             execute_without_output(frame)
@@ -104,10 +104,10 @@ class UpsertSink:
 
     def _stage(self, frame: DataFrame, batch: QueryBatch) -> list[StageReport]:
         """The first job: execute the plan, and stage the last row of each key."""
-        key, columns = self._table.key, frame.columns
+        key, columns = self._table.key, [quoted(name) for name in frame.columns]
         partition_fields = [one for _, one in self._fields]
-        is_null = reduce(Column.__or__, [functions.col(name).isNull() for name in key])
-        others = [functions.col(name).isNull() for name in columns if name not in key]
+        is_null = reduce(Column.__or__, [functions.col(quoted(name)).isNull() for name in key])
+        others = [functions.col(quoted(name)).isNull() for name in frame.columns if name not in key]
         row = functions.when(is_null, functions.to_json(functions.struct(*columns)))
         rows = frame.select(
             *columns,
@@ -118,7 +118,7 @@ class UpsertSink:
         )
         tasks = int(frame.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
         rows = rows.repartition(tasks, GROUP_COLUMN).sortWithinPartitions(
-            GROUP_COLUMN, *key, *self._order_by, POSITION_COLUMN
+            GROUP_COLUMN, *map(quoted, (*key, *self._order_by)), POSITION_COLUMN
         )
         options = StageOptions(
             self._table.layout(),
@@ -169,10 +169,9 @@ class UpsertSink:
         )
 
     def _merge(self, frame: DataFrame, batch: QueryBatch, items: Sequence[MergeItem]) -> list[MergeReport]:
-        texts = [(item.to_json(),) for item in items]
-        work = frame.sparkSession.createDataFrame(texts, "item string")
-        work = work.repartition(min(len(items), MERGE_TASKS_MAX))
-        merge = partial(merge_groups, self._table.layout(), self._table.key, file_prefix(batch))
+        # Not `createDataFrame`, which would make the query's clone of the session the active one of this process.
+        work = frame.sparkSession.range(0, len(items), 1, min(len(items), MERGE_TASKS_MAX))
+        merge = partial(merge_groups, self._table.layout(), self._table.key, file_prefix(batch), tuple(items))
         return [parse_merge_report(one["report"]) for one in work.mapInArrow(merge, STAGE_SCHEMA).collect()]
 
     def _has_files(self, groups: set[str], paths: frozenset[str]) -> bool:
@@ -202,4 +201,4 @@ def _group_column(partition_fields: Sequence[PartitionField]) -> Column:
         # Spark prefers type hints, which it cannot evaluate for names that are imported for type checking only.
         warnings.simplefilter("ignore", UserWarning)
         group: Callable[..., Column] = arrow_udf(group_of_rows, "string", ArrowUDFType.SCALAR)
-    return group(*(functions.col(one.column) for one in partition_fields))
+    return group(*(functions.col(quoted(one.column)) for one in partition_fields))

@@ -104,10 +104,6 @@ class MergeItem:
     candidates: tuple[str, ...] = ()
     small: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """The text with which the driver passes the item to a task."""
-        return json.dumps([self.staged, self.candidates, self.small])
-
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
@@ -323,19 +319,19 @@ def partition_keys(column: pa.Array) -> pa.Array:
 
 
 def merge_groups(
-    layout: FileLayout, key: Sequence[str], name: str, batches: Iterator[pa.RecordBatch]
+    layout: FileLayout,
+    key: Sequence[str],
+    name: str,
+    items: Sequence[MergeItem],
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Merge the groups of one task. `batches`: a column with items (`MergeItem.to_json`). Yields one row of
+    """Merge the groups of one task. `batches`: a column with the places of its items in `items`. Yields one row of
     `STAGE_SCHEMA` per item. For `mapInArrow`.
     """
     for batch in batches:
-        for text in batch.column(0).to_pylist():
-            report = merge_group(layout, key, name, MergeItem(*map(_to_tuple, json.loads(text))))
+        for place in batch.column(0).to_pylist():
+            report = merge_group(layout, key, name, items[place])
             yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_json()], pa.string())})
-
-
-def _to_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def merge_group(layout: FileLayout, key: Sequence[str], name: str, item: MergeItem) -> MergeReport:
