@@ -49,6 +49,43 @@ Connect's sources) waits for them until it times out. The broker's log names suc
 `mansio serve --dev`). |
 """
 
+_MIRROR_MAKER: Final = """
+## MirrorMaker 2
+
+Tried with MirrorMaker 2 of Kafka 4.1.1 (dedicated mode, `connect-mirror-maker`) from one broker to another, with the
+configuration of `tests/nightly/interop/test_mirror_maker.py`, which `make nightly` runs.
+
+| function | result |
+|---|---|
+| records: key, value, headers, timestamp, partition | works; a topic `T` of cluster `a` becomes `a.T` |
+| new topics, new partitions, settings of topics (`retention.ms`) | works: MirrorMaker creates and alters them |
+| group offsets (`sync.group.offsets.enabled=true`, checkpoints, heartbeats) | works for consumer groups; MirrorMaker \
+does not translate the offsets of share groups |
+| Kafka Connect's own topics and its group | works; `*.storage.replication.factor=1` for a single broker |
+| MirrorMaker killed and started again | continues; records whose offsets it had not stored are written again \
+(at least once, as with Kafka) |
+| ACLs (`sync.topic.acls.enabled`) | set it to `false`: access control is not implemented |
+| exactly once (`exactly.once.source.support=enabled`) | does not work: transactions are not implemented |
+
+```properties
+clusters = a, b
+a.bootstrap.servers = 127.0.0.1:9092
+b.bootstrap.servers = 127.0.0.1:9093
+a->b.enabled = true
+b->a.enabled = false
+a->b.topics = orders.*
+replication.factor = 1
+offset-syncs.topic.replication.factor = 1
+heartbeats.topic.replication.factor = 1
+checkpoints.topic.replication.factor = 1
+config.storage.replication.factor = 1
+offset.storage.replication.factor = 1
+status.storage.replication.factor = 1
+sync.topic.acls.enabled = false
+sync.group.offsets.enabled = true
+```
+"""
+
 _WEB_UI: Final = """
 ## Web UIs
 
@@ -98,7 +135,7 @@ def render() -> str:
     suites = suite_tables(json.loads(_RESULTS.read_text(encoding="utf-8")))
     offered = "".join(map(_row, SUPPORTED_APIS.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in UNSUPPORTED_APIS.items())
-    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + suites + _WEB_UI
+    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _DEFAULTS + suites + _MIRROR_MAKER + _WEB_UI
 
 
 def suite_tables(recorded: dict[str, Any]) -> str:

@@ -48,6 +48,7 @@ EXPECTED = {
     "look": ",2013,1,",
     "maintain": "files in the table now",
     "compact": "keys in the table",
+    "erase": "mansio.flights ",
     "hot-keys": "N14228",
     "schema-check": "",
     "dead-letters": "",

@@ -67,6 +67,14 @@ def test_progress_is_that_of_sparks_event_and_survives_the_metadata_of_an_offset
     assert progress_of_batch(start_of_a_query, 5) == PipelineProgress(0, 5)
 
 
+def test_late_rows_are_counted_over_all_batches_once() -> None:
+    next_batch = PipelineProgress(5, 9_100, late_rows=4)
+    assert next_batch.after(FULL).late_rows == FULL.late_rows + 4
+    assert FULL.after(FULL) == FULL
+    assert FULL.after(next_batch) == next_batch, "an event that comes late"
+    assert FULL.with_end(None).after(FULL) == FULL.with_end(None)
+
+
 def test_metadata_stay_small_and_unknown_ones_are_ignored() -> None:
     worst = FULL.with_end("é" * 10_000)
     assert len(worst.error or "") == ERROR_CHARACTERS_MAX

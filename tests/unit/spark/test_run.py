@@ -174,6 +174,7 @@ def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
     monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
     made = progress(('{"t": {"0": 50, "1": 9}}', None), ('{"t": {"0": 70, "1": 3}}', None))
     made.id, made.json = "query", '{"batchId": 1}'  # type: ignore[misc, assignment]
+    made.durationMs = {"addBatch": 1}  # type: ignore[misc]
     progress_listener.ProgressListener("p", "127.0.0.1:9").publish(made)
     assert published == [{TopicPartition("t", 0): 50, TopicPartition("t", 1): 3}]
 

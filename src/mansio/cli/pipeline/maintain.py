@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
-from mansio.cli.support.common import TIME_UNIT_SECONDS, usage_error
+from mansio.cli.support.common import parse_duration_s, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SIZE_PATTERN = re.compile(r"(\d+)\s*(|K|M|G)i?B?", re.IGNORECASE)
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-DURATION_PATTERN = re.compile(r"(\d+)(ms|s|m|h|d)")
 TARGET_BYTES_MIN = 1 << 20
 GRACE_S_MIN = 600
 
@@ -67,7 +66,7 @@ def maintain(
     Runs concurrently with the archive and its readers. Files are deleted by the first run that finds them unreferenced
     for the grace time, so run it regularly.
     """
-    target_bytes, grace_s = _parse_size(target_size), _parse_duration_s(grace)
+    target_bytes, grace_s = _parse_size(target_size), parse_duration_s(grace, "--grace")
     if grace_s < GRACE_S_MIN and not force:
         usage_error("below 10m a running reader or batch may lose its files; --force allows it", "--grace")
     table = open_archive(topic, warehouse, catalog)
@@ -102,11 +101,3 @@ def _parse_size(text: str) -> int:
     if size < TARGET_BYTES_MIN:
         usage_error(f"{text!r} is not a size of at least 1MB; example: 256MB", "--target-size")
     return size
-
-
-def _parse_duration_s(text: str) -> float:
-    """Parse a duration such as 1h, in seconds."""
-    found = DURATION_PATTERN.fullmatch(text.strip())
-    if found is None:
-        usage_error(f"{text!r} is not a duration; examples: 1h, 30m, 2d", "--grace")
-    return int(found[1]) * TIME_UNIT_SECONDS[found[2]]

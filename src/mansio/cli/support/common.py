@@ -74,6 +74,7 @@ DryRunOption = Annotated[
 TIME_UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_MS_MAX = 253_402_300_799_999
 """Milliseconds since the epoch at the end of the year 9999, the maximum of `datetime`."""
+DURATION_PATTERN = re.compile(r"(\d+)(ms|s|m|h|d)")
 RELATIVE_TIME_PATTERN = re.compile(r"-(\d+)(ms|s|m|h|d)")
 
 
@@ -186,6 +187,14 @@ def parse_time_option(text: str | None, name: str) -> int | None:
         usage_error(
             f"{text!r} is not a time; examples: 2013-11-21T10:30:00Z, -15m, now, or ms since the epoch", name
         )
+
+
+def parse_duration_s(text: str, name: str) -> float:
+    """Parse the duration that the option `name` has, such as 1h, in seconds; exit code 2 if invalid."""
+    found = DURATION_PATTERN.fullmatch(text.strip())
+    if found is None:
+        usage_error(f"{text!r} is not a duration; examples: 1h, 30m, 2d", name)
+    return int(found[1]) * TIME_UNIT_SECONDS[found[2]]
 
 
 def parse_name_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:

@@ -71,6 +71,9 @@ DEAD_LETTER_SCHEMA = pa.schema(
 `value` is the whole record batch as the broker stores it; if it is `record`, key and value are those of the record.
 """
 
+COMPACTED_FROM_PROPERTY = "mansio.compacted-from"
+"""Property of a table of latest records: the archived topic."""
+
 TABLE_PROPERTIES = {
     # pyiceberg's own retry repeats an append without checking whether the append was applied.
     COMMIT_RETRIES_PROPERTY: "0",

@@ -29,6 +29,7 @@ from mansio.spark.iceberg.errors import NotAnArchiveTable
 from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.iceberg.replace_files import replace_files
 from mansio.spark.iceberg.table_format import (
+    COMPACTED_FROM_PROPERTY,
     LANE_COLUMN,
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
-SOURCE_TOPIC_PROPERTY: Final = "mansio.compacted-from"
 COMPACTED_OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
 RUN_ID_PROPERTY: Final = "mansio.compacted-run"
 """Table property with the id of the run that wrote the files: it shows whether a commit was applied whose result the
@@ -152,14 +152,14 @@ def open_target_table(source: ArchiveTable, to: str) -> Table:
     except NoSuchTableError:
         properties = {
             **TABLE_PROPERTIES,
-            SOURCE_TOPIC_PROPERTY: source.topic,
+            COMPACTED_FROM_PROPERTY: source.topic,
             "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
         }
         try:
             return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
         except TableAlreadyExistsError:
             table = catalog.load_table(identifier)
-    made_from = table.properties.get(SOURCE_TOPIC_PROPERTY)
+    made_from = table.properties.get(COMPACTED_FROM_PROPERTY)
     if made_from != source.topic:
         known = (
             "was not made by `mansio pipeline compact`" if made_from is None else f"is of topic {made_from}"

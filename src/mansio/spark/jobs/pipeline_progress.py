@@ -30,8 +30,9 @@ NO_BATCH: Final = -1
 @dataclass(frozen=True, slots=True)
 class PipelineProgress:
     """Progress of a pipeline. Numbers are those of the last batch. `at_ms`: time at which its offsets were committed,
-    in milliseconds since the epoch. `watermark_ms`: None if the query has no watermark. `late_rows`: rows that a
-    stateful operator dropped, because they were older than the watermark. `ended`: `STOPPED` or `FAILED`; None while
+    in milliseconds since the epoch. `watermark_ms`: None if the query has no watermark. `late_rows`: number of
+    rows that stateful operators have dropped since the pipeline's first batch, because they were older than the
+    watermark. `ended`: `STOPPED` or `FAILED`; None while
     the pipeline runs, and after it was killed. `error`: why it failed.
     """
 
@@ -47,6 +48,15 @@ class PipelineProgress:
     watermark_ms: int | None = None
     ended: str | None = None
     error: str | None = None
+
+    def after(self, previous: PipelineProgress) -> PipelineProgress:
+        """This progress with the late rows of `previous` added, which was stored before it. An older or repeated batch
+        adds none.
+        """
+        if self.batch < previous.batch:
+            return previous
+        repeated = self.batch == previous.batch
+        return replace(self, late_rows=previous.late_rows + (0 if repeated else self.late_rows))
 
     def with_end(self, error: str | None) -> PipelineProgress:
         """The progress of the same pipeline after it ended, with an error unless it was stopped. The time remains that

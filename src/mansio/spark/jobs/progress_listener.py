@@ -147,8 +147,12 @@ class ProgressListener(StreamingQueryListener):
         """Do nothing: the offsets of complete batches are committed already."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit the offsets of a micro-batch, with its progress."""
-        found = progress_of_batch(json.loads(progress.json), int(time.time() * 1000))
+        """Commit the offsets of a micro-batch, with its progress. An event without a batch, as of an idle query,
+        keeps the progress of the last batch.
+        """
+        found = None
+        if "addBatch" in progress.durationMs:
+            found = progress_of_batch(json.loads(progress.json), int(time.time() * 1000))
         self.publish_offsets([source.endOffset for source in progress.sources], str(progress.id), found)
 
     def publish_completed(self, batch: int, sources: Iterable[str | None], query_id: str) -> None:
@@ -191,8 +195,8 @@ class ProgressListener(StreamingQueryListener):
             if self._has_ended:
                 return
             newest = {place: max(offset, self._published.get(place, 0)) for place, offset in offsets.items()}
-            if progress is not None and self._last is not None and progress.batch < self._last[2].batch:
-                progress = self._last[2]
+            if self._last is not None:
+                progress = self._last[2] if progress is None else progress.after(self._last[2])
             try:
                 self._publisher.publish(newest, query_id, progress)
             except MansioError as error:
