@@ -13,8 +13,8 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from mansio.spark.iceberg.catalog import ArchiveTable
 from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
+from mansio.spark.iceberg.task_files import write_files
 from mansio.spark.jobs.compact import COMPACTED_OFFSETS_PROPERTY, open_target_table, replace_rows
-from mansio.spark.jobs.task_files import write_files
 from support.archive_tables import Archive, row
 
 if TYPE_CHECKING:

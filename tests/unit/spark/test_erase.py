@@ -18,10 +18,10 @@ from mansio.spark.iceberg.errors import CommitConflict
 from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
 from mansio.spark.iceberg.table_format import DEAD_LETTER_SCHEMA, TABLE_SCHEMA, BatchPlan
 from mansio.spark.iceberg.table_scan import scan
+from mansio.spark.iceberg.task_files import write_files
 from mansio.spark.jobs.compact import open_target_table, replace_rows
 from mansio.spark.jobs.erase import erase
 from mansio.spark.jobs.maintain import maintain, tag_snapshot
-from mansio.spark.jobs.task_files import write_files
 from support.archive_tables import Archive, row, rows_of
 
 if TYPE_CHECKING:

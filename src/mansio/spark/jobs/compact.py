@@ -39,7 +39,7 @@ from mansio.spark.iceberg.table_format import (
     TIMESTAMP_TYPE_COLUMN,
     format_offsets,
 )
-from mansio.spark.jobs.task_files import WRITTEN_FILE_COLUMNS, write_files
+from mansio.spark.iceberg.task_files import WRITTEN_FILE_COLUMNS, write_files
 from mansio.spark.jobs.topic_table import ARCHIVE_SCHEMA
 
 if TYPE_CHECKING:
