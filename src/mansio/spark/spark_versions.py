@@ -98,7 +98,7 @@ SUPPORTED_VERSIONS: Final = ((4, 1), (4, 2), (4, 3))
 """The supported (major, minor) versions of PySpark; pyproject.toml has the same range."""
 
 HAS_ADMISSION_CONTROL: Final = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
-"""Whether Spark passes start and limit to `latestOffset` (SPARK-55304, since 4.2).
+"""Whether Spark passes start and limit to `latestOffset`, as it does since 4.2.
 
 Without it Spark calls `latestOffset()`, and the reader has to know where the previous batch ended
 (`StreamReaderWithoutArguments`).

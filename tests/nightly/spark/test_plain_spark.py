@@ -1,4 +1,5 @@
-"""An archive in Spark 4.1 with Iceberg's runtime, without Mansio: the printed command, the catalog, the metadata file.
+"""An archive in Spark 4.1 with Iceberg's runtime: without Mansio by the printed command, the catalog and the metadata
+file; and in one session with Mansio's source.
 
 The jars come from Maven. There is a runtime for Spark 4.1 only, so `make nightly-spark-versions` runs this with 4.1.
 """
@@ -22,9 +23,11 @@ from support.archive_tables import Archive
 from support.machine import scaled
 from support.paths import ROOT
 from support.web_ui import needs_java_and_maven
+from system.spark.topics import create, publish
 
 if TYPE_CHECKING:
     from mansio.spark.iceberg.catalog import ArchiveTable
+    from support.process import ServedBroker
 
 JARS = ROOT / ".tools" / "spark-iceberg"
 FETCH_DEADLINE_S = 300
@@ -65,7 +68,6 @@ def run(words: list[str], directory: Path) -> str:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         words,
         cwd=directory,
@@ -120,3 +122,16 @@ def test_printed_command_works(table: ArchiveTable, tmp_path: Path) -> None:
     shown = run(words, tmp_path)
     assert len(shown.splitlines()) == 20
     assert "value 0 of" in shown
+
+
+def test_topic_and_table_are_joined_in_one_session(
+    table: ArchiveTable, tmp_path: Path, broker_process: ServedBroker
+) -> None:
+    servers = broker_process.bootstrap_servers
+    create(servers, TOPIC, 2)
+    publish(servers, TOPIC, [(b"k", b"%d" % number) for number in range(25)], partition=0)
+    program = str(Path(__file__).parent / "topic_and_table.py")
+    shown = run([sys.executable, program, str(JARS), str(tmp_path / "lake"), TOPIC, servers], tmp_path)
+    assert shown.splitlines()[-1] == "25"
+    joined = table.iceberg.catalog.load_table("results.joined").scan().to_arrow()
+    assert sorted(joined["offset"].to_pylist()) == list(range(25))
