@@ -63,6 +63,48 @@ def test_run_wants_one_place_for_its_result(words: list[str], capsys: pytest.Cap
     assert "--to / --to-table / --to-path" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--to", "a", "--key", "id"], "--warehouse / --partition-by / --sort-by / --rename-column / --key"),
+        (["--to-table", "t", "--mode", "update"], "give both --mode update and --key"),
+        (["--to-table", "t", "--key", "id"], "give both --mode update and --key"),
+        (["--to-path", "d", "--mode", "update"], "files cannot be updated"),
+        (["--to-table", "t", "--order-by", "ts"], "they belong to --key"),
+        (["--to", "a", "--on-null-key", "skip"], "they belong to --key"),
+    ],
+)
+def test_options_of_a_table_are_refused_where_they_would_do_nothing(
+    words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mansio.cli.main import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["pipeline", "run", "x.py", *words])
+    assert end.value.code == 2
+    assert reason in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--partition-by", "week(ts)"], "'week(ts)' names no partition transform"),
+        (["--sort-by", "a b c"], "'a b c' is no sort field"),
+    ],
+)
+def test_layout_that_cannot_be_parsed_is_refused_before_spark_starts(
+    tmp_path: Path, words: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mansio.cli.main import main
+
+    file = tmp_path / "same.py"
+    file.write_text("def transform(frame):\n    return frame\n")
+    with pytest.raises(SystemExit) as end:
+        main(["pipeline", "run", str(file), "--to-table", "t", *words])
+    assert end.value.code == 1
+    assert reason in capsys.readouterr().err
+
+
 def test_what_is_wrong_with_the_file_is_said_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
     from mansio.cli.main import main
 

@@ -212,6 +212,8 @@ def run(
         usage_error("files cannot be updated: use --to or --to-table", "--mode")
     if to_table is not None and (mode is OutputMode.UPDATE) != (key is not None):
         usage_error("rows are updated by key: give both --mode update and --key", "--mode / --key")
+    if key is None and (order_by is not None or on_null_key is not OnNullKey.SUSPEND):
+        usage_error("they belong to --key", "--order-by / --on-null-key")
     options = dict(parse_name_values(option or (), "--option"))
     called = name or Path(file).stem
     renames = dict(parse_name_values(rename_column or (), "--rename-column"))
