@@ -39,5 +39,7 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
         "mansio.spark.data_source",
         "mansio.spark.iceberg",
         "mansio.spark.iceberg.errors",
+        "mansio.spark.schemas",
+        "mansio.spark.schemas.errors",
         "mansio.version",
     }
