@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
 from mansio.spark.result_table.commit import FilesChanged, QueryBatch
 from mansio.spark.result_table.partition_spec import parse_partition_by
 from mansio.spark.result_table.upsert_plan import KeyedFile, plan_merge
-from mansio.spark.result_table.upsert_tasks import StagedGroup, key_array, last_rows
+from mansio.spark.result_table.upsert_tasks import StagedGroup, key_array, last_rows, read_data_file
 from support.result_tables import append, live_rows, open_result, upsert, write
 from support.tiers import examples
 
@@ -272,6 +274,21 @@ def test_plan_never_leaves_out_a_file_that_may_hold_a_key(
 def test_group_that_two_tasks_have_staged_is_refused() -> None:
     with pytest.raises(InvalidDataFiles, match="two tasks"):
         plan_merge([StagedGroup("1", "s", 1, 0, 0), StagedGroup("1", "t", 1, 0, 0)], [])
+
+
+def test_file_is_streamed_a_row_group_at_a_time(tmp_path: Path) -> None:
+    """Row groups that were read are released: memory does not depend on the size of the file."""
+    groups, size = 16, 1 << 20
+    values = [os.urandom(size) for _ in range(groups)]
+    schema = pa.schema([pa.field("value", pa.binary())])
+    path = tmp_path / "large.parquet"
+    pq.write_table(pa.table({"value": values}, schema=schema), path, row_group_size=1)
+    before, peak = pa.total_allocated_bytes(), 0
+    for number, batch in enumerate(read_data_file(str(path), schema)):
+        assert batch.column(0)[0].as_py() == values[number]
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert number == groups - 1
+    assert size < peak < groups * size / 2
 
 
 def test_failed_tasks_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,18 +376,21 @@ def read_data_file(path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """
     system, place = file_system_of(path)
     with system.open_input_file(place) as source:
-        file = pq.ParquetFile(source)
+        file = pq.ParquetFile(
+            source, pre_buffer=False
+        )  # which would keep all row groups until the file is closed
         found = {_field_id(field) or field.name: field.name for field in file.schema_arrow}
         wanted = [found.get(_field_id(field)) or found.get(field.name) for field in schema]
         columns = [name for name in wanted if name is not None]
-        for batch in file.iter_batches(READ_ROWS, columns=columns, use_threads=False):
-            arrays = [
-                pa.nulls(batch.num_rows, field.type)
-                if name is None
-                else _align(batch.column(name), batch.schema.field(name), field)
-                for name, field in zip(wanted, schema, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(READ_ROWS, [group], columns, use_threads=False):
+                arrays = [
+                    pa.nulls(batch.num_rows, field.type)
+                    if name is None
+                    else _align(batch.column(name), batch.schema.field(name), field)
+                    for name, field in zip(wanted, schema, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def file_system_of(path: str) -> tuple[Any, str]:
