@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_packed_environment_is_sent_to_workers_that_have_no_packages(
         found["job.py"][1].replace("127.0.0.1:9092", served_broker.bootstrap_servers)
     )
     code = found["archives"][1].replace("'.[spark]'", f"'{ROOT}[spark]'")
-    settings = " ".join(spark_cluster.settings())
+    settings = shlex.join(spark_cluster.settings())
     code = code.replace("--archives", f"{settings} --archives")
     prepared = f'export JAVA_HOME="{find_java().home}"'
     port = int(spark_cluster.master.rpartition(":")[2])
