@@ -32,6 +32,7 @@ OPTIONAL_PACKAGES = {
     "test_first_errors.py": ("pyspark", "pyarrow"),
     "test_lake_duckdb.py": ("pyiceberg", "pyarrow", "duckdb", "duckdb_extension_iceberg"),
     "test_functions.py": ("pyspark", "pyarrow", "fastavro"),
+    "test_decoded_values.py": ("pyspark", "pyarrow", "pyiceberg", "fastavro"),
     "test_public_spark.py": ("pyspark", "pyarrow", "pyiceberg", "fastavro"),
     "test_schema_avro.py": ("pyspark", "pyarrow", "fastavro"),
     "test_column_decoders.py": ("pyspark", "pyarrow", "fastavro"),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mansio.spark.jobs.replay import PartitionReplay, ReplayReport, replay
     from mansio.spark.jobs.topic_table import read_topic_as_table
     from mansio.spark.spark_versions import start_available_now
+    from mansio.spark.topic_views import register_topics
 
 __all__ = [
     "ArchiveError",
@@ -71,6 +72,7 @@ __all__ = [
     "find_version",
     "open_table",
     "read_topic_as_table",
+    "register_topics",
     "replay",
     "session",
     "start_available_now",
@@ -91,6 +93,7 @@ _LAZY = {
     "find_version": ("iceberg", "iceberg.time_travel"),
     "open_table": ("iceberg", "iceberg.catalog"),
     "read_topic_as_table": ("spark", "jobs.topic_table"),
+    "register_topics": ("spark", "topic_views"),
     "replay": ("iceberg", "jobs.replay"),
     "start_available_now": ("spark", "spark_versions"),
 }

@@ -5,7 +5,10 @@ writers are imported when Spark requests one.
 
 Invariants:
 * Options are checked before anything is read or written.
-* A schema given by the user selects and orders columns; it does not change their types.
+* A schema given by the user selects and orders columns; it does not change their types, except of decoded columns,
+  which are decoded to the given type.
+* The types of decoded columns are determined once for a DataFrame. Its tasks use these types even if a later version of
+  the schema is registered.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pyspark.sql.datasource import DataSource
 from mansio.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamArrowWriter,
@@ -39,17 +43,27 @@ class MansioSource(DataSource):
     def schema(self) -> str:
         """The Spark schema of the columns that the options select."""
         from mansio.spark.arrow.schema import spark_schema
-        from mansio.spark.options import ERROR_COLUMN, selected_columns
+        from mansio.spark.options import DECODED_COLUMNS, ERROR_COLUMN, selected_columns
+        from mansio.spark.schemas.column_types import spark_type
 
-        names = selected_columns(self.options)
-        known = spark_schema([name for name in names if name != ERROR_COLUMN])
-        return f"{known}, {ERROR_COLUMN} string" if ERROR_COLUMN in names else known
+        types = self._decoded_types()
+        texts = []
+        for name in selected_columns(self.options):
+            if name in DECODED_COLUMNS:
+                texts.append(f"{name} {spark_type(types[name])}")
+            else:
+                texts.append(f"{ERROR_COLUMN} string" if name == ERROR_COLUMN else spark_schema((name,)))
+        return ", ".join(texts)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query (`spark.read`)."""
         from mansio.spark.source.readers import BatchReader
 
-        options = self._source_options()
+        options = with_decoded_types(self._source_options(), schema)
+        if options.is_table:
+            from mansio.spark.source.archived_topic import TopicTableReader
+
+            return TopicTableReader(options, checked_columns(options, schema))
         return BatchReader(options, checked_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -57,7 +71,7 @@ class MansioSource(DataSource):
         from mansio.spark.source.readers import StreamReader
         from mansio.spark.spark_versions import adapt_stream_reader
 
-        options = self._source_options(streaming=True)
+        options = with_decoded_types(self._source_options(streaming=True), schema)
         return adapt_stream_reader(StreamReader(options, checked_columns(options, schema)))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -72,10 +86,40 @@ class MansioSource(DataSource):
 
         return StreamWriter(self.options, schema, overwrite)
 
+    def _decoded_types(self) -> dict[str, pa.DataType]:
+        """The types of the decoded columns now: those of the schemas, and of the archive if it is read, too."""
+        from mansio.spark.options import decoded_columns
+        from mansio.spark.schemas.formats import open_decoder
+
+        if not decoded_columns(self.options):
+            return {}
+        if "warehouse" not in {name.lower() for name in self.options}:
+            return {one.name: open_decoder(one.format).type for one in decoded_columns(self.options)}
+        from mansio.spark.source.archived_topic import decoded_types, open_archive
+
+        options = self._source_options()
+        return decoded_types(open_archive(options), options)
+
     def _source_options(self, *, streaming: bool = False) -> SourceOptions:
         from mansio.spark.options import SourceOptions
 
         return SourceOptions.parse(self.options, streaming=streaming)
+
+
+def with_decoded_types(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """The options with the types of decoded columns fixed to those of the schema."""
+    if not options.decoded:
+        return options
+    from dataclasses import replace
+
+    from mansio.spark.schemas.column_types import arrow_type
+
+    found = []
+    for one in options.decoded:
+        if one.name in schema.fieldNames():
+            kind = arrow_type(schema[one.name].dataType)
+            found.append(one._replace(type=kind, is_fixed=True))
+    return replace(options, decoded=tuple(found))
 
 
 def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
@@ -94,6 +138,8 @@ def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ..
         if options.on_unreadable == ON_UNREADABLE_DEAD_LETTER
         else {}
     )
+    decoded = {one.name: one.format.format for one in options.decoded}
+    known |= decoded
     for name in RECORD_SCHEMA.names:
         known[name] = spark_schema((name,)).removeprefix(f"{name} ").replace(": ", ":").replace(", ", ",")
     for field in schema.fields:
@@ -102,7 +148,7 @@ def checked_columns(options: SourceOptions, schema: StructType) -> tuple[str, ..
             raise ConfigError(
                 f"a topic has no column {field.name}: correct the schema; there are {', '.join(known)}"
             )
-        if field.dataType.simpleString() != expected_type:
+        if field.name not in decoded and field.dataType.simpleString() != expected_type:
             raise ConfigError(
                 f"column {field.name} is {expected_type}, not {field.dataType.simpleString()}: correct the schema, and"
                 " cast in the query"

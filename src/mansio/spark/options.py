@@ -17,16 +17,20 @@ import json
 import re
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConfigError
 from mansio.net.addresses import parse_addresses
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
 from mansio.spark.arrow.schema import select_columns
+from mansio.spark.schemas.formats import FORMATS, ColumnFormat
+from mansio.spark.schemas.registry import RegistryCredentials, checked_url
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
 
 BOOTSTRAP_SERVERS_OPTION: Final = "kafka.bootstrap.servers"
 SUBSCRIPTION_OPTIONS: Final = ("subscribe", "subscribePattern", "assign")
@@ -58,6 +62,18 @@ SOURCE_OPTION_NAMES: Final = (
     "pushdown",
     "onUnreadable",
     "topicIds",
+    "asTable",
+    "warehouse",
+    "catalog",
+    "schemaRegistry",
+    "keyFormat",
+    "keySchema",
+    "keyMessage",
+    "keySubject",
+    "valueFormat",
+    "valueSchema",
+    "valueMessage",
+    "valueSubject",
 )
 """All options of a reader."""
 
@@ -93,10 +109,10 @@ KAFKA_OPTION_ALIASES: Final = {
 UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.group.id": "a query's offsets live in its checkpoint; option pipeline names a group that shows them",
     "kafka.auto.offset.reset": "use startingOffsets",
-    "kafka.key.deserializer": "keys come as binary; use DataFrame operations to decode them",
-    "kafka.value.deserializer": "values come as binary; use DataFrame operations to decode them",
-    "kafka.key.serializer": "keys are written as they are; use DataFrame operations to encode them",
-    "kafka.value.serializer": "values are written as they are; use DataFrame operations to encode them",
+    "kafka.key.deserializer": "use option keyFormat, or decode keys with mansio.spark.functions",
+    "kafka.value.deserializer": "use option valueFormat, or decode values with mansio.spark.functions",
+    "kafka.key.serializer": "keys are written as they are; encode them with mansio.spark.functions",
+    "kafka.value.serializer": "values are written as they are; encode them with mansio.spark.functions",
     "kafka.enable.auto.commit": "a query's offsets live in its checkpoint",
     "kafka.interceptor.classes": "the data source has no interceptors",
     "kafka.transactional.id": "the sink writes without transactions",
@@ -111,6 +127,11 @@ ON_UNREADABLE_DEAD_LETTER: Final = "dead-letter"
 ON_UNREADABLE_MODES: Final = (ON_UNREADABLE_SUSPEND, ON_UNREADABLE_SKIP, ON_UNREADABLE_DEAD_LETTER)
 ERROR_COLUMN: Final = "error"
 """Last column of a reader with `onUnreadable=dead-letter`: null for a record, the reason for an unreadable record."""
+
+DECODED_COLUMNS: Final = {"decoded_key": "key", "decoded_value": "value"}
+"""Columns of decoded keys and values, which exist with the options `keyFormat` and `valueFormat`: the column that each
+is decoded from.
+"""
 
 DEFAULT_FETCH_BYTES: Final = 4 << 20
 DEFAULT_ROWS_PER_BATCH: Final = 65_536
@@ -145,6 +166,18 @@ class OffsetSpec:
     """Whether a partition without a record of that timestamp resolves to its end offset; if false, this is an error."""
 
 
+class DecodedColumn(NamedTuple):
+    """A column of decoded keys or values: its name, the format, and its type (None: the type of the schemas).
+
+    `is_fixed`: the columns of the query are planned, so its type does not change; see `schemas.formats`.
+    """
+
+    name: str
+    format: ColumnFormat
+    type: pa.DataType | None = None
+    is_fixed: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Options of a reader. A limit that is None does not apply."""
@@ -170,6 +203,12 @@ class SourceOptions:
     on_unreadable: str = ON_UNREADABLE_SUSPEND
     topic_ids: dict[str, str] = field(default_factory=dict)
     """Required topic id (hexadecimal) of each topic: a query that resumes must not read a recreated topic."""
+    decoded: tuple[DecodedColumn, ...] = ()
+    is_table: bool = False
+    """Whether a batch read has the whole topic as of the time at which its tasks run."""
+    warehouse: str = ""
+    """Warehouse of the topic's archive: archived records are read from it, the others from the log."""
+    catalog: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
@@ -202,7 +241,12 @@ class SourceOptions:
             pipeline=(raw.text("pipeline") or "").strip(),
             on_unreadable=raw.choice("onUnreadable", ON_UNREADABLE_MODES),
             topic_ids=parse_topic_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
+            decoded=_decoded_columns(raw),
+            is_table=raw.flag("asTable"),
+            warehouse=(raw.text("warehouse") or "").strip(),
+            catalog=raw.text("catalog"),
         )
+        _check_table_options(raw, parsed, streaming=streaming)
         if raw.flag("pushdown"):
             raise ConfigError(
                 "option pushdown is refused: Spark 4.3 uses what one query pushed down for the next query of the same"
@@ -365,9 +409,101 @@ def selected_columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _columns(raw: _RawOptions) -> tuple[str, ...]:
+    """The selected columns. Decoded columns follow the others unless `columns` names them."""
     text = raw.text("columns")
-    names = None if text is None else parse_names("columns", text)
-    return select_columns(names, raw.flag("includeHeaders"))
+    known = [name for name, side in DECODED_COLUMNS.items() if raw.text(f"{side}Format") is not None]
+    if text is None:
+        return (*select_columns(None, raw.flag("includeHeaders")), *known)
+    names = parse_names("columns", text)
+    for name in names:
+        if name in DECODED_COLUMNS and name not in known:
+            raise ConfigError(f"column {name} needs option {DECODED_COLUMNS[name]}Format")
+    others = [name for name in names if name not in known]
+    if not others:
+        return (*names, "headers") if raw.flag("includeHeaders") else names
+    selected = select_columns(others, raw.flag("includeHeaders"))
+    return (*names, *(name for name in selected if name not in names))
+
+
+AS_TABLE_EXCLUDED: Final = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "topicIds",
+)
+"""Options that cannot be used with `asTable`."""
+
+
+def _check_table_options(raw: _RawOptions, options: SourceOptions, *, streaming: bool) -> None:
+    if not options.is_table:
+        for name in ("warehouse", "catalog"):
+            if raw.text(name):
+                raise ConfigError(f"option {name} needs option asTable=true")
+        return
+    if streaming:
+        raise ConfigError("option asTable is for batch reads; a stream reads the log: leave it out")
+    if options.catalog and not options.warehouse:
+        raise ConfigError("option catalog needs option warehouse")
+    if len(options.subscription.topics) != 1:
+        raise ConfigError("option asTable needs option subscribe with a single topic")
+    if options.on_unreadable == ON_UNREADABLE_DEAD_LETTER:
+        raise ConfigError(
+            "option onUnreadable cannot be dead-letter with asTable: what is archived was readable; use skip"
+        )
+    for name in AS_TABLE_EXCLUDED:
+        if raw.text(name) is not None:
+            raise ConfigError(f"option {name} cannot be used with asTable, which reads the whole topic")
+
+
+def decoded_columns(options: Mapping[str, str]) -> tuple[DecodedColumn, ...]:
+    """The decoded columns that the options of a reader define. Other options are not checked."""
+    return _decoded_columns(_RawOptions(options, SOURCE_OPTION_NAMES))
+
+
+def _decoded_columns(raw: _RawOptions) -> tuple[DecodedColumn, ...]:
+    address = raw.text("schemaRegistry")
+    registry = checked_url(address) if address else ""
+    found = []
+    for name, side in DECODED_COLUMNS.items():
+        if raw.text(f"{side}Format") is None:
+            given = [one for one in ("Schema", "Message", "Subject") if raw.text(f"{side}{one}") is not None]
+            if given:
+                raise ConfigError(
+                    f"option {side}{given[0]} needs option {side}Format: {' or '.join(FORMATS)}"
+                )
+            continue
+        column = ColumnFormat(
+            format=raw.choice(f"{side}Format", FORMATS),
+            schema=raw.text(f"{side}Schema") or "",
+            message=raw.text(f"{side}Message") or "",
+            registry=registry,
+            subject=_subject(raw, side) if registry else "",
+            credentials=RegistryCredentials.from_environment() if registry else None,
+        )
+        column.check()
+        found.append(DecodedColumn(name, column))
+    if registry and not found:
+        raise ConfigError(
+            f"option schemaRegistry needs option valueFormat or keyFormat: {' or '.join(FORMATS)}"
+        )
+    return tuple(found)
+
+
+def _subject(raw: _RawOptions, side: str) -> str:
+    """The subject of keys or values; by default that of the only topic (Confluent's TopicNameStrategy)."""
+    given = raw.text(f"{side}Subject")
+    if given:
+        return given
+    subscription = _subscription(raw)
+    topics = {*subscription.topics, *(one.topic for one in subscription.partitions)}
+    if len(topics) != 1:
+        raise ConfigError(f"option {side}Subject is missing: it is known by default for a single topic only")
+    return f"{topics.pop()}-{side}"
 
 
 def _isolation_level(raw: _RawOptions) -> int:

@@ -44,6 +44,10 @@ EXPECTED = {
     "archive": "4 records",
     "backfill": "mansio.late_flights: 2 rows of ",
     "union": "4 flights, archived and live",
+    "orders": "",
+    "functions": "29.75 in all",
+    "archive-decoded": "2 records",
+    "sql": "20.25",
     "replay": "THERE ALREADY",
     "look": ",2013,1,",
     "maintain": "files in the table now",
@@ -57,7 +61,7 @@ EXPECTED = {
     "release": "HELD",
 }
 
-IN_A_SHELL = ("flights", "schema-check", "dead-letters")
+IN_A_SHELL = ("flights", "orders", "schema-check", "dead-letters")
 """These need no Spark, and a shell."""
 
 

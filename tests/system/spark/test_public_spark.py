@@ -49,6 +49,9 @@ def test_archive_union_and_replay_with_public_names(
         assert bytes.fromhex(table.topic_id) == client.admin.describe_topic(topic).topic_id
     options = {"kafka.bootstrap.servers": servers}
     assert mansio.spark.read_topic_as_table(spark, topic, table, options).count() == RECORDS + 1
+    names = mansio.spark.register_topics(spark, [topic], servers, warehouse=warehouse)
+    assert spark.sql(f"select count(*) from {names[topic]}").first()[0] == RECORDS + 1
+    spark.catalog.dropTempView(names[topic])
     selection = mansio.spark.Selection(partitions=frozenset([0]), starts={0: 1})
     assert selection.ends is selection.from_us is selection.to_us is None
     version: mansio.spark.TableVersion = mansio.spark.find_version(

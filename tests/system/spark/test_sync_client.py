@@ -16,10 +16,11 @@ from mansio.client import ProducerOptions
 from mansio.client.types import OutgoingRecord
 from mansio.errors import ConnectionLost, DataLoss, TopicRecreated, UnreadableRecords
 from mansio.spark.source import fetch
+from mansio.spark.source.error_column import parse_error_offsets
 from mansio.spark.source.fetch import fetch_range
 from mansio.spark.source.read_plan import TaskRange, TaskRanges
 from mansio.spark.source.readers import BatchReader
-from mansio.spark.source.task_reader import parse_error_offsets, read_range
+from mansio.spark.source.task_reader import read_range
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.topic_partition import TopicPartition

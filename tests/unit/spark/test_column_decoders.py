@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from mansio.spark.schemas.avro import AvroSchema
 from mansio.spark.schemas.column_types import (
     IncompatibleTypes,
     check_readable,
+    conform,
     list_type,
     map_type,
     merge_types,
@@ -138,12 +140,48 @@ def test_incompatible_version_is_rejected_whenever_a_process_asks(server: Regist
         assert decoder.type == late.type
 
 
-def test_first_version_that_is_incompatible_with_the_table_is_rejected(server: RegistryServer) -> None:
-    schema_id = server.register("s", record(a="string"))
-    base = struct_type([("a", pa.int64())])
-    found = SubjectDecoder(column(server), SchemaRegistry(server.url), base)
-    assert found.type == base
-    assert list(found.rejected) == [schema_id]
+def test_subject_that_is_incompatible_with_the_table_is_refused(server: RegistryServer) -> None:
+    server.register("s", record(a="string"))
+    with pytest.raises(
+        UnsupportedSchema, match=r"no version of subject s can be used: .* from bigint to string"
+    ):
+        open_decoder(column(server), struct_type([("a", pa.int64())]))
+    schema = json.dumps(record(a="string"))
+    with pytest.raises(UnsupportedSchema, match="field a changes from bigint to string"):
+        open_decoder(ColumnFormat("avro", schema=schema), struct_type([("a", pa.int64())]))
+
+
+@given(st.data(), TYPES, TYPES)
+def test_array_conforms_to_a_merged_type_without_other_changes(
+    data: st.DataObject, kind: pa.DataType, other: pa.DataType
+) -> None:
+    try:
+        merged = merge_types(kind, other)
+    except IncompatibleTypes:
+        return
+    rows = data.draw(st.lists(st.none() | values_of(kind), max_size=4))
+    array = pa.array(rows, kind)
+    found = conform(array, merged)
+    found.validate(full=True)
+    assert found.type == merged
+    assert found.to_pylist() == pa.array(rows, merged).to_pylist()
+    assert conform(array[1:], merged).to_pylist() == found.to_pylist()[1:]
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if pa.types.is_struct(kind):
+        return st.fixed_dictionaries({one.name: st.none() | values_of(one.type) for one in kind})
+    if pa.types.is_list(kind):
+        return st.lists(st.none() | values_of(kind.value_type), max_size=3)
+    if pa.types.is_map(kind):
+        return st.dictionaries(st.sampled_from("xyz"), st.none() | values_of(kind.item_type)).map(
+            lambda one: list(one.items())
+        )
+    if pa.types.is_string(kind):
+        return st.text(max_size=3)
+    if pa.types.is_decimal(kind):
+        return st.integers(-999, 999).map(lambda number: Decimal(number).scaleb(-2))
+    return st.integers(-100, 100)
 
 
 def test_fixed_type_ignores_later_fields_and_rejects_wider_ones(server: RegistryServer) -> None:

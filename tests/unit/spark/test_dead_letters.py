@@ -17,7 +17,7 @@ from mansio.spark.iceberg.table_format import DEAD_LETTER_SCHEMA
 from mansio.spark.jobs.maintain import maintain
 from mansio.spark.options import ERROR_COLUMN
 from mansio.spark.sink.iceberg_sink import split_dead_letters
-from mansio.spark.source.task_reader import unreadable_offsets_text
+from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.wire.batch.record_batch import build_batch
 from support.iceberg import plan
 

@@ -24,8 +24,8 @@ from mansio.spark.sink.iceberg_sink import (
     sink_options,
     split_dead_letters,
 )
+from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.read_plan import TaskRange
-from mansio.spark.source.task_reader import unreadable_offsets_text
 from support.iceberg import expected, held, plan, write_parts
 
 if TYPE_CHECKING:

@@ -179,3 +179,62 @@ def test_options_of_a_writer() -> None:
         SinkOptions.parse(BASE)
     with pytest.raises(ConfigError, match="did you mean topic"):
         SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topics": "out"})
+
+
+DECODED = {**BASE, "valueFormat": "json", "valueSchema": '{"type": "object", "properties": {"a": {}}}'}
+
+
+def test_decoded_columns_follow_the_others_or_stand_where_columns_names_them() -> None:
+    assert selected_columns(DECODED)[-1] == "decoded_value"
+    assert selected_columns({**DECODED, "columns": "decoded_value,offset"}) == ("decoded_value", "offset")
+    assert selected_columns({**DECODED, "columns": "decoded_value"}) == ("decoded_value",)
+    both = {**DECODED, "keyFormat": "json", "keySchema": "{}", "onUnreadable": "dead-letter"}
+    assert selected_columns(both)[-3:] == ("decoded_key", "decoded_value", "error")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"valueFormat": "xml"}, "option valueFormat is 'xml'"),
+        ({"valueFormat": "json"}, "needs a schema"),
+        ({"valueSchema": "{}"}, "option valueSchema needs option valueFormat"),
+        ({"schemaRegistry": "http://h:1"}, "option schemaRegistry needs option valueFormat or keyFormat"),
+        ({"columns": "decoded_value"}, "column decoded_value needs option valueFormat"),
+        ({"warehouse": "lake"}, "option warehouse needs option asTable=true"),
+        ({"asTable": "true", "startingOffsets": "earliest"}, "startingOffsets cannot be used with asTable"),
+        (
+            {"asTable": "true", "onUnreadable": "dead-letter"},
+            "onUnreadable cannot be dead-letter with asTable",
+        ),
+        ({"asTable": "true", "catalog": "http://h:1"}, "option catalog needs option warehouse"),
+    ],
+)
+def test_options_of_decoding_and_tables_that_do_not_fit_are_refused(
+    options: dict[str, str], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        SourceOptions.parse({**BASE, **options})
+
+
+def test_subject_is_that_of_the_only_topic() -> None:
+    registry = {"valueFormat": "json", "schemaRegistry": "http://h:1"}
+    (column,) = SourceOptions.parse({**BASE, **registry}).decoded
+    assert column.format.subject == "flights-value"
+    with pytest.raises(ConfigError, match="option valueSubject is missing"):
+        SourceOptions.parse({**BASE, **registry, "subscribe": "t,u"})
+    with pytest.raises(ConfigError, match="a stream reads the log"):
+        SourceOptions.parse({**BASE, "asTable": "true"}, streaming=True)
+
+
+def test_credentials_of_the_environment_are_in_the_options_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MANSIO_SCHEMA_REGISTRY_USER", "reader")
+    monkeypatch.setenv("MANSIO_SCHEMA_REGISTRY_PASSWORD", "s3cret")
+    options = {**BASE, "valueFormat": "json", "schemaRegistry": "http://h:1"}
+    parsed = SourceOptions.parse(options)
+    assert parsed.decoded[0].format.credentials is not None
+    assert parsed.decoded[0].format.credentials.password == "s3cret"
+    assert "s3cret" not in repr(parsed)
+    with pytest.raises(ConfigError, match="must not contain credentials"):
+        SourceOptions.parse({**options, "schemaRegistry": "http://u:p@h:1"})

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.spark.schemas.avro import AvroSchema, schema_of_type
-from mansio.spark.schemas.column_types import spark_type
+from mansio.spark.schemas.column_types import arrow_type, spark_type
 from mansio.spark.schemas.decoding import decode_objects, to_column
 from mansio.spark.schemas.errors import MalformedValue, UnsupportedSchema
 
@@ -134,9 +134,9 @@ def test_types_are_those_that_spark_reads_from_the_sql_text(schema: tuple[Any, A
     from pyspark.sql.pandas.types import from_arrow_type
 
     kind = AvroSchema(json.dumps(schema[0])).type
-    assert from_arrow_type(kind).simpleString() == spark_type(kind).replace("`", "").replace(
-        ": ", ":"
-    ).replace(", ", ",")
+    found = from_arrow_type(kind)
+    assert found.simpleString() == spark_type(kind).replace("`", "").replace(": ", ":").replace(", ", ",")
+    assert arrow_type(found) == kind
 
 
 @given(st.data())

@@ -24,6 +24,16 @@ from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServer
 from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.signals import StopSignals
+from mansio.cli.support.value_formats import (
+    KeyFormatOption,
+    KeyMessageOption,
+    KeySchemaOption,
+    SchemaRegistryOption,
+    ValueFormatOption,
+    ValueMessageOption,
+    ValueSchemaOption,
+    decoding_options,
+)
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.archive import ArchiveResult, BatchProgress
@@ -75,6 +85,13 @@ def archive(
             " dead-letter also stores them in the table mansio_dead_letters.TOPIC.",
         ),
     ] = OnUnreadable.SUSPEND,
+    value_format: ValueFormatOption = None,
+    value_schema: ValueSchemaOption = None,
+    value_message: ValueMessageOption = None,
+    key_format: KeyFormatOption = None,
+    key_schema: KeySchemaOption = None,
+    key_message: KeyMessageOption = None,
+    schema_registry: SchemaRegistryOption = None,
     metrics: MetricsOption = None,
     master: MasterOption = None,
     remote: RemoteOption = None,
@@ -95,6 +112,16 @@ def archive(
     from mansio.spark.jobs.archive import ArchiveJob
     from mansio.spark.jobs.archive import archive as run_archive
 
+    decode = decoding_options(
+        (topic,),
+        value_format=value_format,
+        value_schema=value_schema,
+        value_message=value_message,
+        key_format=key_format,
+        key_schema=key_schema,
+        key_message=key_message,
+        schema_registry=schema_registry,
+    )
     job = ArchiveJob(
         topic=topic,
         warehouse=warehouse,
@@ -106,6 +133,7 @@ def archive(
         records_max=records_max,
         accept_loss=accept_loss,
         on_unreadable=on_unreadable.value,
+        decode=decode,
     )
     stop_signals = StopSignals()
     with stop_signals.handling(), serve_metrics(metrics, job.name) as collector:

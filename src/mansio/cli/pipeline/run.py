@@ -27,6 +27,16 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_json
 from mansio.cli.support.metrics_option import MetricsOption, serve_metrics
 from mansio.cli.support.signals import StopSignals
+from mansio.cli.support.value_formats import (
+    KeyFormatOption,
+    KeyMessageOption,
+    KeySchemaOption,
+    SchemaRegistryOption,
+    ValueFormatOption,
+    ValueMessageOption,
+    ValueSchemaOption,
+    decoding_options,
+)
 
 if TYPE_CHECKING:
     from mansio.spark.jobs.run import BatchProgress, PipelineResult
@@ -186,6 +196,13 @@ def run(
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="Additional options of the source; repeatable."),
     ] = None,
+    value_format: ValueFormatOption = None,
+    value_schema: ValueSchemaOption = None,
+    value_message: ValueMessageOption = None,
+    key_format: KeyFormatOption = None,
+    key_schema: KeySchemaOption = None,
+    key_message: KeyMessageOption = None,
+    schema_registry: SchemaRegistryOption = None,
     conf: ConfOption = None,
     metrics: MetricsOption = None,
     master: MasterOption = None,
@@ -215,6 +232,16 @@ def run(
     if key is None and (order_by is not None or on_null_key is not OnNullKey.SUSPEND):
         usage_error("they belong to --key", "--order-by / --on-null-key")
     options = dict(parse_name_values(option or (), "--option"))
+    options |= decoding_options(
+        topic or (),
+        value_format=value_format,
+        value_schema=value_schema,
+        value_message=value_message,
+        key_format=key_format,
+        key_schema=key_schema,
+        key_message=key_message,
+        schema_registry=schema_registry,
+    )
     called = name or Path(file).stem
     renames = dict(parse_name_values(rename_column or (), "--rename-column"))
 

@@ -54,12 +54,14 @@ from mansio.spark.iceberg.commit import (
     commit_files,
     skip_to_log_start,
 )
+from mansio.spark.iceberg.decoded_schema import NO_DECODED_COLUMNS, decoded_schema
 from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
 from mansio.spark.iceberg.table_format import LiveFile, parse_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
@@ -155,8 +157,16 @@ class ArchiveTable:
         with self.catalog_errors():
             return skip_to_log_start(self.iceberg, log_starts)
 
+    def decoded_columns(self) -> pa.Schema:
+        """The columns of decoded keys and values; none if the archive has only the records."""
+        return decoded_schema(self.iceberg)
+
     def commit(
-        self, plan: BatchPlan, files: Sequence[WrittenDataFile], lost: Sequence[LostRange] = ()
+        self,
+        plan: BatchPlan,
+        files: Sequence[WrittenDataFile],
+        lost: Sequence[LostRange] = (),
+        decoded: pa.Schema = NO_DECODED_COLUMNS,
     ) -> CommitOutcome:
         """Add a batch exactly once; see `commit.commit_files` for errors.
 
@@ -165,11 +175,11 @@ class ArchiveTable:
         for _ in range(CATALOG_LOCK_ATTEMPTS_MAX - 1):
             try:
                 with self.catalog_errors():
-                    return commit_files(self.iceberg, plan, files, lost)
+                    return commit_files(self.iceberg, plan, files, lost, decoded=decoded)
             except CatalogLocked:
                 continue
         with self.catalog_errors():
-            return commit_files(self.iceberg, plan, files, lost)
+            return commit_files(self.iceberg, plan, files, lost, decoded=decoded)
 
     def transaction(self) -> CachedMetadataTransaction:
         """A transaction for maintenance: `with table.catalog_errors(), table.transaction() as change: ...`.
@@ -246,7 +256,8 @@ def check_archive_table(table: Table, topic: str, topic_id: str = "") -> None:
     name = ".".join(table.name())
     properties = table.properties
     form = properties.get(table_format.FORMAT_PROPERTY)
-    if form is None or [field.name for field in table.schema().fields] != table_format.TABLE_SCHEMA.names:
+    names = [one.name for one in table.schema().fields if one.name not in table_format.DECODED_COLUMNS]
+    if form is None or names != table_format.TABLE_SCHEMA.names:
         raise NotAnArchiveTable(
             f"table {name} was not made by `mansio pipeline archive`: choose another warehouse or catalog"
         )

@@ -30,6 +30,7 @@ from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.table import Transaction
 from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
 
+from mansio.spark.iceberg.decoded_schema import NO_DECODED_COLUMNS, evolve_table
 from mansio.spark.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
 from mansio.spark.iceberg.table_format import (
     BATCH_PROPERTY,
@@ -53,6 +54,7 @@ from mansio.spark.iceberg.table_format import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import pyarrow as pa
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -140,12 +142,13 @@ def commit_files(
     parts: Sequence[WrittenDataFile],
     lost: Sequence[LostRange] = (),
     *,
+    decoded: pa.Schema = NO_DECODED_COLUMNS,
     retries: int = COMMIT_RETRIES_MAX,
     snapshots_max: int = SNAPSHOTS_MAX,
     now_ms: int | None = None,
 ) -> CommitOutcome:
     """Add the files and offsets of a batch to the table unless the table already has the batch. `lost`: ranges of the
-    batch that the table lists as lost.
+    batch that the table lists as lost. `decoded`: decoded columns of the files, which are added to the table.
 
     Raises:
         InvalidDataFiles: The files do not match the plan; nothing was committed.
@@ -172,7 +175,7 @@ def commit_files(
         )
         at_ms = now_ms or time.time_ns() // 1_000_000
         try:
-            snapshot_id = _commit_append(table, commit, parts, snapshots_max, at_ms, listed)
+            snapshot_id = _commit_append(table, commit, parts, snapshots_max, at_ms, listed, decoded)
         except (CommitFailedException, CommitStateUnknownException):
             time.sleep(random.uniform(0, COMMIT_RETRY_BACKOFF_S * attempt))
             table.refresh()
@@ -290,15 +293,19 @@ def _commit_append(
     snapshots_max: int,
     now_ms: int,
     extra_properties: Mapping[str, str] | None = None,
+    decoded: pa.Schema = NO_DECODED_COLUMNS,
 ) -> int:
-    """Expire old snapshots, add the files and set the properties, in one transaction. Returns the new snapshot's id."""
+    """Expire old snapshots, evolve the schema, add the files and set the properties, in one transaction. Returns the
+    new snapshot's id.
+    """
     properties = {**commit_properties(commit), **(extra_properties or {})}
     history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
     last, newest = read_commit(table.properties), table.current_snapshot()
     before = None if last is None or newest is None else HistoryEntry(newest.timestamp_ms, last.offsets)
     new_history = add_offset_history_entry(history, now_ms, commit.offsets, before)
-    data_files = [to_data_file(table, part) for part in parts]
     with CachedMetadataTransaction(table) as transaction:
+        evolve_table(transaction, table, decoded)
+        data_files = [to_data_file(table, part, transaction.table_metadata) for part in parts]
         expired = expirable_snapshots(table.metadata, snapshots_max)
         if expired:
             transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
@@ -325,13 +332,14 @@ def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
     return dict(added)
 
 
-def to_data_file(table: Table, part: WrittenDataFile) -> DataFile:
+def to_data_file(table: Table, part: WrittenDataFile, metadata: TableMetadata | None = None) -> DataFile:
     """The manifest entry of a file. Rows and size of the file are compared with those that the task reported.
+    `metadata`: those of a transaction that changes the table's columns.
 
     Raises:
         InvalidDataFiles: They differ, so the file is not the one that the task wrote.
     """
-    data_file = parquet_file_to_data_file(table.io, table.metadata, part.path)
+    data_file = parquet_file_to_data_file(table.io, metadata or table.metadata, part.path)
     if data_file.record_count != part.rows or data_file.file_size_in_bytes != part.bytes:
         raise InvalidDataFiles(
             f"{part.path} has {data_file.record_count} rows and {data_file.file_size_in_bytes} bytes; "

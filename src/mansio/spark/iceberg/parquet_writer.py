@@ -26,6 +26,7 @@ from pyarrow import fs
 
 from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.table_format import (
+    DECODED_COLUMNS,
     HEADERS_COLUMN,
     LANE_COLUMN,
     LAST_OFFSET_COLUMN,
@@ -63,6 +64,28 @@ PARQUET_WRITER_OPTIONS: dict[str, Any] = {
     "use_dictionary": ["key", PARTITION_COLUMN, TIMESTAMP_TYPE_COLUMN, LANE_COLUMN],
     "write_statistics": [PARTITION_COLUMN, OFFSET_COLUMN, TIMESTAMP_COLUMN],
 }
+
+
+def _writer_options(schema: pa.Schema) -> dict[str, Any]:
+    """The options for a file. Fields of decoded columns have dictionaries and statistics: their values are often equal,
+    and readers skip row groups by them.
+    """
+    fields = [
+        path for name in DECODED_COLUMNS if name in schema.names for path in _leaves(schema.field(name))
+    ]
+    return {
+        **PARQUET_WRITER_OPTIONS,
+        "use_dictionary": [*PARQUET_WRITER_OPTIONS["use_dictionary"], *fields],
+        "write_statistics": [*PARQUET_WRITER_OPTIONS["write_statistics"], *fields],
+    }
+
+
+def _leaves(column: pa.Field, prefix: str = "") -> list[str]:
+    """The paths of the fields of a column without those in lists and maps."""
+    path = f"{prefix}{column.name}"
+    if pa.types.is_struct(column.type):
+        return [leaf for one in column.type for leaf in _leaves(one, f"{path}.")]
+    return [] if pa.types.is_nested(column.type) else [path]
 
 
 @dataclass(slots=True)
@@ -179,7 +202,7 @@ class PartitionFileWriter:
         path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
         sink = self._system.open_output_stream(self._local_path(path))
         try:
-            writer = pq.ParquetWriter(sink, self._schema, **PARQUET_WRITER_OPTIONS)
+            writer = pq.ParquetWriter(sink, self._schema, **_writer_options(self._schema))
         except OSError:
             with suppress(OSError):
                 sink.close()

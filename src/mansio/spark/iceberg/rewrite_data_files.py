@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 
+from mansio.spark.iceberg.decoded_schema import archive_schema
 from mansio.spark.iceberg.errors import ArchiveError
 from mansio.spark.iceberg.orphan_cleanup import MAINTENANCE_SUMMARY, retry_on_conflict
-from mansio.spark.iceberg.table_format import TABLE_SCHEMA, LiveFile
 from mansio.spark.iceberg.table_scan import BEFORE_FIRST_RECORD, check_order, read_file, record_count
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
     from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_format import LiveFile
     from mansio.spark.iceberg.table_scan import RecordPosition
 
 TARGET_FILE_BYTES: Final = 256 << 20
@@ -134,13 +135,14 @@ def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
     name = f"merged-{first.partition}-{first.first_offset}-{uuid.uuid4().hex}.parquet"
     path = posixpath.join(posixpath.dirname(first.path), name)
     rows = 0
+    schema = archive_schema(table.decoded_columns())
     with (
         table.iceberg.io.new_output(path).create() as stream,
         pq.ParquetWriter(
-            stream, TABLE_SCHEMA, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
+            stream, schema, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
         ) as writer,
     ):
-        for chunk in _row_groups(_rows_of(table, group)):
+        for chunk in _row_groups(_rows_of(table, group, schema)):
             writer.write_table(chunk, row_group_size=ROW_GROUP_ROWS_MAX)
             rows += chunk.num_rows
     if rows != record_count(group):
@@ -150,10 +152,10 @@ def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
     return _MergedFile(tuple(group), path)
 
 
-def _rows_of(table: ArchiveTable, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+def _rows_of(table: ArchiveTable, group: Sequence[LiveFile], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     last: RecordPosition = BEFORE_FIRST_RECORD
     for file in group:
-        for batch in read_file(table.iceberg.io, file):
+        for batch in read_file(table.iceberg.io, file, schema=schema):
             last = check_order(batch, last, file.path)
             yield batch
 

@@ -27,6 +27,10 @@ TIMESTAMP_COLUMN = "__timestamp"
 TIMESTAMP_TYPE_COLUMN = "__timestamp_type"
 LANE_COLUMN = "__lane"
 LAST_OFFSET_COLUMN = "__last_offset"
+DECODED_COLUMNS = ("decoded_key", "decoded_value")
+"""Optional columns of an archive table, after those of `TABLE_SCHEMA`: keys and values, decoded. Their types grow with
+the schemas of the topic.
+"""
 
 FORMAT_PROPERTY = "mansio.format"
 TOPIC_PROPERTY = "mansio.topic"

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mansio.spark.iceberg.decoded_schema import conform_batch
 from mansio.spark.iceberg.errors import ArchiveError
 from mansio.spark.iceberg.table_format import (
     OFFSET_COLUMN,
@@ -155,9 +156,15 @@ def selected_files(
 
 
 def read_file(
-    io: FileIO, file: LiveFile, selection: Selection = ALL_RECORDS, *, batch_rows: int = BATCH_ROWS
+    io: FileIO,
+    file: LiveFile,
+    selection: Selection = ALL_RECORDS,
+    *,
+    batch_rows: int = BATCH_ROWS,
+    schema: pa.Schema = TABLE_SCHEMA,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file, without the row groups that cannot hold a selected record.
+    """The rows of one file, without the row groups that cannot hold a selected record. `schema`: the columns, at least
+    those of `TABLE_SCHEMA`.
 
     Raises:
         ArchiveError: The file is not a valid Parquet file.
@@ -166,10 +173,13 @@ def read_file(
     try:
         with io.new_input(file.path).open() as stream:
             parquet = pq.ParquetFile(stream)
+            names = [one for one in schema.names if one in parquet.schema_arrow.names]
             # One row group after the other: a batch over several groups would have `batch_rows` rows of any size.
             for group in _selected_row_groups(parquet.metadata, file, selection):
-                for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
-                    yield batch if batch.schema.equals(TABLE_SCHEMA) else _cast_to_table_schema(batch)
+                for batch in parquet.iter_batches(
+                    batch_rows, row_groups=[group], columns=names, use_threads=False
+                ):
+                    yield batch if batch.schema.equals(schema) else _cast_to_table_schema(batch, schema)
     except pa.ArrowInvalid as error:
         raise ArchiveError(f"{file.path} is damaged: {error}") from error
 
@@ -195,10 +205,18 @@ def _row_group_bounds(group: Any, column: int) -> tuple[int, int] | None:
     return statistics.min_raw, statistics.max_raw
 
 
-def _cast_to_table_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Cast the columns to the types of the table: another program may have rewritten the file with equivalent types."""
+def _cast_to_table_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Cast the columns to the types of the table: another program may have rewritten the file with equivalent types, or
+    the file was written before a decoded column was added or widened.
+    """
     columns = [batch.column(column.name).cast(column.type) for column in TABLE_SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+    records = pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+    if schema.equals(TABLE_SCHEMA):
+        return records
+    for name in schema.names[len(TABLE_SCHEMA) :]:
+        if batch.schema.get_field_index(name) >= 0:
+            records = records.append_column(name, batch.column(name))
+    return conform_batch(records, schema)
 
 
 def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> RecordPosition:

@@ -20,9 +20,10 @@ import re
 import shutil
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 
 from mansio import errors
@@ -43,7 +44,14 @@ from mansio.spark.jobs.pipeline_progress import (
 )
 from mansio.spark.jobs.progress_listener import commits_with_holds
 from mansio.spark.jobs.run import WORKER_START_TIMEOUT_TEXT, WorkerStartTimeout, stop_after_batch
-from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND, SourceOptions
+from mansio.spark.options import (
+    ON_UNREADABLE_DEAD_LETTER,
+    ON_UNREADABLE_SUSPEND,
+    SourceOptions,
+    decoded_columns,
+)
+from mansio.spark.schemas import errors as schema_errors
+from mansio.spark.schemas.formats import open_decoder
 from mansio.spark.session.addresses import is_connect
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 from mansio.spark.sink.iceberg_sink import IcebergSink, sink_options
@@ -105,6 +113,10 @@ class ArchiveJob:
     on_unreadable: str = ON_UNREADABLE_SUSPEND
     """What to do with unreadable records. `suspend`: end with an error. `skip`: continue without them, and list their
     offsets in the table. `dead-letter`: also store them in the dead-letter table.
+    """
+    decode: dict[str, str] = field(default_factory=dict)
+    """Options of `format("mansio")` that decode keys and values (`valueFormat`, `schemaRegistry`, ...). The table then
+    has the columns `decoded_key` and `decoded_value`; later versions of the schemas add fields while the job runs.
     """
 
 
@@ -291,7 +303,6 @@ class _ArchiveRun:
             "subscribe": job.topic,
             "startingOffsets": f'{{"{job.topic}":{format_offsets(start)}}}',
             "topicIds": json.dumps({job.topic: self._topic_id}),
-            "columns": ARCHIVED_COLUMNS,
             "includeHeaders": "true",
             "maxOffsetsPerTrigger": str(job.records_max),
             "stopAtLatest": str(job.stops_when_caught_up),
@@ -299,6 +310,9 @@ class _ArchiveRun:
             if job.on_unreadable == ON_UNREADABLE_SUSPEND
             else ON_UNREADABLE_DEAD_LETTER,
         }
+        source |= job.decode
+        decoded = self._decoded_columns(source)
+        source["columns"] = ",".join((ARCHIVED_COLUMNS, *decoded.names))
         ranges = self._spark.readStream.format(RangeSource.name()).options(**source).load()
         writer = (
             ranges.writeStream.format(IcebergSink.name())
@@ -306,12 +320,30 @@ class _ArchiveRun:
             .outputMode("append")
             .option("checkpointLocation", checkpoint)
             .options(
-                **sink_options(self._table, job.warehouse, job.catalog, start, source, dead_letter_table)
+                **sink_options(
+                    self._table, job.warehouse, job.catalog, start, source, dead_letter_table, decoded
+                )
             )
         )
         if job.stops_when_caught_up:
             return start_available_now(writer)
         return writer.trigger(processingTime=f"{job.trigger_s} seconds").start()
+
+    def _decoded_columns(self, source: dict[str, str]) -> pa.Schema:
+        """The decoded columns with the types of the table and of the schemas that are known now.
+
+        Raises `ConfigError` if the table has records without these columns, or the schemas do not agree with the table.
+        """
+        existing = self._table.decoded_columns()
+        wanted = decoded_columns(source)
+        if self._table.last_commit() is not None and existing.names != [one.name for one in wanted]:
+            has = " and ".join(existing.names) or "no decoded columns"
+            raise ConfigError(
+                f"table {self._table.name} has records with {has}: archive with the same formats of keys and values as"
+                " before, or into another warehouse or catalog"
+            )
+        bases = {one.name: one.type for one in existing}
+        return pa.schema([(one.name, open_decoder(one.format, bases.get(one.name)).type) for one in wanted])
 
     def _report_until_end(self, query: StreamingQuery) -> None:
         """Report every batch until the query ends or is stopped."""
@@ -416,7 +448,9 @@ def _error_of_query(error: StreamingQueryException) -> MansioError:
     if kind == DataLoss.__name__:  # the remedy in the message is for a reader, which has other options
         line, lost, _ = line.partition(". Begin later (")
         line = f"{line}. {ACCEPT_LOSS_HINT}" if lost else line
-    known = getattr(archive_errors, kind, None) or getattr(errors, kind, None)
+    known = next(
+        (getattr(one, kind) for one in (archive_errors, errors, schema_errors) if hasattr(one, kind)), None
+    )
     is_ours = isinstance(known, type) and issubclass(known, MansioError)
     return known(line.strip()) if known is not None and is_ours else ArchiveFailed(line.strip())
 

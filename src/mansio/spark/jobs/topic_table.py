@@ -23,10 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
-from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, LATEST
-from mansio.spark.arrow.schema import select_columns, spark_schema
+from mansio.errors import ConfigError, InvalidRequest
+from mansio.spark.arrow.schema import spark_schema
 from mansio.spark.iceberg.table_format import (
     LANE_COLUMN,
     OFFSET_COLUMN,
@@ -35,11 +33,9 @@ from mansio.spark.iceberg.table_format import (
     TIMESTAMP_TYPE_COLUMN,
 )
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, selected_files
-from mansio.spark.iceberg.time_travel import is_archive_of
 from mansio.spark.options import ON_UNREADABLE_DEAD_LETTER, SourceOptions
-from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets, offsets_for_times
-from mansio.spark.source.read_plan import OffsetRange
-from mansio.spark.sync_client import sync_client
+from mansio.spark.schemas.column_types import spark_type
+from mansio.spark.source.archived_topic import decoded_types, unarchived_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from mansio.spark.iceberg.catalog import ArchiveTable
-    from mansio.wire.topic_partition import TopicPartition
+    from mansio.spark.source.read_plan import OffsetRange
 
 ARCHIVE_SCHEMA: Final = (
     "key binary, value binary, headers array<struct<key: string, value: binary>>, "
@@ -94,16 +90,18 @@ def read_topic_as_table(
         raise ConfigError(
             "option onUnreadable cannot be dead-letter here: what is archived was readable; use skip"
         )
-    names = select_columns(parsed.columns)
+    names = parsed.columns
+    types = {name: spark_type(kind) for name, kind in decoded_types(table, parsed).items()}
     condition = _selection_filter(selection)
     read = names if condition is None else tuple(dict.fromkeys((*names, *FILTER_COLUMNS)))
-    unarchived = _unarchived_ranges(table, parsed, selection)
+    schema = ", ".join(f"{name} {types[name]}" if name in types else spark_schema((name,)) for name in read)
+    unarchived = unarchived_ranges(table, parsed, selection)
     paths = [file.path for file in selected_files(table, selection)]
-    rows = spark.createDataFrame([], spark_schema(read)) if not paths and not unarchived else None
+    rows = spark.createDataFrame([], schema) if not paths and not unarchived else None
     if paths:
-        rows = _read_archive_files(spark, topic, paths, read)
+        rows = _read_archive_files(spark, topic, paths, read, types)
     if unarchived:
-        newer = _read_log(spark, table, {**options, "columns": ",".join(read)}, unarchived)
+        newer = _read_log(spark, table, {**options, "columns": ",".join(read)}, unarchived, schema)
         rows = newer if rows is None else rows.unionByName(newer)
     assert rows is not None
     return rows if condition is None else rows.where(condition).select(*names)
@@ -117,53 +115,13 @@ def _check_options(options: Mapping[str, str]) -> None:
             )
 
 
-def _unarchived_ranges(
-    table: ArchiveTable, options: SourceOptions, selection: Selection
-) -> dict[int, OffsetRange]:
-    """The offsets to read from the log of each partition: from the end of the archive, or from a later start of the
-    selection. A partition that was added since the last commit is read from its beginning; before the first commit, all
-    partitions are. An end of `LATEST` is resolved when the DataFrame is evaluated.
-    """
-    committed = table.last_commit()
-    client = sync_client(options.bootstrap_servers)
-    found = find_partitions(client, options)
-    if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
-        raise TopicRecreated(
-            f"topic {table.topic} was deleted and recreated since table {table.name} was created: its log does not"
-            " continue where the table ends. Archive it into another warehouse, or read the two separately"
-        )
-    partitions = found.partitions
-    earliest = earliest_offsets(client, partitions)
-    latest = latest_offsets(client, partitions, options.isolation_level)
-    first: dict[TopicPartition, int] = {}
-    if selection.from_us is not None and selection.from_us > 0:
-        first = offsets_for_times(
-            client, dict.fromkeys(partitions, selection.from_us // 1000), options.isolation_level
-        )
-    ranges = {}
-    for one in partitions:
-        wanted = selection.offset_range(one.partition)
-        if wanted is None:
-            continue
-        archive_end = EARLIEST if committed is None else committed.offsets.get(one.partition, 0)
-        # Later records are not part of this read; if the archive ends beyond the log, the source reports it.
-        begin = archive_end if wanted[0] == 0 else max(archive_end, min(wanted[0], latest[one]))
-        since = latest[one] if first.get(one, 0) < 0 else min(first.get(one, 0), latest[one])
-        # The timestamps of records in neither part are unknown, so the source reports that they are missing.
-        is_deleted = 0 <= begin < earliest[one]
-        start = begin if is_deleted or not since else max(begin, since)
-        end = wanted[1] if wanted[1] <= latest[one] else LATEST
-        if end == LATEST or start < end:
-            ranges[one.partition] = OffsetRange(start, end)
-    return ranges
-
-
 def _read_archive_files(
-    spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...]
+    spark: SparkSession, topic: str, paths: list[str], names: tuple[str, ...], decoded: Mapping[str, str]
 ) -> DataFrame:
     """The rows of these files. The directory of the archive is not listed, because it also holds replaced files."""
+    columns_in_files = [ARCHIVE_SCHEMA, *(f"{name} {kind}" for name, kind in decoded.items())]
     reader = (
-        spark.read.schema(ARCHIVE_SCHEMA)
+        spark.read.schema(", ".join(columns_in_files))
         .option("recursiveFileLookup", "true")
         .option("__globPaths__", "false")
     )
@@ -178,12 +136,17 @@ def _read_archive_files(
 
 
 def _read_log(
-    spark: SparkSession, table: ArchiveTable, options: Mapping[str, str], ranges: dict[int, OffsetRange]
+    spark: SparkSession,
+    table: ArchiveTable,
+    options: Mapping[str, str],
+    ranges: dict[int, OffsetRange],
+    schema: str,
 ) -> DataFrame:
     """The records of these offset ranges of the log, by partition."""
     topic, chosen = table.topic, sorted(ranges)
     reader = (
         spark.read.format("mansio")
+        .schema(schema)
         .options(**options)
         .option("assign", json.dumps({topic: chosen}))
         .option("startingOffsets", json.dumps({topic: {str(one): ranges[one].start for one in chosen}}))

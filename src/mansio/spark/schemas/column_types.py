@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -68,6 +68,58 @@ def map_type(key: pa.DataType, value: pa.DataType) -> pa.MapType:
     return pa.map_(key, pa.field("value", value))
 
 
+def normalized(kind: pa.DataType) -> pa.DataType:
+    """The type with the field names and nullability of this module; Spark and Iceberg have others."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, normalized(one.type)) for one in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return list_type(normalized(kind.value_type))
+    if pa.types.is_map(kind):
+        return map_type(normalized(kind.key_type), normalized(kind.item_type))
+    if pa.types.is_timestamp(kind):
+        return TIMESTAMP if kind.tz else LOCAL_TIMESTAMP
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(kind) else kind
+
+
+def conform(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The array as a type that `merge_types` has made of its type: fields that it lacks are null."""
+    if array.type == kind:
+        return array
+    if pa.types.is_struct(kind):
+        names = [one.name for one in array.type]
+        fields = [
+            conform(array.field(names.index(one.name)), one.type)
+            if one.name in names
+            else pa.nulls(len(array), one.type)
+            for one in kind
+        ]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=array.is_null())
+    if pa.types.is_list(kind):
+        array = _unsliced(array)
+        values = conform(array.values, kind.value_type)
+        return pa.ListArray.from_arrays(array.offsets, values, type=kind, mask=_null_mask(array))
+    if pa.types.is_map(kind):
+        array = _unsliced(array)
+        items = conform(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(
+            array.offsets, array.keys.cast(kind.key_type), items, type=kind, mask=_null_mask(array)
+        )
+    return array.cast(kind)
+
+
+def _unsliced(array: pa.Array) -> pa.Array:
+    """The same rows in an array that begins at its first row: the offsets of a slice cannot have a mask."""
+    return (
+        pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array)), pa.int64()))
+    )
+
+
+def _null_mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
 def check_size(kind: pa.DataType) -> pa.DataType:
     """Return the type. Raises `UnsupportedSchema` if it has more than `FIELDS_MAX` fields or `DEPTH_MAX` levels."""
     count, level = 0, [kind]
@@ -93,6 +145,26 @@ def spark_type(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return _SPARK_NAMES[kind]
+
+
+def arrow_type(kind: Any) -> pa.DataType:
+    """The Arrow type of a Spark type (`pyspark.sql.types.DataType`), the inverse of `spark_type`. Raises
+    `UnsupportedSchema` for a type that no schema has.
+    """
+    name = kind.typeName()
+    if name == "struct":
+        return struct_type([(one.name, arrow_type(one.dataType)) for one in kind.fields])
+    if name == "array":
+        return list_type(arrow_type(kind.elementType))
+    if name == "map":
+        return map_type(arrow_type(kind.keyType), arrow_type(kind.valueType))
+    if name == "decimal":
+        return pa.decimal128(kind.precision, kind.scale)
+    text = kind.simpleString()
+    for arrow, spark in _SPARK_NAMES.items():
+        if spark == text:
+            return arrow
+    raise UnsupportedSchema(f"a decoded column cannot have the type {text}")
 
 
 def quoted(name: str) -> str:

@@ -103,17 +103,17 @@ class ColumnDecoder(Protocol):
 def open_decoder(
     column: ColumnFormat, base: pa.DataType | None = None, *, is_fixed: bool = False
 ) -> ColumnDecoder:
-    """The decoder of a format. `base`: a type that the column has at least (a subject only). `is_fixed`: the type of a
-    subject does not change: later fields are ignored, and wider ones make their values malformed.
+    """The decoder of a format. `base`: a type that the column has at least. `is_fixed`: the column has exactly the type
+    `base`: later fields are ignored, and wider ones make their values malformed.
 
     Raises `ConfigError`, `MissingExtra`, `UnsupportedSchema` and `SchemaRegistryError`.
     """
     column.check()
     if not column.registry:
-        return PlainDecoder(column)
+        return PlainDecoder(column, base, is_fixed=is_fixed)
     registry = SchemaRegistry(column.registry, column.credentials)
     if column.schema:
-        return ReaderDecoder(column, registry)
+        return ReaderDecoder(column, registry, base, is_fixed=is_fixed)
     return SubjectDecoder(column, registry, base, is_fixed=is_fixed)
 
 
@@ -125,11 +125,24 @@ def cached_decoder(
     return open_decoder(column, base, is_fixed=is_fixed)
 
 
+def _target_type(kind: pa.DataType, base: pa.DataType | None, *, is_fixed: bool) -> pa.DataType:
+    """The type of a column for a schema of type `kind`. Raises `UnsupportedSchema` if `base` cannot hold its values."""
+    if base is None:
+        return kind
+    if not is_fixed:
+        return merge_types(base, kind)
+    check_readable(kind, base)
+    return base
+
+
 class PlainDecoder:
     """Decoder of values without a schema id."""
 
-    def __init__(self, column: ColumnFormat) -> None:
-        self._type, self._decode = _plain_schema(column)
+    def __init__(
+        self, column: ColumnFormat, base: pa.DataType | None = None, *, is_fixed: bool = False
+    ) -> None:
+        kind, self._decode = _plain_schema(column)
+        self._type = _target_type(kind, base, is_fixed=is_fixed)
 
     @property
     def type(self) -> pa.DataType:
@@ -143,10 +156,18 @@ class PlainDecoder:
 class ReaderDecoder:
     """Decoder of values in the registry's wire format to the type of a reader schema."""
 
-    def __init__(self, column: ColumnFormat, registry: SchemaRegistry) -> None:
+    def __init__(
+        self,
+        column: ColumnFormat,
+        registry: SchemaRegistry,
+        base: pa.DataType | None = None,
+        *,
+        is_fixed: bool = False,
+    ) -> None:
         self._column = column
         self._registry = registry
-        self._type, self._plain = _plain_schema(column)
+        kind, self._plain = _plain_schema(column)
+        self._type = _target_type(kind, base, is_fixed=is_fixed)
         self._writers: dict[tuple[int, tuple[int, ...]], Decode | str] = {}
 
     @property
@@ -218,11 +239,9 @@ class SubjectDecoder:
         self._writers: dict[int, _Writer | str] = {}
         self._message = column.message
         self.refresh()
-        if self._type is None:
-            reasons = [one for one in self._writers.values() if isinstance(one, str)]
-            raise UnsupportedSchema(
-                f"no version of subject {column.subject} can be used: {reasons[0] if reasons else 'there is none'}"
-            )
+        if len(self.rejected) == len(self._writers):
+            reason = next(iter(self.rejected.values()), "there is none")
+            raise UnsupportedSchema(f"no version of subject {column.subject} can be used: {reason}")
         if is_fixed and base is not None and base != self._type:
             self._type = base
             self._restrict(base)

@@ -11,13 +11,15 @@ Invariants:
   each once. The table decides whether the batch is new (`iceberg.commit`), so a repeated batch is added once.
 * An unreadable record is not added to the archive: the table lists its offsets as lost. With `deadLetters` the record
   is stored in a separate table.
+* A file has the types of decoded columns that its task knew when it wrote it. The commit merges the types of all files
+  with those of the table, in the same transaction.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -26,10 +28,18 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from mansio.errors import ConfigError, CorruptMessage, UnsupportedMessageFormat
+from mansio.spark.iceberg.decoded_schema import (
+    NO_DECODED_COLUMNS,
+    archive_schema,
+    decode_schema,
+    encode_schema,
+    merge_decoded,
+)
 from mansio.spark.iceberg.errors import InvalidDataFiles
 from mansio.spark.iceberg.parquet_writer import SOURCE_COLUMN_NAMES, PartitionFileWriter, file_system
 from mansio.spark.iceberg.table_format import (
     DEAD_LETTER_SCHEMA,
+    DECODED_COLUMNS,
     LOST_RANGES_MAX,
     BatchPlan,
     LostRange,
@@ -37,8 +47,9 @@ from mansio.spark.iceberg.table_format import (
     parse_offsets,
 )
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, selected_columns
+from mansio.spark.source.error_column import parse_error_offsets, parse_error_reason
 from mansio.spark.source.readers import ranges_from_rows
-from mansio.spark.source.task_reader import parse_error_offsets, parse_error_reason, read_range
+from mansio.spark.source.task_reader import read_range
 from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
@@ -60,6 +71,8 @@ SOURCE_OPTION: Final = "tableSource"
 """Option with the options of `format("mansio")` with which tasks read, as JSON."""
 DEAD_LETTERS_OPTION: Final = "deadLetters"
 """Option with the data location of the dead-letter table; without it, dead letters are not stored."""
+DECODED_OPTION: Final = "decodedColumns"
+"""Option with the types that the decoded columns have at least, as an Arrow schema in base64."""
 CHECKPOINT_OPTION: Final = "checkpointLocation"
 REQUIRED_OPTIONS: Final = (
     TABLE_OPTION,
@@ -84,6 +97,8 @@ class WrittenFiles(WriterCommitMessage):
     parts: tuple[WrittenDataFile, ...]
     lost: tuple[LostRange, ...] = ()
     dead_letters: tuple[WrittenDataFile, ...] = ()
+    decoded: str = ""
+    """The decoded columns of the data files (`encode_schema`)."""
 
 
 class IcebergSink(DataSource):
@@ -114,7 +129,12 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             raise ConfigError(f"option {missing[0]} is missing: `mansio pipeline archive` sets it")
         self._options = given
         source = json.loads(given[SOURCE_OPTION.lower()])
-        self._source, self._columns = SourceOptions.parse(source, streaming=True), selected_columns(source)
+        text = given.get(DECODED_OPTION.lower())
+        self._decoded = NO_DECODED_COLUMNS if text is None else decode_schema(text)
+        parsed = SourceOptions.parse(source, streaming=True)
+        types = {one.name: one.type for one in self._decoded}
+        columns = tuple(one._replace(type=types.get(one.name)) for one in parsed.decoded)
+        self._source, self._columns = replace(parsed, decoded=columns), selected_columns(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenFiles:
         """Called in a task: fetch the records of the ranges in `iterator` and write them to files.
@@ -126,29 +146,32 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(QUERY_ID_PROPERTY) or "query"
         batch = context.getLocalProperty(BATCH_ID_PROPERTY) or "0"
         name = f"{query}-{batch}"
-        writers = [PartitionFileWriter(self._options[DATA_LOCATION_OPTION.lower()], name)]
+        files = _DataFiles(self._options[DATA_LOCATION_OPTION.lower()], name, self._decoded)
         dead_letter_table = self._options.get(DEAD_LETTERS_OPTION.lower())
+        dead_letter_files = None
         if dead_letter_table is not None:
-            writers.append(PartitionFileWriter(dead_letter_table, name, schema=DEAD_LETTER_SCHEMA))
+            dead_letter_files = PartitionFileWriter(dead_letter_table, name, schema=DEAD_LETTER_SCHEMA)
         try:
             read: list[TaskRange] = []
             lost: list[LostRange] = []
             for task_range in (one for rows in iterator for one in ranges_from_rows(rows)):
                 for records in read_range(self._source, self._columns, task_range):
                     readable, dead_letters = split_dead_letters(records)
-                    writers[0].write(readable)
+                    files.write(readable)
                     if dead_letters is not None:
                         lost = merge_lost_ranges([*lost, *dead_letter_ranges(dead_letters)])[
                             -LOST_RANGES_MAX:
                         ]
-                        if dead_letter_table is not None:
-                            writers[1].write(dead_letters)
+                        if dead_letter_files is not None:
+                            dead_letter_files.write(dead_letters)
                 read.append(task_range)
-            parts, *others = (tuple(writer.close()) for writer in writers)
-            return WrittenFiles(tuple(read), parts, tuple(lost), *others)
+            parts = tuple(files.close())
+            others = () if dead_letter_files is None else tuple(dead_letter_files.close())
+            return WrittenFiles(tuple(read), parts, tuple(lost), others, encode_schema(files.decoded))
         except BaseException:
-            for writer in writers:
-                writer.abort()
+            files.abort()
+            if dead_letter_files is not None:
+                dead_letter_files.abort()
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -160,6 +183,7 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
         parts: list[WrittenDataFile] = []
         lost: list[LostRange] = []
         dead_letters: list[WrittenDataFile] = []
+        decoded = self._decoded
         for message in messages:
             if not isinstance(message, WrittenFiles):
                 raise RuntimeError(f"a task of batch {batchId} has not reported what it wrote")
@@ -167,6 +191,8 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             parts += message.parts
             lost += message.lost
             dead_letters += message.dead_letters
+            if message.decoded:
+                decoded = merge_decoded((decoded, decode_schema(message.decoded)))
         check_read_ranges(plan, read)
         table = _open_cached_table(self._options)
         if dead_letters:
@@ -175,10 +201,40 @@ class IcebergStreamWriter(DataSourceStreamArrowWriter):
             dead_letter_table = open_dead_letters(table, create=True)
             assert dead_letter_table is not None
             append_dead_letters(dead_letter_table, plan, dead_letters)
-        table.commit(plan, parts, merge_lost_ranges(lost))
+        table.commit(plan, parts, merge_lost_ranges(lost), decoded)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave the files to the orphan cleanup: a commit that failed may have been applied, so they may be in use."""
+
+
+class _DataFiles:
+    """The data files of a task. Other files are begun when the type of a decoded column changes."""
+
+    def __init__(self, location: str, name: str, decoded: pa.Schema) -> None:
+        self.decoded = decoded
+        """The decoded columns of all files so far."""
+        self._location = location
+        self._name = name
+        self._writers = [PartitionFileWriter(location, name, schema=archive_schema(decoded))]
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        found = pa.schema([rows.schema.field(one) for one in DECODED_COLUMNS if one in rows.schema.names])
+        if found != self.decoded:
+            self._writers[-1].close()
+            self._writers.append(
+                PartitionFileWriter(self._location, self._name, schema=archive_schema(found))
+            )
+            self.decoded = merge_decoded((self.decoded, found))
+        self._writers[-1].write(rows)
+
+    def close(self) -> list[WrittenDataFile]:
+        """Close the files, and return all that were written."""
+        return [part for writer in self._writers for part in writer.close()]
+
+    def abort(self) -> None:
+        """Close and delete all files."""
+        for writer in self._writers:
+            writer.abort()
 
 
 def check_read_ranges(plan: BatchPlan, ranges: Iterable[TaskRange]) -> None:
@@ -326,10 +382,11 @@ def sink_options(
     start: Mapping[int, int],
     source: Mapping[str, str],
     dead_letters: ArchiveTable | None = None,
+    decoded: pa.Schema = NO_DECODED_COLUMNS,
 ) -> dict[str, str]:
     """The sink's options for a query that starts at the offsets `start`; Spark adds the checkpoint. `source`: the
     options of `format("mansio")` with which tasks read. `dead_letters`: the table for unreadable records, if they are
-    stored.
+    stored. `decoded`: the decoded columns with the types that are known now.
     """
     from mansio.spark.iceberg.catalog import warehouse_location
 
@@ -340,5 +397,6 @@ def sink_options(
         DATA_LOCATION_OPTION: table.data_location,
         START_OFFSETS_OPTION: format_offsets(start),
         SOURCE_OPTION: json.dumps(source),
+        **({DECODED_OPTION: encode_schema(decoded)} if len(decoded) else {}),
         **({DEAD_LETTERS_OPTION: dead_letters.data_location} if dead_letters is not None else {}),
     }

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -32,6 +31,7 @@ from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import record_schema
 from mansio.spark.options import ERROR_COLUMN, ON_UNREADABLE_DEAD_LETTER, ON_UNREADABLE_SUSPEND
 from mansio.spark.source import data_loss
+from mansio.spark.source.error_column import unreadable_offsets_text
 from mansio.spark.source.fetch import FetchedBatches, fetch_range
 from mansio.spark.sync_client import sync_client
 from mansio.wire.batch.record_batch import iterate_batches
@@ -61,8 +61,15 @@ def read_range(
     Raises `DataLoss` with the option `failOnDataLoss`, `UnreadableRecords` with `onUnreadable=suspend`, and the
     connection's errors if the cluster cannot be reached.
     """
-    reader = _TaskReader(options, names, task_range)
-    return _resize_batches(reader.batches(), options.rows_per_batch, options.batch_bytes)
+    if not options.decoded:
+        reader = _TaskReader(options, names, task_range)
+        return _resize_batches(reader.batches(), options.rows_per_batch, options.batch_bytes)
+    from mansio.spark.source.decoded_columns import DecodedColumns  # its packages are optional
+
+    columns = DecodedColumns(options, names, task_range)
+    reader = _TaskReader(options, columns.source_names, task_range)
+    batches = _resize_batches(reader.batches(), options.rows_per_batch, options.batch_bytes)
+    return columns.decode(batches)
 
 
 def _resize_batches(
@@ -254,26 +261,6 @@ UNREADABLE_ERRORS: Final = (CorruptMessage, InvalidRecord, UnsupportedCompressio
 
 ISOLATION_ATTEMPTS_MAX: Final = 512
 """Maximum number of times a batch is decoded to find its invalid records: enough for thirty among a thousand."""
-
-
-_ERROR_TEXT_PATTERN: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
-
-
-def unreadable_offsets_text(first: int, last: int, error: MansioError) -> str:
-    """The text of the column `error`: the first and last unreadable offset, both inclusive, and the reason."""
-    return f"offsets {first} to {last} cannot be read: {error.message}"
-
-
-def parse_error_offsets(text: str) -> tuple[int, int] | None:
-    """The offsets in a text of `unreadable_offsets_text`, both inclusive; None for any other text."""
-    found = _ERROR_TEXT_PATTERN.match(text)
-    return None if found is None else (int(found[1]), int(found[2]))
-
-
-def parse_error_reason(text: str) -> str:
-    """The reason in a text of `unreadable_offsets_text`; any other text unchanged."""
-    found = _ERROR_TEXT_PATTERN.match(text)
-    return text if found is None else text[found.end() :]
 
 
 class DamagedRange(NamedTuple):
