@@ -93,19 +93,19 @@ class HostFile:
         rest = memoryview(b"".join(buffers))[written:]
         position += written
         while rest:
-            step = _write_once(self._descriptor, rest, position)
+            step = _pwrite(self._descriptor, rest, position)
             rest = rest[step:]
             position += step
         return total
 
     def read_at(self, length: int, position: int) -> bytes:
-        data = _read_once(self._descriptor, length, position)
+        data = _pread(self._descriptor, length, position)
         if len(data) == length or not data:
             return data
         pieces = [data]
         got = len(data)
         while got < length:
-            data = _read_once(self._descriptor, length - got, position + got)
+            data = _pread(self._descriptor, length - got, position + got)
             if not data:
                 break
             pieces.append(data)
@@ -159,14 +159,16 @@ class HostFile:
         return f"HostFile({self._path!r}, fileno={self._descriptor})"
 
 
-def _write_once(descriptor: int, data: memoryview, position: int) -> int:
+def _pwrite(descriptor: int, data: memoryview, position: int) -> int:
+    """One call of `pwrite`, which may write fewer bytes. Returns their number."""
     if hasattr(os, "pwrite"):
         return os.pwrite(descriptor, data, position)
     os.lseek(descriptor, position, os.SEEK_SET)
     return os.write(descriptor, data)
 
 
-def _read_once(descriptor: int, length: int, position: int) -> bytes:
+def _pread(descriptor: int, length: int, position: int) -> bytes:
+    """One call of `pread`, which may return fewer bytes."""
     if hasattr(os, "pread"):
         return os.pread(descriptor, length, position)
     os.lseek(descriptor, position, os.SEEK_SET)

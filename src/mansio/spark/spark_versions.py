@@ -129,8 +129,8 @@ def check_spark_version(version: str = _installed_version) -> None:
 # -- admission control --------
 
 
-class LimitedStreamReader(Protocol):
-    """A stream reader as Spark 4.2 calls it."""
+class AdmissionControlledStreamReader(Protocol):
+    """Interface of a stream reader with admission control (`ReadLimit`), as Spark 4.2 and newer call it."""
 
     def initialOffset(self) -> dict[str, Any]: ...
     def getDefaultReadLimit(self) -> ReadLimit: ...
@@ -142,7 +142,7 @@ class LimitedStreamReader(Protocol):
     def stop(self) -> None: ...
 
 
-def adapt_stream_reader(reader: LimitedStreamReader) -> DataSourceStreamReader:
+def adapt_stream_reader(reader: AdmissionControlledStreamReader) -> DataSourceStreamReader:
     """The reader to give to the installed version of Spark."""
     if HAS_ADMISSION_CONTROL and isinstance(reader, DataSourceStreamReader):
         return reader
@@ -157,7 +157,7 @@ class StreamReaderWithoutArguments(DataSourceStreamReader):
     method. If this batch was not complete, Spark runs it again before it plans the next.
     """
 
-    def __init__(self, reader: LimitedStreamReader) -> None:
+    def __init__(self, reader: AdmissionControlledStreamReader) -> None:
         self._reader = reader
         self._end: dict[str, Any] | None = None
         """End offsets of the last batch; None if none was planned."""

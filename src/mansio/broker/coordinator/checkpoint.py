@@ -117,7 +117,7 @@ class CheckpointStore:
 
     def read(self, context: CoordinatorContext) -> Checkpoint | None:
         """Read the checkpoint of a partition; None if there is none, or if it is damaged or outside of the log."""
-        partition = context.open_partition()
+        partition = context.require_partition()
         disk, path = self._storage.disk, self._path(context.index)
         if not disk.exists(path):
             return None
@@ -150,7 +150,7 @@ class CheckpointStore:
             return
         context.is_checkpointing = True
         try:
-            partition = context.open_partition()
+            partition = context.require_partition()
             context.appended_bytes = 0
             end_offset = partition.end_offset
             pairs: list[tuple[bytes, bytes]] = []

@@ -310,7 +310,7 @@ class CoordinatorRuntime:
 
     async def _replay_latest_values(self, context: CoordinatorContext) -> None:
         """Read the whole log of a compacted topic, then apply the latest value of each key."""
-        position = context.open_partition().log.start_offset
+        position = context.require_partition().log.start_offset
         latest: dict[bytes, tuple[bytes, int]] = {}
         checkpoint = None if self._checkpoints is None else self._checkpoints.read(context)
         if checkpoint is not None:
@@ -336,7 +336,7 @@ class CoordinatorRuntime:
 
     async def _replay_every_record(self, context: CoordinatorContext) -> None:
         """Apply each record of the log to the view in the order of the log."""
-        position = context.replay_start_offset = context.open_partition().log.start_offset
+        position = context.replay_start_offset = context.require_partition().log.start_offset
 
         def consume(record: Record) -> None:
             if record.key is not None:
@@ -352,10 +352,10 @@ class CoordinatorRuntime:
         records_per_yield: int,
     ) -> None:
         """Pass the records from `position` on to `consume`, as long as the leadership lasts."""
-        if position >= context.open_partition().end_offset:
+        if position >= context.require_partition().end_offset:
             return
         since_yield = 0
-        for batch in self._stored_batches(context.open_partition(), position):
+        for batch in self._stored_batches(context.require_partition(), position):
             for record in read_records(batch, output_bytes_max=BATCH_OUTPUT_BYTES_MAX):
                 since_yield += 1
                 if record.offset >= position:
@@ -416,7 +416,7 @@ class CoordinatorRuntime:
     ) -> CoordinatorPartition:
         self.check_loaded(index)
         context = self._contexts[index]
-        partition = context.open_partition()
+        partition = context.require_partition()
         now_ms = self._clock.wall_ms()
         per_batch = max(len(records), 1) if atomic else RECORDS_PER_BATCH
         for first in range(0, len(records), per_batch):
@@ -436,7 +436,7 @@ class CoordinatorRuntime:
 
     def is_committed(self, index: int) -> bool:
         """Whether all records of the view of partition `index` are committed."""
-        partition = self._contexts[index].open_partition()
+        partition = self._contexts[index].require_partition()
         return partition.high_watermark >= partition.end_offset
 
     async def wait_until_committed(self, index: int) -> None:
@@ -444,7 +444,7 @@ class CoordinatorRuntime:
         `NotCoordinator` if the leadership has ended."""
         self.check_loaded(index)
         context = self._contexts[index]
-        partition = context.open_partition()
+        partition = context.require_partition()
         if partition.high_watermark < partition.end_offset:
             if self._replays_every_record:
                 partition.request_flush()  # no append may have requested it
@@ -456,13 +456,13 @@ class CoordinatorRuntime:
         """Return the base offsets of the log segments of a loaded partition; all segments but the last can be
         deleted."""
         self.check_loaded(index)
-        bases: list[int] = self._contexts[index].open_partition().log.segment_base_offsets()
+        bases: list[int] = self._contexts[index].require_partition().log.segment_base_offsets()
         return bases
 
     def end_offset_of(self, index: int) -> int:
         """Return the log end offset of a loaded partition."""
         self.check_loaded(index)
-        return self._contexts[index].open_partition().end_offset
+        return self._contexts[index].require_partition().end_offset
 
     def leader_epoch_of(self, index: int) -> int:
         """Return the leader epoch of a loaded partition; constant on a single node."""
@@ -477,7 +477,7 @@ class CoordinatorRuntime:
         """Delete the committed records below an offset, which the view does not need any more; a segment without other
         records is deleted. Raises the errors of the partition."""
         self.check_loaded(index)
-        partition = self._contexts[index].open_partition()
+        partition = self._contexts[index].require_partition()
         below_offset = min(below_offset, partition.high_watermark)
         if below_offset > partition.log.start_offset:
             partition.trim(below_offset)
@@ -494,7 +494,7 @@ class CoordinatorRuntime:
         for context in [one for one in self._contexts.values() if one.is_loaded]:
             if (
                 self._checkpoints is not None
-                and context.replay_start_offset != context.open_partition().end_offset
+                and context.replay_start_offset != context.require_partition().end_offset
             ):
                 try:
                     await self._checkpoints.write(context)

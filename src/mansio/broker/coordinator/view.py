@@ -108,8 +108,8 @@ class CoordinatorContext:
         self.replay_start_offset = 0
         """Offset from which the next load replays the log, if it uses the last checkpoint."""
 
-    def open_partition(self) -> CoordinatorPartition:
-        """Return the partition. Raises `StorageError` if it could not be opened."""
+    def require_partition(self) -> CoordinatorPartition:
+        """Return the opened partition. Raises the `StorageError` with which opening it failed."""
         if isinstance(self.partition, StorageError):
             raise StorageError(self.partition.message)  # a new one: tracebacks of callers must not accumulate
         return self.partition

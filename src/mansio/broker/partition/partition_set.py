@@ -229,9 +229,10 @@ class PartitionSet:
             self.serve(topic)
 
     async def create_hosted_partitions_file(self) -> None:
-        """Create the list of created partitions (`HostedPartitions`).
+        """Create the file `hosted-partitions` if it is missing. It lists the partitions that this broker has created,
+        so that a missing directory is recognized as a loss of data.
 
-        Call it after this broker has left all in-sync sets in which it may have lost records."""
+        Call it only after this broker has left all in-sync sets in which it may have lost records."""
         hosted = self._files.hosted
         if hosted is None or hosted.exists:
             return

@@ -93,7 +93,15 @@ class BatchResult(NamedTuple):
 class ProduceService:
     """Appends batches and tracks the requests that wait for a commit. All methods run on the broker's event loop."""
 
-    __slots__ = ("_now", "_partitions", "_scheduler", "_statistics", "_wait_ms_max", "counters", "pending")
+    __slots__ = (
+        "_last_check_s",
+        "_partitions",
+        "_scheduler",
+        "_statistics",
+        "_wait_ms_max",
+        "counters",
+        "pending",
+    )
 
     def __init__(
         self,
@@ -109,7 +117,8 @@ class ProduceService:
         self._scheduler = scheduler
         self._statistics = statistics
         self._wait_ms_max = wait_ms_max
-        self._now = clock.monotonic()
+        self._last_check_s = clock.monotonic()
+        """Monotonic time of the last check for requests that have timed out."""
         self.counters = ProduceCounters()
         self.pending: dict[PendingAppend | PendingProduce, None] = {}
         """Requests that wait for a commit, oldest first."""
@@ -230,7 +239,7 @@ class ProduceService:
     def deadline_after(self, timeout_ms: int) -> float:
         """Return the deadline, in monotonic seconds, of a request that arrives now; `timeout_ms` is bounded by the
         service. The deadline is late by at most `TIMEOUT_CHECK_INTERVAL_MS`, never early."""
-        return self._now + (TIMEOUT_CHECK_INTERVAL_MS + min(timeout_ms, self._wait_ms_max)) / 1000
+        return self._last_check_s + (TIMEOUT_CHECK_INTERVAL_MS + min(timeout_ms, self._wait_ms_max)) / 1000
 
     def start_stopwatch(self) -> Stopwatch | None:
         """Start to measure the time until the acknowledgement, for one batch in `SAMPLE_EVERY`; return None for the
@@ -242,7 +251,7 @@ class ProduceService:
     def time_out_requests(self, now: float) -> None:
         """Time out all requests whose deadline has passed. `now`: monotonic seconds. The listener must call this every
         `TIMEOUT_CHECK_INTERVAL_MS`."""
-        self._now = now
+        self._last_check_s = now
         for pending in [one for one in self.pending if one.deadline <= now]:
             pending.time_out()
 

@@ -72,8 +72,8 @@ def erase(
     """Erase all records of keys from the archive of a topic, its dead-letter table, and its compacted tables.
 
     Rewrites the affected files, and expires all older snapshots. The replaced files are deleted after --grace: repeat
-    the command then, until FILES WAITING is 0. Archive the tombstones of the keys before; the log itself is erased by
-    compaction.
+    the command then, until FILES WAITING is 0. Before, produce a tombstone for each key and archive it; compaction then
+    removes the keys from the log itself.
     """
     keys = [os.fsencode(one) for one in key or ()] + _read_keys(keys_file)
     if not keys:

@@ -56,7 +56,8 @@ class ShareMember:
         self._topics = sorted(set(topics))
         self._on_assigned = on_assigned
         self._channel = f"share member {next(_CHANNEL_NUMBERS)}"
-        self._unresolved: list[Any] | None = None
+        self._pending_assignment: list[Any] | None = None
+        """The last assignment while the names of some of its topics are unknown; else None."""
         self.group = group
         self.member_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.member_epoch = JOIN_EPOCH
@@ -101,9 +102,9 @@ class ShareMember:
         answer = await self._send_heartbeat(topics, retry_timeout_ms=self._cluster.retry_timeout_ms)
         self.member_epoch = answer.member_epoch
         if answer.assignment is not None:
-            self._unresolved = list(answer.assignment.topic_partitions)
-        if self._unresolved is not None:
-            await self._resolve_topics(self._unresolved)
+            self._pending_assignment = list(answer.assignment.topic_partitions)
+        if self._pending_assignment is not None:
+            await self._resolve_topics(self._pending_assignment)
         return float(answer.heartbeat_interval_ms)
 
     async def _send_heartbeat(self, topics: list[str] | None, *, retry_timeout_ms: float) -> Any:
@@ -123,16 +124,16 @@ class ShareMember:
             retry_timeout_ms=retry_timeout_ms,
         )
 
-    async def _resolve_topics(self, on_result: list[Any]) -> None:
+    async def _resolve_topics(self, assignment: list[Any]) -> None:
         """Look up the names of the assigned topics and call `on_assigned` with the partitions whose topic is known.
         The names of other topics are looked up again with every heartbeat."""
         names = self._topic_names()
-        if any(bytes(topic.topic_id) not in names for topic in on_result):
+        if any(bytes(topic.topic_id) not in names for topic in assignment):
             await self._cluster.refresh_metadata(self._topics)
             names = self._topic_names()
-        known = [topic for topic in on_result if bytes(topic.topic_id) in names]
-        if len(known) == len(on_result):
-            self._unresolved = None
+        known = [topic for topic in assignment if bytes(topic.topic_id) in names]
+        if len(known) == len(assignment):
+            self._pending_assignment = None
         self._on_assigned(
             {
                 TopicPartition(names[bytes(topic.topic_id)], index): bytes(topic.topic_id)

@@ -140,7 +140,7 @@ def session_settings(master: str | None, name: str) -> dict[str, str]:
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
         return {**chosen, **LOCAL_SETTINGS, **_local_file_settings()}
     os.environ.setdefault(PYSPARK_PYTHON_VARIABLE, sys.executable)
-    _set_cluster_logging()
+    _configure_driver_logging()
     return {**chosen, **CLUSTER_SETTINGS}
 
 
@@ -206,10 +206,11 @@ def _write_log4j_properties(directory: str) -> str:
     return path
 
 
-def _set_cluster_logging() -> None:
-    """Make the driver of a cluster session log as that of a local one, unless the user has configured its logging.
+def _configure_driver_logging() -> None:
+    """Give the driver of a cluster session the logging of a local session, unless the user has configured its logging.
 
-    This is an environment variable, because the setting `spark.driver.extraJavaOptions` would replace the user's.
+    It is passed in an environment variable, because the setting `spark.driver.extraJavaOptions` would replace the
+    user's.
     """
     options = os.environ.get(SUBMIT_OPTIONS_VARIABLE, "")
     if LOG4J_PROPERTY in options or "SPARK_CONF_DIR" in os.environ or is_jvm_running():

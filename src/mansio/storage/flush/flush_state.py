@@ -134,7 +134,7 @@ class MaintenanceJob(NamedTuple):
     """Job that writes the checkpoint and index files of a log and removes trimmed segments, for a fast recovery.
 
     `timestamps` is the new content of the timestamps file; None if it is up to date. `previous_checkpoint` and
-    `index_saved_bytes` restore the flush state if the job fails on a full disk.
+    `previous_covered_bytes` restore the flush state if the job fails on a full disk.
     """
 
     directory: str
@@ -144,7 +144,8 @@ class MaintenanceJob(NamedTuple):
     timestamps: tuple[SegmentTimestamp, ...] | None
     generation: int
     previous_checkpoint: Checkpoint
-    index_saved_bytes: int
+    previous_covered_bytes: int
+    """Number of bytes of the active segment that the saved index covers."""
 
     @property
     def checkpoint_path(self) -> str:
@@ -412,7 +413,7 @@ class FlushState:
         `segments` are all segments of the log. The index of the active segment is included if the segment has grown by
         `index_snapshot_bytes` since it was saved, or if `closing`.
         """
-        active, previous, index_saved_bytes = segments[-1], self.checkpoint, self._index_saved_at
+        active, previous, covered_bytes = segments[-1], self.checkpoint, self._index_saved_at
         self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
         due = [segment for segment in self._indexes_due if segment.end_offset <= self.end_offset]
         self._indexes_due = [segment for segment in self._indexes_due if segment.end_offset > self.end_offset]
@@ -438,7 +439,7 @@ class FlushState:
             timestamps,
             self.generation,
             previous,
-            index_saved_bytes,
+            covered_bytes,
         )
 
     def retry_maintenance(self, job: MaintenanceJob, *, checkpoint_written: bool) -> None:
@@ -457,7 +458,7 @@ class FlushState:
         self._indexes_due[:0] = [
             due.segment for due in job.indexes if due.closed and due.segment not in trimmed
         ]
-        self._index_saved_at = min(self._index_saved_at, job.index_saved_bytes)
+        self._index_saved_at = min(self._index_saved_at, job.previous_covered_bytes)
         self._trimmed_segments[:0] = job.trimmed_segments
         self._timestamps_due |= job.timestamps is not None
 

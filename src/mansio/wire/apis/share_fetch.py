@@ -85,8 +85,8 @@ _RANGE_READ: Final = Struct(">qqh")
 class SharePartitionData(NamedTuple):
     """Result of one partition. `acquired` are (first offset, last offset, delivery count), both offsets included.
 
-    `records`: to encode, objects that the caller can send, `records_bytes` long in total; decoded, one view of the
-    response, or none. Leader and epoch are -1 unless the error names another leader.
+    `records`: when encoding, any buffers that the caller can send, `records_bytes` long in total; after decoding, at
+    most one view of the response. Leader and epoch are -1 unless the error names another leader.
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not needed

@@ -232,7 +232,8 @@ def _read_headers(data: bytes, position: int, end: int) -> tuple[tuple[tuple[str
 
 
 class UniformRecords(NamedTuple):
-    """`record_count` records that end at position `end`. `timestamp_deltas_ms` are relative to the base timestamp."""
+    """Consecutive records of the same layout, without key and headers and with values of one length, read at once: so
+    many records, up to position `end`. `timestamp_deltas_ms` are relative to the base timestamp."""
 
     record_count: int
     end: int

@@ -204,7 +204,7 @@ def decode_group_record_key(raw: bytes) -> GroupRecordKey | None:
 
 
 def encode_group_epoch(value: GroupEpoch) -> bytes:
-    """Encode a value of type 3."""
+    """Encode the value of a ConsumerGroupMetadata record (type 3)."""
     tagged = {0: encode_integer(value.metadata_hash, 8)} if value.metadata_hash else {}
     return _VERSION + encode_integer(value.epoch, 4) + encode_tagged_fields(tagged)
 
@@ -218,7 +218,7 @@ def decode_group_epoch(raw: bytes) -> GroupEpoch:
 
 
 def encode_member_metadata(value: MemberMetadata) -> bytes:
-    """Encode a value of type 5."""
+    """Encode the value of a ConsumerGroupMemberMetadata record (type 5)."""
     tagged = {} if value.classic is None else {0: _classic(value.classic)}
     return b"".join(
         (
@@ -287,7 +287,7 @@ def decode_target_assignment(raw: bytes) -> frozenset[TopicPartition]:
 
 
 def encode_current_assignment(value: CurrentAssignment) -> bytes:
-    """Encode a value of type 8."""
+    """Encode the value of a ConsumerGroupCurrentMemberAssignment record (type 8)."""
     return _current(value) + _partitions(value.pending) + NO_TAGGED_FIELDS
 
 
@@ -296,7 +296,7 @@ def decode_current_assignment(raw: bytes) -> CurrentAssignment:
 
 
 def encode_resolved_regex(value: ResolvedRegex) -> bytes:
-    """Encode a value of type 16."""
+    """Encode the value of a ConsumerGroupRegularExpression record (type 16)."""
     topics = encode_array(encode_string(each) for each in value.topics)
     return (
         _VERSION
@@ -321,7 +321,7 @@ def decode_resolved_regex(raw: bytes) -> ResolvedRegex:
 
 
 def encode_share_member_metadata(value: ShareMember) -> bytes:
-    """Encode a value of type 10."""
+    """Encode the value of a ShareGroupMemberMetadata record (type 10)."""
     names = encode_array(encode_string(each) for each in value.topic_names)
     return (
         _VERSION
@@ -347,7 +347,7 @@ def decode_share_member_metadata(raw: bytes) -> ShareMember:
 
 
 def encode_share_group_epoch(value: GroupEpoch) -> bytes:
-    """Encode a value of type 11."""
+    """Encode the value of a ShareGroupMetadata record (type 11)."""
     return (
         _VERSION + encode_integer(value.epoch, 4) + encode_integer(value.metadata_hash, 8) + NO_TAGGED_FIELDS
     )
@@ -362,7 +362,7 @@ def decode_share_group_epoch(raw: bytes) -> GroupEpoch:
 
 
 def encode_share_current_assignment(value: CurrentAssignment) -> bytes:
-    """Encode a value of type 14; `pending` is left out."""
+    """Encode the value of a ShareGroupCurrentMemberAssignment record (type 14); `pending` is left out."""
     return _current(value) + NO_TAGGED_FIELDS
 
 
@@ -371,7 +371,7 @@ def decode_share_current_assignment(raw: bytes) -> CurrentAssignment:
 
 
 def encode_state_partitions(value: ShareStatePartitions) -> bytes:
-    """Encode a value of type 15."""
+    """Encode the value of a ShareGroupStatePartitionMetadata record (type 15)."""
     with_partitions = [
         encode_array(
             each.topic_id
